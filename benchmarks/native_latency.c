@@ -1,8 +1,9 @@
 /* The engine's latency inside C, so that Python's share of a call is visible.
  *
- * native_latency [ranks] [largest_bytes]: all_reduce of float32 from 8 bytes on, and a barrier;
- * prints "ranks bytes median_ns" lines (bytes 0: the barrier), the median over batches of the
- * time of one call. With one rank a line shows what planning, posting and copying cost alone.
+ * native_latency [ranks] [largest_bytes] [operation]: all_reduce of float32, or broadcast or
+ * all_gather of as many bytes on each rank, from 8 bytes on, and a barrier; prints
+ * "ranks bytes median_ns least_ns" lines (bytes 0: the barrier), over batches, of the time of one
+ * call. With one rank a line shows what planning, posting and copying cost alone.
  *
  * native_latency records: what the record of one call takes, in ns.
  */
@@ -38,7 +39,8 @@ static void check(un_status status) {
     exit(1);
 }
 
-static double median_ns(un_group *group, const un_call *call, int calls) {
+/* Rank 0 prints it. */
+static void time_calls(un_group *group, int rank, int ranks, const un_call *call, int calls) {
     un_call barrier = {.operation = UN_BARRIER, .timeout_ns = call->timeout_ns};
     double each_ns[BATCHES];
     for (int batch = 0; batch < BATCHES; batch++) {
@@ -48,28 +50,35 @@ static double median_ns(un_group *group, const un_call *call, int calls) {
         each_ns[batch] = (double)(now_ns() - start) / calls;
     }
     qsort(each_ns, BATCHES, sizeof *each_ns, ascending);
-    return each_ns[BATCHES / 2];
+    size_t bytes = call->input ? call->input->bytes : 0;
+    if (!rank) printf("%d %zu %.0f %.0f\n", ranks, bytes, each_ns[BATCHES / 2], each_ns[0]);
 }
 
-static void measure(int descriptor, int rank, int ranks, size_t largest) {
+static void measure(int descriptor, int rank, int ranks, size_t largest, un_operation operation) {
     un_group *group;
     check(un_group_open(descriptor, rank, ranks, 1, &group));
-    float *data = calloc(1, largest);
+    int parts = operation == UN_ALL_GATHER ? ranks : 1;
+    char *data = calloc(1, largest), *wide = parts > 1 ? calloc((size_t)parts, largest) : data;
+    un_view views[UN_MAX_RANKS];
+    un_stream outputs[UN_MAX_RANKS];
     un_call call = {.operation = UN_BARRIER, .timeout_ns = 60 * (int64_t)1000000000};
-    double ns = median_ns(group, &call, 2000);
-    if (!rank) printf("%d 0 %.0f\n", ranks, ns);
+    time_calls(group, rank, ranks, &call, 2000);
     for (size_t bytes = 8; bytes <= largest; bytes *= bytes < 64 ? 8 : 4) {
-        un_view view = {.data = (char *)data, .bytes = bytes};
+        un_view view = {.data = data, .bytes = bytes};
         un_stream stream = {.views = &view, .count = 1, .bytes = bytes};
-        call = (un_call){.operation = UN_ALL_REDUCE,
+        for (int part = 0; part < parts; part++) {
+            views[part] = (un_view){.data = wide + (size_t)part * bytes, .bytes = bytes};
+            outputs[part] = (un_stream){.views = &views[part], .count = 1, .bytes = bytes};
+        }
+        call = (un_call){.operation = operation,
                          .dtype = un_dtype_of(UN_FLOAT, 32, 1),
                          .factor = 1,
                          .input = &stream,
-                         .output = &stream,
+                         .output = outputs,
                          .timeout_ns = call.timeout_ns};
-        ns = median_ns(group, &call, bytes < 65536 ? 1000 : bytes < 1 << 22 ? 50 : 2);
-        if (!rank) printf("%d %zu %.0f\n", ranks, bytes, ns);
+        time_calls(group, rank, ranks, &call, bytes < 65536 ? 1000 : bytes < 1 << 22 ? 50 : 2);
     }
+    if (wide != data) free(wide);
     free(data);
     un_group_close(group);
 }
@@ -96,6 +105,10 @@ int main(int count, char **arguments) {
     if (count > 1 && !strcmp(arguments[1], "records")) return measure_records();
     int ranks = count > 1 ? atoi(arguments[1]) : 2;
     size_t largest = count > 2 ? strtoull(arguments[2], NULL, 10) : 1 << 26;
+    const char *name = count > 3 ? arguments[3] : "all_reduce";
+    un_operation operation = !strcmp(name, "broadcast")    ? UN_BROADCAST
+                             : !strcmp(name, "all_gather") ? UN_ALL_GATHER
+                                                           : UN_ALL_REDUCE;
     cpu_set_t set;
     sched_getaffinity(0, sizeof set, &set);
     int descriptor = un_segment_create(ranks, CPU_COUNT(&set), 1);
@@ -109,7 +122,7 @@ int main(int count, char **arguments) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             rank = child;
         }
-    measure(descriptor, rank, ranks, largest);
+    measure(descriptor, rank, ranks, largest, operation);
     if (rank) return 0;
     int status, failed = 0;
     while (wait(&status) > 0) failed |= status;

@@ -43,7 +43,6 @@ class Row:
 
     part: str
     median_ms: dict[str, float]
-    note: str = ""
 
 
 class Rank(TwoBackends):
@@ -100,8 +99,7 @@ class Rank(TwoBackends):
                 model_of(), process_group=self.groups[name], gradient_as_bucket_view=True
             )
             ways[f"DDP, {name}"] = step_of(wrapped, lambda: None)
-        row = self.measure("step", ways)
-        return Row(row.part, row.median_ms, str(sync.report()))
+        return self.measure("step", ways)
 
     def many(self) -> Row:
         import torch
@@ -174,8 +172,6 @@ def main(arguments: Sequence[str]) -> int:
     for row in rows:
         for name, time_ms in row.median_ms.items():
             print(f"  {name:26}{time_ms:12,.2f}")
-        if row.note:
-            print(f"  GradientSync: {row.note}")
     if options.goals:
         print("\n".join(["goals", *goals(rows)]))
     if options.json:

@@ -7,7 +7,6 @@
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "call.h"
 #include "segment.h"
@@ -72,7 +71,6 @@ static void post_call(execution *x, un_status refusal) {
 
 /* Give the others a little time to post this call too; returns whether all did. */
 static bool wait_for_posts(execution *x, int milliseconds) {
-    const struct timespec moment = {.tv_nsec = 200 * 1000};
     prepare_to_block(&x->patience);
     for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
         int here = 0;
@@ -80,7 +78,7 @@ static bool wait_for_posts(execution *x, int milliseconds) {
             here += atomic_load(&post_of(x->g, rank, x->number)->call) >= x->number;
         if (here == x->g->ranks) return true;
         if (atomic_load(&x->g->segment.header->abort)) return false;
-        nanosleep(&moment, NULL);
+        sleep_ns(200 * 1000);
     }
     return false;
 }

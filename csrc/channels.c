@@ -18,7 +18,7 @@ void ring_bell(un_group *g, int rank) {
     control *c = control_of(g, rank);
     if (!atomic_load_explicit(&c->listeners, memory_order_seq_cst)) return;
     atomic_fetch_add_explicit(&c->doorbell, 1, memory_order_seq_cst);
-    wake_listeners(c);
+    wake(&c->doorbell, OF_RANKS, INT_MAX);
 }
 
 /* No peer of this build writes what we have read. Always false. */

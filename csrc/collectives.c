@@ -6,6 +6,8 @@
 #include "call.h"
 #include "stream.h"
 
+_Static_assert(TURN_BYTES <= SLOT_BYTES && CUT_TURN_BYTES <= SLOT_BYTES, "a turn fits into a slot");
+
 /* -- where things lie ------------------------------------------------------------------------ */
 
 static size_t part_pitch(size_t bytes) { return round_up(bytes, 16); }
@@ -160,7 +162,7 @@ static void take_cut(execution *x, size_t turn) {
 
 static void plan_all_reduce(execution *x) {
     size_t bytes = x->call->input->bytes;
-    bool cut = bytes >= cut_from(x->g->ranks, x->g->crowded);
+    bool cut = bytes >= x->g->cut_from;
     cut_evenly(x, bytes, CUT_TURN_BYTES);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;

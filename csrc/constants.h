@@ -1,6 +1,9 @@
 /* The engine's constants of speed: in what pieces calls move, from how many bytes on they go another
  * way, and how long a rank looks before it sleeps. Members of a group must have the same ones, and so
- * does every build of one layout version. */
+ * does every build of one layout version.
+ *
+ * "N1" says what half and twice the value cost (or others, where it says so) on 2 ranks of a Neoverse N1
+ * with 2 cores, by benchmarks/constants.py: the least times of a machine with other work. */
 #ifndef UNISONO_CONSTANTS_H
 #define UNISONO_CONSTANTS_H
 
@@ -9,34 +12,40 @@
 
 enum {
     /* The most that one turn moves of a part, so that slots and the pieces which they came from
-     * stay in the second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids. */
+     * stay in the second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids.
+     * N1, all_gather: 1 to 8% and -6 to 7%. */
 #if defined(__x86_64__)
     TURN_BYTES = 128 * 1024,
 #else
     TURN_BYTES = 64 * 1024,
 #endif
-    CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share */
-    BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written past the cache */
+    CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
+    /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
+     * share, costs less than that all combine everything. N1: 8% at 16 KiB; four times: 5% at 64 KiB. */
+    CUT_FROM = 32 * 1024,
+    /* From here on reading a peer's memory, and waiting until it was read, costs less than what goes
+     * through slots (benchmarks/shared.py). */
+    DIRECT_FROM = 4 * 1024,
+    CROWDED_FROM = 64 * 1024, /* N1, 4 ranks: four times costs 26% at 64 KiB */
+    BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written past the cache. N1: no difference */
     COPIED_BYTES = 16 * 1024, /* combined, and then copied to slots and other outputs out of the nearest
-                               * cache: storing to both at once takes longer by a quarter on x86 */
+                               * cache: storing to both at once takes longer by a quarter on x86.
+                               * N1: 4 to 5% and 0 to 3% */
     COPIED_AT_ONCE = 256 * 1024, /* of a block, between two looks at the abort word */
     BOUNCE_BYTES = 4096,         /* through the stack, where user memory is not in one piece */
     RESTING_BYTES = 256 * 1024,  /* of a work that may wait for the thread that will wait for it */
 };
 
-/* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
- * share, costs less than that all combine everything. */
+/* Where cores are few, waiting costs more, and both begin at CROWDED_FROM. */
 static inline size_t cut_from(int ranks, bool crowded) {
-    return crowded ? 64 * 1024 : 32 * 1024 / (size_t)(ranks == 2 ? 1 : ranks);
+    return crowded ? CROWDED_FROM : CUT_FROM / (size_t)(ranks == 2 ? 1 : ranks);
 }
 
-/* From here on reading a peer's memory, and waiting until it was read, costs less than what goes
- * through slots. Where cores are few, waiting costs more. */
-static inline size_t direct_from(bool crowded) { return crowded ? 64 * 1024 : 4 * 1024; }
+static inline size_t direct_from(bool crowded) { return crowded ? CROWDED_FROM : DIRECT_FROM; }
 
 enum {
-    GLANCES = 64, /* about a microsecond, before the caller learns that we wait */
-    SPIN_NS_MOST = 200 * 1000,
+    GLANCES = 64, /* about a microsecond, before the caller learns that we wait. N1: no difference */
+    SPIN_NS_MOST = 200 * 1000, /* N1, a tenth and twice: 1% where peers come; benchmarks/disturbed.py */
     SPIN_NS_LEAST = 2 * 1000,
     TRIAL_NS = 50 * 1000,  /* longer than a sleeper takes to wake up and answer */
     TRIAL_EVERY = 32,      /* so that trials which fail cost little; */

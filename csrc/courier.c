@@ -1,10 +1,4 @@
 /* The courier: a thread per group that carries messages which nobody waits for. */
-#define _GNU_SOURCE
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
 #include "messages.h"
 
 enum { LONGER_NAPS = 5 };
@@ -21,17 +15,10 @@ bool look_for_progress(un_group *g) {
 /* Sleep until a peer rings; not if something has moved since we last looked. */
 void sleep_at_doorbell(un_group *g, int64_t ns) {
     control *mine = control_of(g, g->rank);
-    struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
     atomic_fetch_add_explicit(&mine->listeners, 1, memory_order_seq_cst);
     uint32_t seen = atomic_load_explicit(&mine->doorbell, memory_order_seq_cst);
-    if (!look_for_progress(g))
-        syscall(SYS_futex, &mine->doorbell, FUTEX_WAIT, seen, &slice, NULL, 0);
+    if (!look_for_progress(g)) sleep_on(&mine->doorbell, OF_RANKS, seen, ns);
     atomic_fetch_sub_explicit(&mine->listeners, 1, memory_order_relaxed);
-}
-
-static void sleep_ns(int64_t ns) {
-    struct timespec moment = {.tv_nsec = ns};
-    nanosleep(&moment, NULL);
 }
 
 /* Wait to be needed. A message that somebody waits for goes on without us, and faster. */
@@ -40,9 +27,8 @@ static void park(un_group *g) {
     pthread_mutex_lock(&g->messages.lock);
     bool needed = g->messages.oldest != NULL;
     pthread_mutex_unlock(&g->messages.lock);
-    struct timespec slice = {.tv_sec = 1};
     if (!needed && !atomic_load(&g->courier.stops))
-        syscall(SYS_futex, &g->courier.parked, FUTEX_WAIT_PRIVATE, 1, &slice, NULL, 0);
+        sleep_on(&g->courier.parked, OF_PROCESS, 1, 1000000000);
     atomic_store(&g->courier.parked, 0);
 }
 
@@ -82,8 +68,7 @@ static void *run_courier(void *argument) {
 }
 
 void call_courier(un_group *g) {
-    if (atomic_exchange(&g->courier.parked, 0))
-        syscall(SYS_futex, &g->courier.parked, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    if (atomic_exchange(&g->courier.parked, 0)) wake(&g->courier.parked, OF_PROCESS, 1);
 }
 
 bool start_courier(un_group *g) {

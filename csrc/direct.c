@@ -9,8 +9,6 @@
  * on after a failure, a rank says that it writes, looks at the abort word before each piece, and
  * does not leave a failed call before its peers have stopped.
  */
-#include <time.h>
-
 #include "blocks.h"
 #include "call.h"
 #include "stream.h"
@@ -83,7 +81,7 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
 void plan_direct(execution *x) {
     un_group *g = x->g;
-    size_t least = direct_from(g->crowded);
+    size_t least = g->direct_from;
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
     x->in_block = x->may_be_direct && x->needs_slice &&
@@ -211,13 +209,12 @@ static un_status combine_share(execution *x) {
 /* The call has failed: let nobody write into our memory once we are gone. */
 static void wait_for_writers(execution *x) {
     un_group *g = x->g;
-    const struct timespec moment = {.tv_nsec = 100 * 1000};
     int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000, ignored;
     prepare_to_block(&x->patience);
     for (int rank = 0; rank < g->ranks; rank++)
         while (rank != g->rank && !peer_is_dead(g, rank, &ignored) && clock_ns() < end &&
                atomic_load(&control_of(g, rank)->writing) == x->number)
-            nanosleep(&moment, NULL);
+            sleep_ns(100 * 1000);
 }
 
 static un_status combine_everywhere(execution *x) {

@@ -54,6 +54,8 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
         return status;
     }
     g->crowded = ranks > (int)g->segment.header->cores;
+    g->cut_from = cut_from(ranks, g->crowded);
+    g->direct_from = direct_from(g->crowded);
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
     start_spinning(&g->spin);
     start_spinning(&g->messages.spin);
@@ -92,17 +94,16 @@ bool group_is_inherited(const un_group *g) { return g->process != current_proces
 static void wake_everyone(un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
         control *c = control_of(g, rank);
-        wake_sleepers(&c->progress);
-        wake_sleepers(&c->posts[0].call);
-        wake_sleepers(&c->posts[1].call);
-        wake_listeners(c);
+        wake(&c->progress, OF_RANKS, INT_MAX);
+        wake(&c->posts[0].call, OF_RANKS, INT_MAX);
+        wake(&c->posts[1].call, OF_RANKS, INT_MAX);
+        wake(&c->doorbell, OF_RANKS, INT_MAX);
     }
 }
 
 enum { ABSENT_MS = 1000, STALLED_MS = 10 * 1000, ASK_EVERY = 64 };
 
 bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {
-    const struct timespec moment = {.tv_nsec = 500 * 1000};
     patience p = {.call = hooks};
     int64_t since = clock_ns();
     uint64_t seen = 0;
@@ -117,7 +118,7 @@ bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {
         if (now - since > (left.moving ? STALLED_MS : ABSENT_MS) * (int64_t)1000000) return false;
         prepare_to_block(&p);
         if (looks % ASK_EVERY == 0 && hooks->pause && hooks->pause(hooks->argument)) return false;
-        nanosleep(&moment, NULL);
+        sleep_ns(500 * 1000);
     }
     return true;
 }

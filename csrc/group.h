@@ -101,6 +101,7 @@ struct un_group {
         _Atomic uint32_t stopping;
     } worker;
 
+    size_t cut_from, direct_from; /* by constants.h */
 
     spinning spin; /* wait.c, with the call lock */
 

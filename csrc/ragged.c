@@ -10,7 +10,7 @@
 #include "segment.h"
 #include "stream.h"
 
-static const uint64_t HEADS = 0x68656164; /* what tells such a call from an all_gather of bytes */
+static const uint64_t HEADS = 0x68656164; /* what tells such a call from others: error_texts.py */
 
 static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
 
@@ -48,9 +48,10 @@ un_status gather_ragged(execution *x) {
     heads.dtype = un_dtype_of(UN_UINT, 8, 1);
     heads.input = &r->head;
     heads.output = r->heads;
-    heads.shape_hash = HEADS;
     x->call = &heads;
     un_status status = plan_execution(x);
+    heads.operation = r->call.operation; /* heads go to everybody, but who gathers is compared */
+    x->hash = HEADS;
     x->bring = bring_head_and_tail;
     if (!status && r->comes_along && r->tail.bytes > room_beside(r->head.bytes))
         status = prepare_slice(x->g);

@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "segment.h"
+#include "wait.h"
 
 static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
 
@@ -153,10 +153,9 @@ void segment_unmap(un_group *g) {
  * right, or a file system without locks, must not hold up the others for long. */
 static void lock_allocation(un_group *g, short kind) {
     struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
-    const struct timespec moment = {.tv_nsec = 200 * 1000};
     for (int tries = 0; fcntl(g->segment.descriptor, F_SETLK, &whole) && tries < 1000; tries++) {
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) return;
-        nanosleep(&moment, NULL);
+        sleep_ns(200 * 1000);
     }
 }
 

@@ -161,8 +161,8 @@ typedef struct un_call {
     void *argument;        /* of both */
 } un_call;
 
-/* An all_gather of what only its owners know the length of: heads, all of one length, of at most
- * UN_HEAD_BYTES, and a tail of each rank's, if it comes along. */
+/* An all_gather or a gather of what only its owners know the length of: heads, all of one length,
+ * of at most UN_HEAD_BYTES, and a tail of each rank's, if it comes along. */
 enum { UN_HEAD_BYTES = 128, UN_MOST_ALONG = 128 * 1024 };
 typedef struct un_ragged {
     un_call call; /* `input` is the tail, for its record */

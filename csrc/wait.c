@@ -1,6 +1,5 @@
 /* Waiting: look for a moment, give the core away where cores are few, then sleep on a futex. */
 #define _GNU_SOURCE
-#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -18,20 +17,24 @@ int64_t clock_ns(void) {
     return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
 }
 
-/* The futex word is the flag's lower half; both architectures are little-endian. */
-static uint32_t *futex_word(const flag_t *flag) { return (uint32_t *)(uintptr_t)flag; }
+void sleep_ns(int64_t ns) {
+    nanosleep(&(struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000}, NULL);
+}
 
-static void sleep_on(const flag_t *flag, uint64_t seen, int64_t ns) {
+/* Of a flag the word is the lower half: both architectures are little-endian. */
+static void futex(const void *word, enum whose whose, int operation, uint32_t value,
+                  const struct timespec *most) {
+    int flag = whose == OF_PROCESS ? FUTEX_PRIVATE_FLAG : 0;
+    syscall(SYS_futex, word, operation | flag, value, most, NULL, 0);
+}
+
+void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns) {
     struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
-    syscall(SYS_futex, futex_word(flag), FUTEX_WAIT, (uint32_t)seen, &slice, NULL, 0);
+    futex(word, whose, FUTEX_WAIT, seen, &slice);
 }
 
-void wake_sleepers(const flag_t *flag) {
-    syscall(SYS_futex, futex_word(flag), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void wake_listeners(control *c) {
-    syscall(SYS_futex, &c->doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+void wake(const void *word, enum whose whose, int most) {
+    futex(word, whose, FUTEX_WAKE, (uint32_t)most, NULL);
 }
 
 static bool reached(const flag_t *flag, uint64_t target) {
@@ -178,7 +181,8 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
 
         atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
         uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);
-        if (seen < target) sleep_on(flag, seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+        if (seen < target)
+            sleep_on(flag, OF_RANKS, (uint32_t)seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
 
         status = reached(flag, target) ? UN_OK : ask_caller(g, p);

@@ -2,6 +2,8 @@
 #ifndef UNISONO_WAIT_H
 #define UNISONO_WAIT_H
 
+#include <limits.h>
+
 #include "group.h"
 
 typedef struct patience { /* how long one call still waits, and whom it asks meanwhile */
@@ -15,14 +17,20 @@ typedef struct patience { /* how long one call still waits, and whom it asks mea
 } patience;
 
 int64_t clock_ns(void);
+void sleep_ns(int64_t ns);
+
+/* Sleep while a word is `seen`, for so long at most; wake so many who do. Words of the segment are the
+ * ranks' own, others this process's. Cold, so that calls that find nobody asleep run straight on. */
+enum whose { OF_RANKS, OF_PROCESS };
+COLD void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
+COLD void wake(const void *word, enum whose whose, int most);
+
 void start_spinning(spinning *s);
 int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */
 void end_spin(const un_group *g, spinning *s, bool paid_off);
 void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
-void wake_sleepers(const flag_t *flag);
-void wake_listeners(control *c);
 
 static inline void relax_cpu(void) {
 #if defined(__x86_64__)
@@ -47,7 +55,7 @@ static inline un_status await_flag(un_group *g, int peer, const flag_t *flag, ui
 static inline void publish(un_group *g, flag_t *flag, uint64_t value) {
     atomic_store_explicit(flag, value, memory_order_seq_cst);
     if (atomic_load_explicit(&control_of(g, g->rank)->sleepers, memory_order_seq_cst))
-        wake_sleepers(flag);
+        wake(flag, OF_RANKS, INT_MAX);
 }
 
 #endif

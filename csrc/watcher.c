@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "records.h"
+#include "wait.h"
 #include "watcher.h"
 
 typedef struct peer {
@@ -51,13 +52,12 @@ static int64_t ending_of(int pidfd) {
     } info;
     const uint64_t wants_exit = 1 << 3;
     const unsigned long get_info = _IOWR(0xff, 11, info);
-    const struct timespec moment = {.tv_nsec = 1000 * 1000};
     for (int tries = 0; tries < 5; tries++) {
         memset(&info, 0, sizeof info);
         info.mask = wants_exit;
         if (ioctl(pidfd, get_info, &info)) return 0;
         if (info.mask & wants_exit) return UN_ENDING_KNOWN | (uint32_t)info.exit_code;
-        nanosleep(&moment, NULL);
+        sleep_ns(1000 * 1000);
     }
     return 0;
 }

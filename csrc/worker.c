@@ -11,12 +11,7 @@
  * longer calls as well, up to those that take about as long as waking it up.
  */
 #define _GNU_SOURCE
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "call.h"
 #include "worker.h"
@@ -24,15 +19,6 @@
 enum { LONGER_NAPS = 3 };
 
 enum { AWAKE, NAPS, SLEEPS }; /* the group's thread; from a nap it wakes up by itself */
-
-static void sleep_until_changed(_Atomic uint32_t *word, uint32_t seen, int64_t ns) {
-    struct timespec slice = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, &slice, NULL, 0);
-}
-
-static void wake(_Atomic uint32_t *word, int most) {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
-}
 
 /* -- the call lock: 0 free, 1 taken, 2 taken and somebody waits -------------------------------- */
 
@@ -55,7 +41,7 @@ un_status lock_calls(un_group *g, patience *p) {
         if (atomic_load(&g->worker.owner) == this_thread()) return UN_REENTERED;
         prepare_to_block(p);
         while (atomic_exchange_explicit(&g->worker.call_lock, 2, memory_order_acquire)) {
-            sleep_until_changed(&g->worker.call_lock, 2, SLICE_NS);
+            sleep_on(&g->worker.call_lock, OF_PROCESS, 2, SLICE_NS);
             if (p->call->pause && p->call->pause(p->call->argument)) return UN_INTERRUPTED;
         }
     }
@@ -66,7 +52,7 @@ un_status lock_calls(un_group *g, patience *p) {
 void unlock_calls(un_group *g) {
     atomic_store_explicit(&g->worker.owner, 0, memory_order_relaxed);
     if (atomic_exchange_explicit(&g->worker.call_lock, 0, memory_order_release) == 2)
-        wake(&g->worker.call_lock, 1);
+        wake(&g->worker.call_lock, OF_PROCESS, 1);
 }
 
 /* -- the queue --------------------------------------------------------------------------------- */
@@ -88,7 +74,7 @@ static void finish(un_group *g, un_work *work, un_status status) {
     atomic_fetch_add_explicit(&g->worker.finished, 1, memory_order_relaxed);
     atomic_fetch_sub(&g->worker.queued, 1);
     /* From the exchange on the work may be gone: only its address is used. */
-    if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, INT_MAX);
+    if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, OF_PROCESS, INT_MAX);
 }
 
 /* A work that has begun goes on before all others. */
@@ -142,7 +128,7 @@ static void run_all(un_group *g) {
 static void sleep_as(un_group *g, uint32_t how, uint32_t seen, int64_t ns) {
     atomic_store(&g->worker.asleep, how);
     if (atomic_load(&g->worker.bell) == seen && (how == NAPS || !atomic_load(&g->worker.queued)))
-        sleep_until_changed(&g->worker.bell, seen, ns);
+        sleep_on(&g->worker.bell, OF_PROCESS, seen, ns);
     atomic_store(&g->worker.asleep, AWAKE);
 }
 
@@ -175,7 +161,7 @@ static void *run_worker(void *argument) {
 
 static void ring_worker(un_group *g) {
     atomic_fetch_add(&g->worker.bell, 1);
-    if (atomic_load(&g->worker.asleep)) wake(&g->worker.bell, 1);
+    if (atomic_load(&g->worker.asleep)) wake(&g->worker.bell, OF_PROCESS, 1);
 }
 
 /* Nothing may rest any more. */
@@ -310,7 +296,7 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
         uint32_t seen = UNDER_WAY;
         atomic_compare_exchange_strong(&work->state, &seen, AWAITED);
         if (seen != DONE)
-            sleep_until_changed(&work->state, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
+            sleep_on(&work->state, OF_PROCESS, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument))
             return UN_INTERRUPTED; /* it goes on without us */
     }

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import unisono
-from unisono.training import agree, main_process_first
+from unisono.training import main_process_first
 
 
 def save(state: dict[str, torch.Tensor], path: Path) -> None:
@@ -43,7 +43,7 @@ def check_loaded(path: Path, expected: dict[str, torch.Tensor], rank: int) -> No
 
 def main() -> None:
     comm = unisono.init()
-    folder = Path(agree(tempfile.mkdtemp() if comm.rank == 0 else None))
+    folder = Path(unisono.broadcast_object(tempfile.mkdtemp() if comm.rank == 0 else None))
     torch.manual_seed(0)
     state = nn.Linear(20, 20).state_dict()
 

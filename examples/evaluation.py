@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import unisono
-from unisono.training import agree, gather_in_order
+from unisono.training import gather_in_order
 
 SAMPLES, BATCH = 23, 4
 
@@ -46,7 +46,8 @@ def evaluate(data: Points, rank: int, size: int) -> tuple[float, int]:
     if rank == 0:
         assert torch.equal(everything, predict(data.x)), "the predictions are not in order"
         accuracy = (everything == data.labels).double().mean().item()
-    return agree(accuracy), len(sampler) * size  # rank 0 has computed it for all
+    accuracy = unisono.broadcast_object(accuracy)  # rank 0 has computed it for all
+    return accuracy, len(sampler) * size
 
 
 def main() -> None:

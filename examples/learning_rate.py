@@ -9,7 +9,6 @@ float32 tensor would be 0.10000000149 everywhere.
 import torch
 
 import unisono
-from unisono.training import agree
 
 EPOCHS = 8
 
@@ -31,7 +30,7 @@ def train(rank: int) -> tuple[list[float], torch.Tensor]:
     losses, rates, lr = [], [], 0.1
     for epoch in range(EPOCHS):
         losses.append(validation_loss(epoch, rank))
-        lr = agree(decide(losses, lr))  # what rank 0 decides
+        lr = unisono.broadcast_object(decide(losses, lr))  # what rank 0 decides
         rates.append(lr)  # with an optimizer: for group in optimizer.param_groups: group["lr"] = lr
         parameter -= lr * 2 * parameter  # the gradient of its square
     return rates, parameter

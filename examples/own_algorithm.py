@@ -27,7 +27,7 @@ from unisono.plan.draw import to_svg
 from unisono.plan.sizes import format_seconds
 
 
-@algorithm("all_reduce", "star", steps="2", sends="n - 1", source="this example")
+@algorithm("all_reduce", "star")
 def star(ranks: int) -> Schedule:
     """Every rank ends with the sum of all."""
     inward = [(rank, 0, 0, "reduce") for rank in range(1, ranks)]

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import unisono
-from unisono.training import agree, main_process_first
+from unisono.training import main_process_first
 
 TEXT = "to be or not to be"
 
@@ -40,7 +40,7 @@ def what_a_failure_looks_like(rank: int) -> str:
 
 def main() -> None:
     comm = unisono.init()
-    folder = Path(agree(tempfile.mkdtemp() if comm.rank == 0 else None))
+    folder = Path(unisono.broadcast_object(tempfile.mkdtemp() if comm.rank == 0 else None))
     words = vocabulary(folder, comm.rank)
     assert words == ["be", "not", "or", "to"], f"rank {comm.rank} read {words}"
     makers = [path.name for path in folder.glob("made by *")]

@@ -47,6 +47,24 @@ def meaningful(dtype: torch.dtype, op: str | PremulSum) -> bool:
     return True
 
 
+def gloo_has(dtype: torch.dtype, op: str | PremulSum) -> bool:
+    """Whether gloo has a reduction that has a meaning; what it lacks is refused."""
+    if dtype in COMPLEXES:
+        return op in ("sum", "avg", "mean")
+    return (
+        dtype not in (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+        and not isinstance(op, PremulSum)
+        and (dtype, op) != (torch.bool, "sum")
+    )
+
+
+def promised(comm: Communicator, dtype: torch.dtype, op: str | PremulSum) -> bool:
+    """Whether a group promises this reduction to the last bit: gloo rounds halves in between."""
+    on_gloo = comm.backend == "gloo"
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return meaningful(dtype, op) and not (on_gloo and (is_half or not gloo_has(dtype, op)))
+
+
 def values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
     """Rank `rank`'s input: `count` elements over the type's whole range."""
     return copy_of(_values(dtype, count, seed, rank))

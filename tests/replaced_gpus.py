@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import replaced_driver
-from unisono.training.weights import gpus
+from unisono.training.weights import gpu_memory as gpus
 
 name = "GPU-one"
 """Of the GPU on which all memory of the replaced driver lies."""

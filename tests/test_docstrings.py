@@ -119,6 +119,7 @@ def test_every_public_name_explains_itself() -> None:
 
 OPEN = {
     "broadcast_object": "only the source knows what it sends",
+    "bench.measure_run": "what bench.measure takes, as it declares it",
     "SelfTest.as_dict": "plain data of any kind",
 }
 """What is of any type, and why."""

@@ -78,7 +78,7 @@ SABOTAGE = {
     "gradient_norms": "unisono.clip_grad_norm",
     "helper_functions": "unisono.reduce_tensor",
     "identity": "unisono.reduce_scatter",
-    "learning_rate": "unisono.training.agree",
+    "learning_rate": "unisono.broadcast_object",
     "metrics": "unisono.training.mean_over_samples",
     "pipeline": "unisono.recv",
     "process_info": "unisono.gather_object",

@@ -58,7 +58,7 @@ def test_results_of_a_launch_are_a_list_and_a_table() -> None:
 
 
 def test_a_long_result_is_cut_short_and_many_are_counted() -> None:
-    from unisono.launcher.results import RankResults
+    from unisono.launcher.functions import RankResults
 
     table = shown(RankResults(["x" * 10_000] * 150))
     assert len(table.rows) == 1 + 100 + 1

@@ -4,7 +4,6 @@
 #include <time.h>
 
 #include "binding.h"
-#include "overlaps.h"
 
 enum { CLOSE_PATIENCE_MS = 100 };
 
@@ -42,13 +41,11 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     if (!--self->users && self->closing) close_now(self);
     if (PyErr_Occurred()) return NULL;
     if (finished) Py_RETURN_NONE;
-    PyObject *ranks = PyList_New(0);
-    for (int rank = 0; ranks && rank < self->ranks; rank++) {
-        PyObject *number = missing[rank] ? PyLong_FromLong(rank) : NULL;
-        if (missing[rank] && (!number || PyList_Append(ranks, number))) Py_CLEAR(ranks);
-        Py_XDECREF(number);
-    }
-    return ranks;
+    int64_t ranks[UN_MAX_RANKS];
+    size_t count = 0;
+    for (int rank = 0; rank < self->ranks; rank++)
+        if (missing[rank]) ranks[count++] = rank;
+    return as_tuple(ranks, count);
 }
 
 /* Other threads may be on their way out, from waiting for what this one has waited for: they get a
@@ -134,16 +131,13 @@ static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
     int rank;
     unsigned long long call;
     if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    PyObject *sizes = PyList_New(0);
-    if (!self->group || rank < 0 || rank >= self->ranks) return sizes;
-    for (int at = 0; sizes && at < 2 * self->ranks; at++) {
-        int peer = at % self->ranks;
-        PyObject *bytes = PyLong_FromUnsignedLongLong(
-            un_group_pair_bytes(self->group, rank, call, at >= self->ranks, peer));
-        if (!bytes || PyList_Append(sizes, bytes)) Py_CLEAR(sizes);
-        Py_XDECREF(bytes);
-    }
-    return sizes;
+    int64_t sizes[2 * UN_MAX_RANKS];
+    bool known = self->group && rank >= 0 && rank < self->ranks;
+    int count = known ? 2 * self->ranks : 0;
+    for (int at = 0; at < count; at++)
+        sizes[at] = (int64_t)un_group_pair_bytes(self->group, rank, call, at >= self->ranks,
+                                                 at % self->ranks);
+    return as_tuple(sizes, (size_t)count);
 }
 
 /* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
@@ -455,7 +449,9 @@ static PyMethodDef module_methods[] = {
     {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
-    {"which_overlap", module_which_overlap, METH_VARARGS, NULL},
+    {"check_types_apart", module_check_types_apart, METH_VARARGS, NULL},
+    {"check_overlaps", module_check_overlaps, METH_VARARGS, NULL},
+    {"overlaps_itself", module_overlaps_itself, METH_O, NULL},
     {"now", now_by_both_clocks, METH_NOARGS, NULL},
     {"count_step", count_step, METH_NOARGS, NULL},
     {"compare_shapes", module_compare_shapes, METH_O, NULL},

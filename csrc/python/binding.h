@@ -4,7 +4,7 @@
  * layouts, tensors    where elements lie; from tensors to streams
  * torch_tensors       what only torch knows of a tensor
  * overlaps            tensors that share memory
- * gil, calls          letting go of the GIL; blocking calls
+ * calls               blocking calls, and letting go of the GIL
  * given               blocking calls as torch.distributed describes them
  * works, messages     what goes on by itself; pending: what the two have in common
  * blocks              memory that all ranks of a group have mapped
@@ -71,11 +71,9 @@ typedef struct kind {
     un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: it is a message */
 } kind;
 
-/* gil.c */
+/* calls.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
-
-/* calls.c */
 void write_site_note(un_group *group, uint64_t about);
 void name_refusal(const Group *self, un_operation operation);
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
@@ -97,7 +95,48 @@ int given_root(PyObject *options);
 int prepare_given(void);
 PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
+/* overlaps.c */
+static inline bool is_wide_input(un_operation o) {
+    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
+}
+
+static inline bool is_wide_output(un_operation o) {
+    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
+}
+
+/* Both sides of a call, for the question whether its tensors share memory as they may.
+ * Returns 0, or -1 with a Python exception. */
+typedef struct sides {
+    un_operation operation;
+    size_t rank, ranks;
+    bool wide_input, wide_output;
+    bool coalesced;
+    bool in_place; /* there is no output but the input */
+    const side *in, *out;
+} sides;
+int check_overlaps(const sides *s);
+
+/* check_types_apart(tensors, written): raises ValueError if two tensors of different types share
+ * memory, at least one of which is among the first `written`. */
+PyObject *module_check_types_apart(PyObject *module, PyObject *arguments);
+
+/* check_overlaps(operation, output, input, rank, ranks, coalesced): raises ValueError; each side is
+ * a tensor or a list, and without an input, which is None, a list. */
+PyObject *module_check_overlaps(PyObject *module, PyObject *arguments);
+PyObject *module_overlaps_itself(PyObject *module, PyObject *tensor);
+
 /* shapes.c */
+enum { DTYPE, DIMS, LENGTHS }; /* a tensor in integers: type, number of dimensions, their lengths */
+
+bool look_at(PyObject *object, dl_tensor *d); /* false: DLPack does not show it */
+void describe(int64_t *to, const dl_tensor *d, size_t most_dims); /* lengths: of up to so many */
+PyObject *as_tuple(const int64_t *integers, size_t count);
+
+/* Rows of so many bytes each, as streams: one for each rank. To be freed with PyMem_Free. */
+un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes);
+
+/* Everybody's integers, equally many. A status, or -1 with an exception. */
+int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows);
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
 PyObject *module_describe_shapes(PyObject *module, PyObject *list);
 PyObject *group_exchange(PyObject *object, PyObject *given);

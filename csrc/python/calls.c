@@ -1,6 +1,21 @@
 /* Blocking calls: read the arguments, enter the engine, and let go of the GIL when it waits. */
 #include "binding.h"
-#include "overlaps.h"
+
+/* Small calls that need not wait are over before another thread could use the GIL: it is given
+ * away only when the engine blocks, and the thread's state is parked here meanwhile. */
+void release_gil(void *parked) {
+    PyThreadState **state = parked;
+    if (!*state) *state = PyEval_SaveThread();
+}
+
+/* Look for Ctrl-C while the engine waits. */
+int handle_signals(void *parked) {
+    PyThreadState **state = parked;
+    PyEval_RestoreThread(*state);
+    int failed = PyErr_CheckSignals();
+    *state = PyEval_SaveThread();
+    return failed;
+}
 
 /* A call failed, and its caller is still here: let the peers' error texts say where. */
 void write_site_note(un_group *group, uint64_t about) {
@@ -77,14 +92,6 @@ static uint64_t hash_of_tensors(const side *s) {
         hash ^= hash >> 29;
     }
     return hash;
-}
-
-static bool is_wide_input(un_operation o) {
-    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
-}
-
-static bool is_wide_output(un_operation o) {
-    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
 }
 
 /* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */

@@ -73,11 +73,8 @@ static bool is_list(PyObject *object) { return PyList_Check(object) || PyTuple_C
 
 /* Whether all_to_all can cut a tensor between its rows. */
 static bool has_even_rows(PyObject *tensor, int ranks) {
-    const dl_exchange_api *api = exchange_api_of(tensor);
     dl_tensor d;
-    bool is_even = api && !api->tensor_from_object(tensor, &d) && d.dims && !(d.shape[0] % ranks);
-    PyErr_Clear();
-    return is_even;
+    return look_at(tensor, &d) && d.dims && !(d.shape[0] % ranks);
 }
 
 static PyObject *only_item(PyObject *object) { /* borrowed; NULL: it is not a list of one */

@@ -123,14 +123,17 @@ bool overlaps_itself(const char *data, const un_layout *layout) {
  * one tensor, with the way from one to the other as a further dimension. */
 static bool interleave(const un_layout *a, const un_layout *b, size_t distance) {
     struct un_dim dim[64 + 64 + 1], other[64];
-    int dims = positive_dims(dim, a), others = positive_dims(other, b);
+    int dims = positive_dims(dim, a), others = positive_dims(other, b), own = dims;
+    bool paired[64] = {false}; /* each of a's with one of b's, which may have a stride twice */
     for (int i = 0; i < others; i++) {
         int d = 0;
-        while (d < dims && dim[d].stride_bytes != other[i].stride_bytes) d++;
-        if (d == dims)
+        while (d < own && (paired[d] || dim[d].stride_bytes != other[i].stride_bytes)) d++;
+        if (d == own) {
             dim[dims++] = other[i];
-        else if (other[i].length > dim[d].length)
-            dim[d].length = other[i].length;
+            continue;
+        }
+        paired[d] = true;
+        if (other[i].length > dim[d].length) dim[d].length = other[i].length;
     }
     dim[dims++] = (struct un_dim){2, (ptrdiff_t)distance};
     return are_nested(dim, dims, a->item_bytes > b->item_bytes ? a->item_bytes : b->item_bytes);

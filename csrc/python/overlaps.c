@@ -5,7 +5,7 @@
  * The table is in docs/collectives.md. Tensors that lie apart, as nearly all do, cost a comparison
  * of where they begin and end.
  */
-#include "overlaps.h"
+#include "binding.h"
 
 #include <stdlib.h>
 
@@ -207,26 +207,26 @@ int check_overlaps(const sides *s) {
     return failed;
 }
 
-/* -- lists of several types, which the engine sees one type after the other ------------------- */
+/* -- for Python: lists of several types, which the engine sees one type after the other -------- */
 
 typedef struct search {
     const side *side;
     size_t written;
-    size_t *found; /* two */
 } search;
 
-static int find_pair(const void *argument, const extent *a, const extent *b) {
+static int refuse_other_type(const void *argument, const extent *a, const extent *b) {
     const search *s = argument;
     size_t low = a->tensor < b->tensor ? a->tensor : b->tensor;
     size_t high = a->tensor < b->tensor ? b->tensor : a->tensor;
     const tensor *one = &s->side->tensor[low], *other = &s->side->tensor[high];
     if (low >= s->written || one->dtype == other->dtype || !share_memory(one, other)) return 0;
-    s->found[0] = low;
-    s->found[1] = high;
-    return -1;
+    const side outputs = {.tensors = s->written}, inputs = {.tensors = s->side->tensors - s->written};
+    const sides both = {.in_place = !inputs.tensors, .in = &inputs, .out = &outputs};
+    return high < s->written ? refuse_outputs(&both, low, high)
+                             : refuse_pair(&both, low, high - s->written);
 }
 
-PyObject *module_which_overlap(PyObject *module, PyObject *arguments) {
+PyObject *module_check_types_apart(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *tensors;
     Py_ssize_t written;
@@ -234,15 +234,54 @@ PyObject *module_which_overlap(PyObject *module, PyObject *arguments) {
     side s;
     start_side(&s);
     extent *extents = NULL;
-    size_t pair[2];
-    search search = {.side = &s, .written = (size_t)written, .found = pair};
-    int found = 0;
+    search search = {.side = &s, .written = (size_t)written};
+    int failed = 0;
     if (read_list(&s, tensors))
         PyErr_Clear(); /* the call itself will complain */
     else if ((extents = malloc((s.tensors + 1) * sizeof *extents)))
-        found = walk_pairs(extents, list_extents(extents, &s, true), find_pair, &search);
+        failed = walk_pairs(extents, list_extents(extents, &s, true), refuse_other_type, &search);
     free(extents);
     free_side(&s);
-    if (!found) Py_RETURN_NONE;
-    return Py_BuildValue("nn", (Py_ssize_t)pair[0], (Py_ssize_t)pair[1]);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* -- for Python: the calls of other transports ------------------------------------------------- */
+
+PyObject *module_check_overlaps(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *output, *input;
+    int operation, rank, ranks, coalesced;
+    if (!PyArg_ParseTuple(arguments, "iOOiip", &operation, &output, &input, &rank, &ranks, &coalesced))
+        return NULL;
+    sides both = {.operation = (un_operation)operation,
+                  .rank = (size_t)rank,
+                  .ranks = (size_t)ranks,
+                  .wide_input = is_wide_input((un_operation)operation),
+                  .wide_output = is_wide_output((un_operation)operation),
+                  .coalesced = coalesced,
+                  .in_place = input == Py_None};
+    side in, out;
+    start_side(&in);
+    start_side(&out);
+    both.in = &in;
+    both.out = &out;
+    size_t in_parts = both.wide_input ? both.ranks : 1, out_parts = both.wide_output ? both.ranks : 1;
+    int failed = both.in_place ? read_list(&in, output)
+                               : read_side(&in, input, in_parts, coalesced, false) ||
+                                     read_side(&out, output, out_parts, coalesced, false);
+    failed = failed || check_overlaps(&both);
+    free_side(&in);
+    free_side(&out);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+PyObject *module_overlaps_itself(PyObject *module, PyObject *object) {
+    (void)module;
+    tensor t;
+    un_view view;
+    start_tensor(&t);
+    bool failed = read_one(&t, &view, object, false);
+    bool overlaps = !failed && t.layout && overlaps_itself(t.data, t.layout);
+    free_tensor(&t);
+    return failed ? NULL : PyBool_FromLong(overlaps);
 }

@@ -1,7 +1,7 @@
 /* Gathering tensors whose shapes only their owners know. */
 #include <string.h>
 
-#include "shapes.h"
+#include "binding.h"
 
 enum {
     SHORT_DIMS = 8,
@@ -20,7 +20,8 @@ typedef struct gathering {
     un_ragged ragged; /* the engine's calls find the rest by it */
     Group *group;
     PyObject *given, *empty_like, *empty; /* our tensor, and what makes others */
-    bool is_wanted, is_plain;             /* tensors are; ours is in one piece */
+    int root;                             /* who wants tensors; -1: everybody */
+    bool is_wanted, is_plain;             /* by us; ours is in one piece */
     head *heads;                          /* ours first, then everybody's */
     bool have_all_come, are_all_short;
     PyObject *outputs; /* a list; NULL: none were made */
@@ -160,7 +161,8 @@ static PyObject *run_gathering(gathering *g, const tensor *t, const un_view *ele
     if (g->heads->bytes >= 0) r->tail = (un_stream){.views = elements, .count = 1, .bytes = t->bytes};
     r->heads = streams_of_rows(self, (char *)(g->heads + 1), sizeof(head));
     r->open = open_heads;
-    r->call = (un_call){.operation = UN_ALL_GATHER,
+    r->call = (un_call){.operation = g->root < 0 ? UN_ALL_GATHER : UN_GATHER,
+                        .root = g->root < 0 ? 0 : g->root,
                         .dtype = (un_dtype)g->heads->shape[DTYPE],
                         .input = &r->tail};
     bool is_small = !r->comes_along || r->tail.bytes <= SMALL_BYTES;
@@ -171,16 +173,17 @@ static PyObject *run_gathering(gathering *g, const tensor *t, const un_view *ele
     return result;
 }
 
-/* gather_ragged(tensor, is_wanted, empty_like, empty): (a list of everybody's tensors, None); where
- * not all are small (None, everybody's types and shapes); (None, None) where all are and this rank
- * wants none. Or a status; or None where DLPack does not show the tensor, and then no rank has heard
+/* gather_ragged(tensor, root, empty_like, empty): (a list of everybody's tensors, None), on the root
+ * or, where that is -1, on every rank; where not all are small (None, everybody's types and shapes);
+ * (None, None) where all are and this rank wants none. Or a status; or None where DLPack does not show the tensor, and then no rank has heard
  * of the call. `empty(tensor, type, shape)` makes a tensor beside another. */
 PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 4) return PyErr_Format(PyExc_TypeError, "gather_ragged takes 4 arguments");
     gathering g;
     g.group = (Group *)object;
     g.given = arguments[0];
-    g.is_wanted = arguments[1] == Py_True;
+    g.root = (int)PyLong_AsLong(arguments[1]);
+    g.is_wanted = g.root < 0 || g.root == g.group->rank;
     g.empty_like = arguments[2];
     g.empty = arguments[3];
     g.outputs = NULL;

@@ -2,7 +2,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <string.h>
 
-#include "shapes.h"
+#include "binding.h"
+
+bool look_at(PyObject *object, dl_tensor *d) {
+    const dl_exchange_api *api = exchange_api_of(object);
+    bool is_shown = api && !api->tensor_from_object(object, d);
+    if (!is_shown) PyErr_Clear();
+    return is_shown;
+}
 
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
     if (PyList_Check(object) || PyTuple_Check(object)) {
@@ -20,12 +27,8 @@ bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
         PyErr_Clear();
         return known;
     }
-    const dl_exchange_api *api = exchange_api_of(object);
     dl_tensor d;
-    if (!api || api->tensor_from_object(object, &d)) {
-        PyErr_Clear();
-        return false;
-    }
+    if (!look_at(object, &d)) return false;
     *dtype = un_dtype_of(d.dtype.code, d.dtype.bits, d.dtype.lanes);
     *bytes = ((uint64_t)d.dtype.bits * d.dtype.lanes + 7) / 8;
     for (int i = 0; i < d.dims; i++) *bytes *= (uint64_t)d.shape[i];
@@ -33,13 +36,6 @@ bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes) {
 }
 
 /* -- types and shapes ------------------------------------------------------------------------ */
-
-bool look_at(PyObject *object, dl_tensor *d) {
-    const dl_exchange_api *api = exchange_api_of(object);
-    bool is_shown = api && !api->tensor_from_object(object, d);
-    if (!is_shown) PyErr_Clear();
-    return is_shown;
-}
 
 void describe(int64_t *to, const dl_tensor *d, size_t most_dims) {
     to[DTYPE] = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);

@@ -37,8 +37,6 @@ _HOMES = {
     "unisono": ("bench", "watch"),
     "unisono.collectives": ("differentiable",),
     "unisono.collectives.messages": ("batch_isend_irecv", "irecv", "isend", "recv", "send"),
-    "unisono.collectives.moments": ("mean", "variance", "weighted_sum"),
-    "unisono.collectives.norms": ("clip_grad_norm", "l2_norm", "normalize"),
     "unisono.collectives.objects": ("all_gather_object", "broadcast_object", "gather_object"),
     "unisono.collectives.primitives": (
         "all_gather",
@@ -52,6 +50,14 @@ _HOMES = {
     ),
     "unisono.collectives.shared": ("empty_shared", "peer", "share", "share_module"),
     "unisono.collectives.softmax": ("log_softmax", "logsumexp", "softmax"),
+    "unisono.collectives.statistics": (
+        "clip_grad_norm",
+        "l2_norm",
+        "mean",
+        "normalize",
+        "variance",
+        "weighted_sum",
+    ),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
     "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
     "unisono.comm.execute": ("execute",),

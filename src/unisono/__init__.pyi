@@ -7,12 +7,6 @@ from unisono.collectives.messages import irecv as irecv
 from unisono.collectives.messages import isend as isend
 from unisono.collectives.messages import recv as recv
 from unisono.collectives.messages import send as send
-from unisono.collectives.moments import mean as mean
-from unisono.collectives.moments import variance as variance
-from unisono.collectives.moments import weighted_sum as weighted_sum
-from unisono.collectives.norms import clip_grad_norm as clip_grad_norm
-from unisono.collectives.norms import l2_norm as l2_norm
-from unisono.collectives.norms import normalize as normalize
 from unisono.collectives.objects import all_gather_object as all_gather_object
 from unisono.collectives.objects import broadcast_object as broadcast_object
 from unisono.collectives.objects import gather_object as gather_object
@@ -31,6 +25,12 @@ from unisono.collectives.shared import share_module as share_module
 from unisono.collectives.softmax import log_softmax as log_softmax
 from unisono.collectives.softmax import logsumexp as logsumexp
 from unisono.collectives.softmax import softmax as softmax
+from unisono.collectives.statistics import clip_grad_norm as clip_grad_norm
+from unisono.collectives.statistics import l2_norm as l2_norm
+from unisono.collectives.statistics import mean as mean
+from unisono.collectives.statistics import normalize as normalize
+from unisono.collectives.statistics import variance as variance
+from unisono.collectives.statistics import weighted_sum as weighted_sum
 from unisono.collectives.tensors import broadcast_tensor as broadcast_tensor
 from unisono.collectives.tensors import gather_tensor as gather_tensor
 from unisono.collectives.tensors import reduce_tensor as reduce_tensor

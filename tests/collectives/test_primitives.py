@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import unisono
 from expected import OPS, assert_same, inputs, meaningful, reduced, values
-from ranks import attempt
+from ranks import attempt, subgroup
 from unisono.comm.base import Communicator
 from unisono.errors import CollectiveMismatch
 
@@ -237,13 +237,70 @@ def test_gathers_at_the_sizes_at_which_the_way_changes(comm: Communicator) -> No
                 assert_same(tensor, values(torch.uint8, sizes[rank], most, rank), (most, rank))
 
 
+@pytest.mark.provokes
 @pytest.mark.ranks(2)
-def test_a_gather_and_an_all_gather_of_a_communicator_do_not_match(comm: Communicator) -> None:
-    mine = torch.ones(88, dtype=torch.uint8)  # as many bytes as tell of a tensor
+def test_functions_that_gather_differently_do_not_match(comm: Communicator) -> None:
+    """Whatever they have in common on the way: first shapes, lengths, or bytes."""
+    x, long = torch.ones(88, dtype=torch.uint8), torch.ones(100_000)  # 88 bytes tell of a tensor
     wide = torch.zeros(176, dtype=torch.uint8)
-    call = partial(comm.all_gather, wide) if comm.rank else unisono.all_gather
-    with pytest.raises(CollectiveMismatch):
-        call(mine)
+    pairs: list[tuple[Callable[[Communicator], Any], Callable[[Communicator], Any], str, str]] = [
+        (
+            lambda g: unisono.all_gather(x, g),
+            lambda g: g.all_gather(wide, x),
+            "any shapes",
+            "uint8",
+        ),
+        (
+            lambda g: unisono.all_gather(x, g),
+            lambda g: unisono.gather(x, 0, g),
+            "all_g",
+            ": gather",
+        ),
+        (
+            lambda g: unisono.all_gather(long, g, async_op=True).wait(),
+            lambda g: unisono.gather(long, 0, g, async_op=True).wait(),
+            "all_gather of",
+            ": gather of",
+        ),
+        (lambda g: unisono.gather(x, 0, g), lambda g: unisono.gather(x, 1, g), "root 0", "root 1"),
+        (
+            lambda g: unisono.all_gather({"loss": 1.0}, g),
+            lambda g: unisono.gather({"loss": 1.0}, 0, g),
+            "all_gather of",
+            ": gather of",
+        ),
+        (
+            lambda g: unisono.gather({"loss": 1.0}, 0, g),
+            lambda g: unisono.gather({"loss": 1.0}, 1, g),
+            "root 0",
+            "root 1",
+        ),
+        (
+            lambda g: unisono.all_gather({"x": x}, g),
+            lambda g: unisono.all_gather(x, g),
+            "all_gather of uint8",
+            "any shapes",
+        ),
+        (
+            lambda g: unisono.all_gather([1], g),
+            lambda g: unisono.all_gather_object([1], g),
+            "80 elements",
+            "48 elements",
+        ),
+        (
+            lambda g: unisono.all_gather_object(1, g),
+            lambda g: unisono.gather_object(1, 0, g),
+            "all_gather of",
+            ": gather of",
+        ),
+    ]
+    for number, (one, other, says_one, says_other) in enumerate(pairs):
+        group = subgroup(comm, [0, 1], f"pair{number}")
+        with pytest.raises(CollectiveMismatch) as caught:
+            (other if comm.rank else one)(group)
+        assert says_one in str(caught.value), caught.value
+        assert says_other in str(caught.value), caught.value
+        group.close()
     assert not wide.any()
 
 

@@ -465,8 +465,11 @@ def split_with_the_dead(rank: int, size: int, path: str) -> int:
     with world(rank, path, "ABBB") as comm:
         comm.barrier()
         told = Path(f"{path}-told")
-        if rank == 3:
+        if rank == 3:  # once nobody is in the barrier any more
+            while not all(Path(f"{path}-{other}").exists() for other in range(3)):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
+        Path(f"{path}-{rank}").touch()
         if rank == 2:  # of this host rank 1 leads, and does not yet
             error = raised(PeerLost, comm.split, range(size))
             told.touch()

@@ -7,6 +7,7 @@ their own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from implementations import on_implementations
 from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.base import Communicator
-from unisono.comm.overlaps import overlaps_itself, shared_pairs
+from unisono.comm.overlaps import overlap_complaint, overlaps_itself
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
 from unisono.world.world import resolve
@@ -423,50 +424,24 @@ def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -
     comm.barrier()
 
 
-# -- the two ways to look for it agree -----------------------------------------------------------
+# -- what is looked at: memory, of any device and dtype ------------------------------------------
 
 
-def test_overlaps_are_found_exactly() -> None:
-    """Against sets of addresses, for every small layout."""
+@pytest.mark.parametrize("other_type", [False, True])
+def test_overlaps_are_found_exactly(other_type: bool) -> None:
+    """Against sets of addresses, for every small layout; the same memory as floats and as ints."""
     memory = torch.zeros(64)
-    layouts = [
-        ((a, b), (s, t), first)
-        for a in (1, 2, 3)
-        for b in (1, 2, 4)
-        for s in (0, 1, 2, 3, 5)
-        for t in (0, 1, 2, 3)
-        for first in (0, 1, 4, 9)
-    ]
     views = []
-    for (a, b), (s, t), first in layouts:
+    for a, b, s, t, first in itertools.product(
+        (1, 2, 3), (1, 2, 4), (0, 1, 2, 3, 5), (0, 1, 2, 3), (0, 1, 4, 9)
+    ):
         view = memory.as_strided((a, b), (s, t), first)
         addresses = [first + i * s + j * t for i in range(a) for j in range(b)]
         assert overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (view.stride(),)
         views.append((view, set(addresses)))
     for view, its in views[::7]:
         for other, others in views[::11]:
-            assert bool(list(shared_pairs([view, other]))) == bool(its & others)
-
-
-@pytest.mark.ranks(1)
-def test_the_engine_finds_the_same(comm: Communicator) -> None:
-    """`which_overlap` looks at tensors of different types: floats, and the same memory as ints."""
-    from unisono.comm.engine import which_overlap
-
-    floats = torch.zeros(64)
-    ints = floats.view(torch.int32)
-    views = []
-    for a, b, s, t, first in [
-        (a, b, s, t, first)
-        for a in (1, 2, 3)
-        for b in (1, 4)
-        for s in (0, 1, 3, 5)
-        for t in (0, 1, 2, 3)
-        for first in (0, 1, 6)
-    ]:
-        addresses = {first + i * s + j * t for i in range(a) for j in range(b)}
-        views.append(([m.as_strided((a, b), (s, t), first) for m in (floats, ints)], addresses))
-    for (view, _), its in views:
-        for (_, other), others in views[::5]:
-            found = which_overlap([view, other], 1)
-            assert found == ((0, 1) if its & others else None), (view.stride(), other.stride())
+            pair = [view, other.view(torch.int32) if other_type else other]
+            for what in ("all_reduce", "broadcast") if other_type else ("all_reduce",):
+                assert bool(overlap_complaint(what, pair)) == bool(its & others), (what, pair)
+            assert not overlap_complaint("broadcast", [view, other])

@@ -274,8 +274,8 @@ INTERRUPTED = """
 
     def work():
         unisono.init()
-        print("pid", os.getpid(), flush=True)
         try:
+            print("pid", os.getpid(), flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print("tidied up", flush=True)

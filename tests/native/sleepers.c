@@ -33,7 +33,7 @@ static bed beds[RANKS];
 static _Thread_local bed *mine;
 
 /* As the kernel does: first it can be woken, then it looks at the word, then it sleeps. */
-static long sleep_on(const _Atomic uint32_t *word, uint32_t seen) {
+static long lie_down(const _Atomic uint32_t *word, uint32_t seen) {
     const bed *other = &beds[mine == beds];
     atomic_store(&mine->word, (uintptr_t)word);
     atomic_store(&mine->state, FALLING);
@@ -54,7 +54,7 @@ static long sleep_on(const _Atomic uint32_t *word, uint32_t seen) {
     return 0;
 }
 
-static long wake(const _Atomic uint32_t *word) {
+static long rouse(const _Atomic uint32_t *word) {
     fence();
     for (int rank = 0; rank < RANKS; rank++)
         if (atomic_load(&beds[rank].word) == (uintptr_t)word) atomic_store(&beds[rank].state, AWAKE);
@@ -74,7 +74,7 @@ long __wrap_syscall(long number, ...) {
     if (number != SYS_futex || !atomic_load_explicit(&is_played, memory_order_relaxed))
         return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     const _Atomic uint32_t *word = (const void *)a[0];
-    return (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT ? sleep_on(word, (uint32_t)a[2]) : wake(word);
+    return (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT ? lie_down(word, (uint32_t)a[2]) : rouse(word);
 }
 
 typedef struct meetings {

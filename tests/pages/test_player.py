@@ -38,7 +38,9 @@ def held_at_the_end(schedule: Schedule) -> list[list[int]]:
 def shown(page: Any, part: int = 0) -> list[list[int]]:
     counts: list[list[int]] = page.evaluate(
         "at => { const model = player.parts[at].model;"
-        " return Array.from({length: model.ranks}, (_, rank) => model.contributions(rank)); }",
+        " return Array.from({length: model.ranks}, (_, rank) => Array.from("
+        "   model.held.subarray(rank * model.chunks, (rank + 1) * model.chunks),"
+        "   (value) => model.values.count[value])); }",
         part,
     )
     return counts

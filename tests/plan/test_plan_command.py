@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from unisono.cli import main
 from unisono.plan import COLLECTIVES, Schedule, catalog, find
-from unisono.plan.chart import crossovers, save_chart, text_chart
+from unisono.plan.chart import crossovers, save_chart
 from unisono.plan.choose import rank_sizes
-from unisono.plan.draw import table_rows, to_svg, trees
+from unisono.plan.draw import to_svg, trees
 from unisono.plan.topology import PRESETS
 from user_programs import run_python
 
@@ -31,7 +31,6 @@ def test_algorithms_are_ranked() -> None:
     assert ranked(result)[0] == "hierarchical"
     assert {*ranked(result)} == {e.name for e in catalog("all_reduce")}
     assert "bandwidth-bound" in result.output
-    assert "With switches that add (SHARP, --topology h100_sharp): " in result.output
 
 
 def test_one_algorithm_or_two_alone() -> None:
@@ -41,7 +40,6 @@ def test_one_algorithm_or_two_alone() -> None:
     assert "all_reduce of 64M on 512 ranks, 64 nodes, ethernet" in alone.output
     assert ranked(alone) == ["lanes"]
     assert "(8 pieces)" in alone.output
-    assert "next with" not in alone.output
     both = plan("broadcast", "-n", 16, "--algorithm", "chain", "--against", "lanes", "--json")
     names = [entry["algorithm"] for entry in json.loads(both.output)["algorithms"]]
     assert sorted(names) == ["chain", "lanes"]
@@ -59,7 +57,6 @@ def test_switches_that_add_are_ranked_beside_the_others() -> None:
     result = plan("all_reduce", "-n", 64, "--topology", "h100_sharp")
     assert ranked(result)[0] == "sharp"
     assert {*ranked(result)} == {"sharp", *(e.name for e in catalog("all_reduce"))}
-    assert "The switches (sharp) are" in result.output
     swept = plan("all_reduce", "-n", 64, "--topology", "a100_sharp", "--sizes", "8:64")
     assert "sharp" in swept.output
     assert "8 to    64: sharp" in swept.output
@@ -100,7 +97,6 @@ def test_sizes_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = plan("all_reduce", "-n", 16, "--sizes", "8M:1G", "-o", tmp_path / "chart.svg")
     assert result.exit_code == 0
-    assert "a hierarchical" in result.output
     assert "8M to  256M: hierarchical" in result.output
     assert "512M to    1G: lanes" in result.output
     svg = (tmp_path / "chart.svg").read_text()
@@ -121,23 +117,16 @@ def test_where_algorithms_cross() -> None:
         (8, 1 << 10, "mates"),
         (1 << 30, 1 << 30, "hierarchical"),
     ]
-    lines = text_chart((1, 4), {"up": (1.0, 2.0), "down": (2.0, 1.0)}, width=9, height=5)
-    rows = [line.split("|")[1] for line in lines.splitlines()[:5]]
-    assert rows[0].startswith("b")
-    assert rows[0].endswith("a")
-    assert rows[2].strip() == "*" * len(rows[2].strip())
-    assert rows[4].startswith("a")
-    assert rows[4].endswith("b")
 
 
 def test_a_schedule_is_shown(tmp_path: Path) -> None:
     result = plan("show", "double_tree", "-n", 8, "-o", tmp_path / "double_tree.svg")
     assert result.exit_code == 0
     assert "all_reduce by double_tree: 8 ranks, 2 chunks, 6 steps; verified" in result.output
-    assert "+<0 c1" in result.output
+    assert "step 0: 1 +> 2 c0, " in result.output
     assert (tmp_path / "double_tree.svg").exists()
     wide = plan("show", "ring", "-n", 16)
-    assert "15 +> 0 c14" in wide.output.replace("\n", " ")
+    assert "15 +> 0 c14" in wide.output
     other = plan("show", "binomial", "--collective", "reduce", "-n", 5, "--root", 3, "--json")
     assert Schedule.from_json(other.output) == find("reduce", "binomial").schedule(5, root=3)
     assert json.loads(other.output)["root"] == 3
@@ -192,18 +181,6 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
     assert result.stderr == (
         "Error: the chart x.svg needs matplotlib: pip install 'unisono[plot]', or leave out -o\n"
     )
-
-
-def test_the_legend_has_every_chunk() -> None:
-    for collective, name, ranks in (
-        ("all_reduce", "ring", 4), ("all_reduce", "ring", 7), ("all_gather", "bruck", 32),
-    ):  # fmt: skip
-        schedule = find(collective, name).schedule(ranks)
-        texts = [text.text for text in ElementTree.fromstring(to_svg(schedule)).iter()]
-        legend = texts[texts.index("solid: added, dashed: copied; chunks:") + 1 :]
-        assert legend == [f"c{chunk}" for chunk in range(schedule.chunks)]
-    many = to_svg(find("all_to_all", "pairwise").schedule(32))
-    assert ">...</text>" in many
 
 
 @pytest.mark.parametrize(
@@ -281,10 +258,7 @@ def test_bad_input_gets_one_sentence(
 def test_every_schedule_is_drawn(entry) -> None:
     for ranks in (1, 2, 3, 8, 16):
         schedule = entry.schedule(ranks)
-        rows = table_rows(schedule)
         transfers = sum(len(step) for step in schedule.steps)
-        assert sum(cell.count("<") for row in rows for cell in row) == transfers
-        assert sum(cell.count(">") for row in rows for cell in row) == transfers
         picture = ElementTree.fromstring(to_svg(schedule))
         heads = [shape for shape in picture.iter() if shape.tag.endswith("polygon")]
         assert len(heads) == transfers

@@ -27,19 +27,17 @@ PLACEMENTS = {
 def every_schedule(hosts: list[list[int]]) -> Iterator[Schedule]:
     ranks = sum(map(len, hosts))
     for pieces in (1, 2, 6):
-        yield lanes.all_reduce_over(hosts, pieces)
-        yield lanes.all_gather_over(hosts, pieces)
-        yield lanes.reduce_scatter_over(hosts, pieces)
-        yield lanes.all_to_all_over(hosts, pieces)
+        yield lanes.all_reduce(ranks, hosts, pieces)
+        yield lanes.all_gather(ranks, hosts, pieces)
+        yield lanes.reduce_scatter(ranks, hosts, pieces)
+        yield lanes.all_to_all(ranks, hosts, pieces)
         for root in range(ranks):
-            yield lanes.broadcast_over(hosts, root, pieces)
-            yield lanes.reduce_over(hosts, root, pieces)
+            yield lanes.broadcast(ranks, root, hosts, pieces)
+            yield lanes.reduce(ranks, root, hosts, pieces)
     for root in range(ranks):
-        yield mates.broadcast_over(hosts, root)
-    for name in ("all_reduce", "reduce_scatter", "barrier"):
-        yield mates.combine_over(name, hosts)
-    for name in ("all_gather", "all_to_all"):
-        yield mates.collect_over(name, hosts)
+        yield mates.broadcast(ranks, root, hosts)
+    for name in ("all_reduce", "reduce_scatter", "barrier", "all_gather", "all_to_all"):
+        yield getattr(mates, name)(ranks, hosts)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -69,12 +67,12 @@ def test_who_talks_between_hosts_is_who_does_in_the_engine(placement: str) -> No
         pairs = [(move.source, move.destination) for move in moves]
         return {pair for pair in pairs if host_of[pair[0]] != host_of[pair[1]]}
 
-    assert crossing(lanes.all_reduce_over(hosts, 2)) == by_lane
-    assert crossing(lanes.all_gather_over(hosts, 2)) == by_lane
-    assert crossing(lanes.reduce_scatter_over(hosts, 2)) == by_lane
-    assert crossing(lanes.all_to_all_over(hosts, 2)) == by_mate
-    assert crossing(mates.combine_over("all_reduce", hosts)) == by_mate
-    assert crossing(mates.collect_over("all_gather", hosts)) == by_mate
+    assert crossing(lanes.all_reduce(ranks, hosts, 2)) == by_lane
+    assert crossing(lanes.all_gather(ranks, hosts, 2)) == by_lane
+    assert crossing(lanes.reduce_scatter(ranks, hosts, 2)) == by_lane
+    assert crossing(lanes.all_to_all(ranks, hosts, 2)) == by_mate
+    assert crossing(mates.all_reduce(ranks, hosts)) == by_mate
+    assert crossing(mates.all_gather(ranks, hosts)) == by_mate
 
 
 Shares = Callable[[int, int], float]

@@ -23,8 +23,8 @@ from unisono.plan import (
     find,
     verify,
 )
-from unisono.plan.algorithms import double_tree
-from unisono.plan.algorithms.trees import depths
+from unisono.plan.algorithms import binary_trees
+from unisono.plan.algorithms.binary_trees import depths
 from unisono.plan.proof import ends, holds_after, holds_before, owner
 
 ALGORITHMS = [pytest.param(entry, id=f"{entry.collective}-{entry.name}") for entry in catalog()]
@@ -227,7 +227,7 @@ def test_steps_and_bytes_are_what_the_page_says(entry: Algorithm) -> None:
     for ranks in range(1, 34):
         schedule = entry.schedule(ranks)
         assert schedule.rounds == steps(ranks)
-        most = max(schedule.bytes_sent(rank, 1.0) for rank in range(ranks))
+        most = float(schedule.chunks_sent().max()) * schedule.chunk_bytes(1.0)
         if entry.name in AT_MOST or (entry.collective, entry.name) == ("gather", "binomial"):
             assert most <= sends(ranks) + 1e-9
         elif ranks > 1 and (entry.name not in POWERS_OF_TWO or folded(ranks) == 0):
@@ -235,17 +235,13 @@ def test_steps_and_bytes_are_what_the_page_says(entry: Algorithm) -> None:
 
 
 @pytest.mark.parametrize("entry", ALGORITHMS)
-def test_what_is_sent_is_received(entry: Algorithm) -> None:
+def test_what_is_sent_is_counted(entry: Algorithm) -> None:
     for ranks in (1, 2, 5, 8, 13):
         for schedule in variants(entry, ranks):
             listed = [transfer for step in schedule.steps for transfer in step]
             for rank in range(ranks):
                 sent = sum(t.count for t in listed if t.source == rank)
-                received = sum(t.count for t in listed if t.destination == rank)
                 assert schedule.chunks_sent()[rank] == sent
-                assert schedule.chunks_received()[rank] == received
-            added = sum(t.count for t in listed if t.action == "reduce")
-            assert schedule.chunks_reduced().sum() == added
 
 
 def test_pieces_add_steps_and_no_bytes() -> None:
@@ -253,7 +249,8 @@ def test_pieces_add_steps_and_no_bytes() -> None:
         entry = find(collective, name)
         whole, cut = entry.schedule(8, pieces=1), entry.schedule(8, pieces=9)
         assert cut.rounds == whole.rounds + 8
-        assert cut.bytes_sent(3, 90.0) == pytest.approx(whole.bytes_sent(3, 90.0))
+        sent = [each.chunks_sent()[3] * each.chunk_bytes(90.0) for each in (cut, whole)]
+        assert sent[0] == pytest.approx(sent[1])
 
 
 def test_hierarchical_sends_little_between_nodes() -> None:
@@ -312,7 +309,7 @@ def test_rows_of_a_ring_2d_stay_inside_nodes() -> None:
 
 def test_the_two_trees() -> None:
     for ranks in range(2, 200):
-        for trees in (double_tree.both_trees(ranks), double_tree.trees_below_root(ranks)):
+        for trees in (binary_trees.both_trees(ranks), binary_trees.trees_below_root(ranks)):
             inner = [set(tree[tree >= 0].tolist()) - {int(np.argmin(tree))} for tree in trees]
             roots = [int(np.argmin(tree)) for tree in trees]
             for tree, root in zip(trees, roots, strict=True):
@@ -321,7 +318,7 @@ def test_the_two_trees() -> None:
                 assert children[root] == 1
                 assert depths(tree).max() <= lg(ranks)
             assert inner[0].isdisjoint(inner[1] - {0} if ranks % 2 else inner[1])
-    assert double_tree.binary_tree(8).tolist() == [-1, 2, 4, 2, 0, 6, 4, 6]
+    assert binary_trees.binary_tree(8).tolist() == [-1, 2, 4, 2, 0, 6, 4, 6]
 
 
 # --- damage --------------------------------------------------------------------------------
@@ -459,7 +456,7 @@ def test_schedules_are_compared_hashed_printed_and_written_down() -> None:
             assert schedule.title() in str(schedule)
     lines = str(find("all_reduce", "ring").schedule(4)).splitlines()
     assert lines[0] == "all_reduce by ring: 4 ranks, 4 chunks, 6 steps"
-    assert lines[2] == "  rank 0: send c3 -> 1, recv+reduce c2 <- 3"
+    assert lines[1] == "step 0: 0 +> 1 c3, 1 +> 2 c0, 2 +> 3 c1, 3 +> 0 c2"
     with pytest.raises(ValueError, match="not a schedule's JSON"):
         Schedule.from_json("{}")
     with pytest.raises(AttributeError):
@@ -529,7 +526,6 @@ def test_the_catalog_lists_what_has_costs() -> None:
         assert {(collective, entry.name) for entry in catalog(collective)} == {
             known for known in COSTS if known[0] == collective
         }
-    assert all(entry.source and entry.steps and entry.sends for entry in catalog())
     with pytest.raises(ValueError, match="broadcast has no algorithm 'ring', only binary_tree"):
         find("broadcast", "ring")
     with pytest.raises(ValueError, match="no collective 'shout'"):

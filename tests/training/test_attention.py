@@ -9,7 +9,7 @@ import torch
 
 from expected import doubles
 from unisono.comm.base import Communicator
-from unisono.training.attention import ring_attention, tree_attention
+from unisono.training.attention import ring_attention
 from unisono.world.world import resolve
 
 RANKS = [1, 2, 3, 4]
@@ -91,44 +91,7 @@ def test_wrong_shapes(comm: Communicator) -> None:
     with pytest.raises(ValueError, match="4 queries and 5 keys"):
         ring_attention(q, torch.ones(5, 3), torch.ones(5, 3))
     with pytest.raises(ValueError, match="positions and width"):
-        tree_attention(q[0], q, q)
-    with pytest.raises(ValueError, match="no gradients"):
-        tree_attention(q.clone().requires_grad_(), q, q)
-
-
-@pytest.mark.parametrize("kind", ["even", "one each", "uneven"])
-@pytest.mark.ranks(RANKS)
-def test_tree(comm: Communicator, kind: str) -> None:
-    lengths = [*lengths_of(comm.size, kind)[:-1], 3]
-    if comm.size > 2 and kind == "uneven":
-        lengths[1] = 0
-    length = sum(lengths)
-    q = doubles(1, BATCH, HEADS, 2, WIDTH)
-    k, v = (doubles(seed, BATCH, HEADS, length, WIDTH) for seed in (2, 3))
-    # Two new positions at the end: the first of them does not see the second.
-    mask = torch.ones(2, length, dtype=torch.bool).tril(length - 2)
-    begin = sum(lengths[: comm.rank])
-    here = slice(begin, begin + lengths[comm.rank])
-    got = tree_attention(q, k[:, :, here], v[:, :, here], comm)
-    torch.testing.assert_close(got, full(q, k, v))
-    got = tree_attention(q, k[:, :, here], v[:, :, here], comm, mask=mask[:, here])
-    torch.testing.assert_close(got, full(q, k, v, mask))
-
-
-@pytest.mark.ranks(2, backend="gloo")
-def test_tree_on_gloo_in_float32(process_group: Any) -> None:
-    comm = resolve()
-    q, k, v = (doubles(seed, 6, WIDTH).float() for seed in (1, 2, 3))
-    got = tree_attention(q, k.chunk(2)[comm.rank], v.chunk(2)[comm.rank])
-    torch.testing.assert_close(got, full(q, k, v))
-
-
-@pytest.mark.ranks(2)
-def test_a_query_that_sees_nothing(comm: Communicator) -> None:
-    q = torch.ones(2, 3)
-    mask = torch.tensor([[True] * 4, [False] * 4])
-    got = tree_attention(q, torch.ones(4, 3), torch.full((4, 3), comm.rank + 1.0), mask=mask)
-    assert got.tolist() == [[1.5] * 3, [0.0] * 3]
+        ring_attention(q[0], q, q)
 
 
 @pytest.mark.ranks([1, 3])
@@ -138,5 +101,4 @@ def test_what_is_not_a_number_stays_so(comm: Communicator) -> None:
         k = torch.ones(2, 3)
         if comm.rank == comm.size - 1:
             k[1, 1] = wrong
-        assert tree_attention(q, k, torch.ones(2, 3)).isnan().all()
         assert ring_attention(q, k, torch.ones(2, 3)).isnan().all()

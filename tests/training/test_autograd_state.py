@@ -11,8 +11,6 @@ from unisono.comm.base import Communicator
 from unisono.training import (
     GradientSync,
     ShardedOptimizer,
-    broadcast_many,
-    reduce_many,
     sync_gradients,
 )
 
@@ -106,13 +104,3 @@ def test_a_module_shared_in_inference_mode_still_learns(comm: Communicator) -> N
         assert comm.is_shared(parameter)
     assert all(parameter.is_inference() for parameter in served.parameters())
     assert comm.is_shared(served[0].weight)
-
-
-@pytest.mark.ranks(2)
-def test_what_many_tensors_are_written_with_counts(comm: Communicator) -> None:
-    tensors = [torch.ones(2), torch.ones(3, dtype=torch.float64)]
-    broadcast_many(tensors, 1, comm)
-    assert [tensor._version > 0 for tensor in tensors] == [comm.rank != 1] * 2
-    before = [tensor._version for tensor in tensors]
-    reduce_many(tensors, group=comm)
-    assert all(now._version > was for now, was in zip(tensors, before, strict=True))

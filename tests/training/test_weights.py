@@ -11,8 +11,8 @@ import torch
 
 from unisono import Communicator, WeightMismatch, WeightUpdateError
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
-from unisono.training.weights.checksum import checksum
 from unisono.training.weights.shards import Box
+from unisono.training.weights.transfers import checksum
 from unisono.world.world import resolve
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -329,11 +329,11 @@ def test_other_ways_not_to_fit(comm: Communicator) -> None:
     tie = torch.zeros(2)
     two = {"a": torch.ones(2), "b": torch.ones(2)}
     attempt([two, {}], {"a": tie, "b": tie}, "tied to a, on the trainer not")
-    attempt([{"w": "text"}, {}], whole, "rank 0: the weight 'w' is a str", WeightUpdateError)
+    attempt([{"w": "text"}, {}], whole, "rank 0: TypeError: .* is a str", WeightUpdateError)
     meta = {"w": torch.ones(4, 4, device="meta")}
-    attempt([whole, {}], meta, "rank 2: the weight 'w' is on meta", WeightUpdateError)
+    attempt([whole, {}], meta, "rank 2: TypeError: .* is on meta", WeightUpdateError)
     lazy = {"w": torch.ones(4, dtype=torch.complex64).conj()}
-    attempt([lazy, {}], whole, "rank 0: the weight 'w' is a lazy conjugate", WeightUpdateError)
+    attempt([lazy, {}], whole, "rank 0: TypeError: .* is a lazy conjugate", WeightUpdateError)
 
     def speechless() -> Iterator[Any]:
         yield "w", half
@@ -376,7 +376,6 @@ def test_progress_and_summary(comm: Communicator) -> None:
     assert len(seen) == summary.buckets > 3
     assert (summary.bytes, summary.tensors) == (total, 6)  # an empty one does not travel
     assert summary.seconds > 0
-    assert summary.share_of_copy_floor > 0
     assert "GB/s" in str(summary)
 
 

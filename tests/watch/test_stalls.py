@@ -16,6 +16,7 @@ from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.errors import CollectiveTimeout
+from unisono.processes import state_of
 
 STOPPED = 1
 
@@ -32,7 +33,15 @@ def stopping(comm: Communicator) -> Iterator[None]:
             group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
             if group.ranks[STOPPED].progress > 200:
                 os.kill(group.ranks[STOPPED].pid, signal.SIGSTOP)
-                return
+                if is_in_a_call():
+                    return
+                os.kill(group.ranks[STOPPED].pid, signal.SIGCONT)
+
+    def is_in_a_call() -> bool:
+        """Whether it was stopped in one, and not between two."""
+        group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
+        pid = group.ranks[STOPPED].pid
+        return state_of(pid).is_stopped and group.ranks[STOPPED].records[-1].state == "moving"
 
     over = threading.Event()
     group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)

@@ -12,8 +12,8 @@ ENGINE = (
     Mutant(
         "wake-order",
         "csrc/wait.h",
-        "->sleepers, memory_order_seq_cst))\n        wake_sleepers",
-        "->sleepers, memory_order_relaxed))\n        wake_sleepers",
+        "->sleepers, memory_order_seq_cst))\n        wake(flag",
+        "->sleepers, memory_order_relaxed))\n        wake(flag",
         "a rank that falls asleep while its peer publishes is not woken: some calls take 50 ms",
         ("threads sleepers",),
     ),
@@ -135,7 +135,7 @@ ENGINE = (
     Mutant(
         "blocking-overtakes",
         "csrc/call.c",
-        "        run_queue(g, NULL, call);\n",
+        "        run_queue(g, NULL, call, false);\n",
         "",
         "a blocking call runs before works that were begun earlier: ranks meet in different calls",
         ("tests/comm/test_async.py::test_a_blocking_call_does_not_overtake",),
@@ -263,6 +263,14 @@ ENGINE = (
         _BLOCKS,
     ),
     # -- the binding -----------------------------------------------------------------------------
+    Mutant(
+        "overlap-itself",
+        "csrc/python/layouts.c",
+        "(size_t)dim[d].stride_bytes < reach",
+        "(size_t)dim[d].stride_bytes < item_bytes",
+        "a result is written into a tensor whose elements share memory",
+        ("tests/comm/test_overlaps.py::test_overlaps_are_found_exactly",),
+    ),
     Mutant(
         "overlap-of-lists",
         "csrc/python/overlaps.c",

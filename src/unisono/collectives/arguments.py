@@ -1,15 +1,24 @@
-"""What the functions are given: tensors, arrays and parts of them, checked and taken apart."""
+"""What the functions are given: tensors, arrays and parts of them, ranks and reductions, checked
+and taken apart. What is refused, the other ranks hear of."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 import torch
 
-from unisono.collectives.refusals import as_dense_tensor, check_out, refuse_type
 from unisono.collectives.results import ResultWork
-from unisono.comm.base import Communicator
+from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
+from unisono.comm.base import (
+    Communicator,
+    PremulSum,
+    Reduction,
+    dtype_name,
+    has_meaning,
+)
+from unisono.comm.reductions import known_reduction
+from unisono.torch_habits import one_root
 
 _Tensor = torch.Tensor
 
@@ -100,3 +109,67 @@ def in_given_type(given: Any, result: Any) -> Any:
     if isinstance(result, list):
         return [tensor.numpy() for tensor in result]
     return result.numpy()
+
+
+def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
+    """Raise TypeError about this rank's arguments, once its peers know."""
+    try:
+        comm.refuse(operation, why)
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+
+
+def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
+    """The rank of the group that was passed as `src` or `dst`, or as `root`; 0 if none was. Refuses
+    what is not one."""
+    if root is not None:
+        rank = one_root(comm, operation, rank, root)
+    if rank is None:
+        return 0
+    if not isinstance(rank, int) or not 0 <= rank < comm.size:
+        comm.refuse(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
+    return rank
+
+
+def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
+    """Refuse an `out` of another dtype or shape than the result has."""
+    if out.dtype != dtype or tuple(out.shape) != tuple(shape):
+        given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
+        comm.refuse(operation, f"out is {given}, and the result {wanted}")
+
+
+def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
+    """A tensor, or an array as a tensor of the same memory. Refuses what has no plain memory."""
+    if not isinstance(tensor, torch.Tensor):
+        try:
+            return torch.from_numpy(tensor)
+        except (TypeError, ValueError) as error:
+            refuse_type(comm, operation, str(error))
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = f"{tensor.layout} of {tensor.dtype}"
+        refuse_type(comm, operation, f"{kind} has no plain memory: pass a dense tensor")
+    return tensor
+
+
+def reduction(
+    op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
+) -> Reduction:
+    """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
+    at `where` in a structure.
+
+    Raises, on every rank, ValueError for a reduction that nobody knows and TypeError for one that
+    has no meaning for a tensor's dtype.
+    """
+    known = known_reduction(op)
+    if known is None:
+        if isinstance(op, Communicator) or hasattr(op, "rank"):
+            comm.refuse(
+                operation, f"{op!r} is not a reduction: pass a group by its name, group=..."
+            )
+        comm.refuse(operation, describe_unknown_reduction(op))
+    name: str = "premul_sum" if isinstance(known, PremulSum) else known
+    for dtype in {dtype_name(tensor) for tensor in tensors}:
+        if not has_meaning(name, dtype):
+            why = describe_meaningless(name, dtype)
+            refuse_type(comm, operation, f"{where}: {why}" if where else why)
+    return known

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import numpy
 import torch
 
-from unisono.collectives.tensor_bytes import flat_bytes
+from unisono.collectives.ragged import flat_bytes
 
 _LENGTH = struct.Struct("<Q")
 _FLOAT = struct.Struct("<d")

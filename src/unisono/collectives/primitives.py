@@ -20,7 +20,9 @@ import torch
 
 from unisono.collectives import ragged, structures
 from unisono.collectives.arguments import (
+    as_dense_tensor,
     check_parts,
+    check_rank,
     check_tensor,
     copy_into,
     copy_of,
@@ -29,11 +31,10 @@ from unisono.collectives.arguments import (
     is_tensor,
     part_shape,
     parts,
+    reduction,
     refuse_out,
 )
-from unisono.collectives.integers import device_of
-from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, check_rank
+from unisono.collectives.ragged import device_of
 from unisono.collectives.results import ResultWork, result_or_work
 from unisono.collectives.torch_forms import understands_torch
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT

@@ -11,22 +11,60 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy
 import torch
 
-from unisono.collectives.integers import all_gather_integers
-from unisono.collectives.refusals import check_out
+from unisono.collectives.arguments import check_out
 from unisono.collectives.results import result_or_work
-from unisono.collectives.tensor_bytes import flat_bytes
 from unisono.comm.base import Communicator, Work, name_of_dtype
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.error_texts import dtype_code
 
-_SHORT_DIMS = 8
-_MOST_DIMS = 64
-"""A spec has room for so many dimensions; for more there is a second, long one. torch knows no
-tensor with more than 64."""
-_PADDING = (0,) * _MOST_DIMS
 
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as a row of bytes: in the same memory where the tensor is contiguous, else in
+    a copy."""
+    row = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
+    # The stride of no or one element may be anything, and view() wants 1.
+    return row.as_strided(row.shape, (1,)).view(torch.uint8)
+
+
+def tensor_from_bytes(data: bytearray, device: Any) -> torch.Tensor:
+    """A row of these bytes: on the CPU in the same memory."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device=device)
+    return torch.frombuffer(data, dtype=torch.uint8).to(device)
+
+
+def bytes_of(row: torch.Tensor) -> memoryview:
+    """The bytes of a row: of one on the CPU in the same memory."""
+    return row.cpu().numpy().data
+
+
+def device_of(comm: Communicator) -> Any:
+    """Where a Communicator takes tensors that nobody has given a device."""
+    return getattr(comm, "device", "cpu")
+
+
+def all_gather_integers(
+    comm: Communicator, integers: tuple[int, ...], device: Any
+) -> list[tuple[int, ...]]:
+    """Every rank's integers, in rank order; all ranks pass equally many. Where a Communicator has
+    no way of its own for that, they travel in memory of this device."""
+    if isinstance(comm, SharedMemoryCommunicator):
+        return comm.exchange_integers(integers)
+    everyone: Any
+    if str(device) == "cpu":  # arrays are made in a fraction of the time that tensors take
+        everyone = numpy.empty((comm.size, len(integers)), dtype=numpy.int64)
+        comm.all_gather(everyone, numpy.array(integers, dtype=numpy.int64))
+    else:
+        everyone = torch.empty((comm.size, len(integers)), dtype=torch.int64, device=device)
+        comm.all_gather(everyone, torch.tensor(integers, dtype=torch.int64, device=device))
+    return [tuple(theirs) for theirs in everyone.tolist()]
+
+
+_MOST_DIMS = 64
+"""torch knows no tensor with more."""
 
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
 """What a rank has: a dtype and a shape."""
@@ -43,14 +81,15 @@ def gather(
     where it is given, and None elsewhere; with None for `dst` on every rank."""
     is_wanted = dst is None or comm.rank == dst
     if isinstance(comm, SharedMemoryCommunicator):
-        outputs, shapes = comm.gather_ragged(tensor, is_wanted, torch.empty_like, _empty_beside)
+        outputs, shapes = comm.gather_ragged(tensor, dst, torch.empty_like, _empty_beside)
         if shapes is None:
             if out is not None and outputs is not None:
                 outputs = _copy_into(comm, out, outputs)
             return result_or_work(None, async_op, outputs)
-        specs = [(_dlpack_dtype(number), shape) for number, shape in shapes]
+        specs = [(_numbered_dtype(number), shape) for number, shape in shapes]
     else:
-        specs = _all_gather_specs(comm, tensor)
+        rows = all_gather_integers(comm, _pack_spec(tensor), tensor.device)
+        specs = list(map(_unpack_spec, rows))
     outputs = None
     if is_wanted and out is not None:
         outputs = list(out)
@@ -68,7 +107,7 @@ def gather(
 
 def _empty_beside(tensor: torch.Tensor, number: int, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of the dtype with DLPack's number, where `tensor` lies."""
-    return torch.empty(shape, dtype=_dlpack_dtype(number), device=tensor.device)
+    return torch.empty(shape, dtype=_numbered_dtype(number), device=tensor.device)
 
 
 def _copy_into(
@@ -102,7 +141,7 @@ def scatter(
 ) -> Any:
     """Tensor r of rank `src`'s, on rank r, which learns from `src` what it gets."""
     mine = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=device)
-    comm.scatter(mine, None if tensors is None else _pack_long_specs(tensors, device), src)
+    comm.scatter(mine, None if tensors is None else _pack_specs(tensors, device), src)
     dtype, shape = _unpack_spec(mine.tolist())
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=device)
@@ -115,7 +154,7 @@ def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bo
     """Tensor r of every rank's, on rank r, in rank order."""
     device = tensors[0].device
     integers = torch.empty((comm.size, 2 + _MOST_DIMS), dtype=torch.int64, device=device)
-    comm.all_to_all(integers, _pack_long_specs(tensors, device))
+    comm.all_to_all(integers, _pack_specs(tensors, device))
     specs = [_unpack_spec(row) for row in integers.tolist()]
     outputs = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in specs]
     return result_or_work(comm.all_to_all(outputs, tensors, async_op=async_op), async_op, outputs)
@@ -124,45 +163,21 @@ def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bo
 # -- specs ---------------------------------------------------------------------------------------
 
 
-def _all_gather_specs(comm: Communicator, tensor: torch.Tensor) -> list[TensorSpec]:
-    specs = all_gather_integers(comm, _pack_spec(tensor.dtype, tensor.shape), tensor.device)
-    if any(integers[1] > _SHORT_DIMS for integers in specs):
-        long = _pack_spec(tensor.dtype, tensor.shape, _MOST_DIMS)
-        specs = all_gather_integers(comm, long, tensor.device)
-    return [_unpack_spec(integers) for integers in specs]
+def _pack_spec(tensor: torch.Tensor) -> tuple[int, ...]:
+    padding = (0,) * (_MOST_DIMS - tensor.dim())
+    return (dtype_code(name_of_dtype(tensor.dtype)), tensor.dim(), *tensor.shape, *padding)
 
 
-def _pack_spec(
-    dtype: torch.dtype, shape: Sequence[int], room: int = _SHORT_DIMS
-) -> tuple[int, ...]:
-    """A spec with room for so many dimensions; without them where it has more."""
-    dims = len(shape)
-    given = shape if dims <= room else ()
-    return (_dtype_numbers()[dtype], dims, *given, *_PADDING[len(given) : room])
-
-
-def _pack_long_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
-    rows = [_pack_spec(tensor.dtype, tensor.shape, _MOST_DIMS) for tensor in tensors]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+def _pack_specs(tensors: Sequence[torch.Tensor], device: Any) -> torch.Tensor:
+    return torch.tensor(list(map(_pack_spec, tensors)), dtype=torch.int64, device=device)
 
 
 def _unpack_spec(integers: Sequence[int]) -> TensorSpec:
-    return _dtypes()[integers[0]], tuple(integers[2 : 2 + integers[1]])
+    return _numbered_dtype(integers[0]), tuple(integers[2 : 2 + integers[1]])
 
 
 @cache
-def _dtypes() -> list[torch.dtype]:
-    """Every dtype of torch, in an order that is the same in every process."""
+def _numbered_dtype(number: int) -> torch.dtype:
+    """The dtype with DLPack's number."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    return sorted(found, key=str)
-
-
-@cache
-def _dtype_numbers() -> dict[torch.dtype, int]:
-    return {dtype: number for number, dtype in enumerate(_dtypes())}
-
-
-@cache
-def _dlpack_dtype(number: int) -> torch.dtype:
-    """The dtype with DLPack's number, as the engine has it."""
-    return next(dtype for dtype in _dtypes() if dtype_code(name_of_dtype(dtype)) == number)
+    return next(dtype for dtype in found if dtype_code(name_of_dtype(dtype)) == number)

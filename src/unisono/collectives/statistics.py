@@ -1,18 +1,260 @@
-"""Combining what each rank has computed of its shard.
+"""Sums, means, variances and norms over tensors whose parts lie on different ranks.
 
 A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors lie on top of each
 other and are combined element by element, which is the same with a new first dimension of which
-each rank has one row. Halves are computed in float32.
+each rank has one row. Shards may differ in length, and be empty: every element counts once, whoever
+has it. Halves are computed in float32. All but clipping have gradients, by the convention of
+`unisono.differentiable`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from unisono.collectives.refusals import refuse_type
-from unisono.comm.base import Communicator
+from unisono.collectives import differentiable
+from unisono.collectives.arguments import refuse_type
+from unisono.collectives.ragged import device_of
+from unisono.comm.base import Communicator, Group
+from unisono.world.world import resolve
+
+
+def weighted_sum(
+    x: torch.Tensor,
+    weight: torch.Tensor | float,
+    dim: int | None = None,
+    group: Group = None,
+    *,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """The sum of weight * x over `dim` and all ranks, on every rank. `weight` is this rank's own, a
+    number or a tensor that broadcasts with `x`.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
+    world), element by element.
+
+    Raises TypeError on every rank unless `x` is a tensor.
+
+    >>> unisono.weighted_sum(torch.ones(3), weight=comm.rank + 1)  # weights 1 and 2
+    tensor([3., 3., 3.])
+    """
+    comm = resolve(group)
+    if not isinstance(x, torch.Tensor):
+        refuse_type(comm, "all_reduce", f"weighted_sum takes a tensor, not {type(x).__name__}")
+    product = x * weight
+    local = widen(product)
+    if dim is not None:
+        local = local.sum(dim, keepdim=keepdim)
+    return differentiable.all_reduce(local, "sum", comm).to(product.dtype)
+
+
+def mean(
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
+) -> torch.Tensor:
+    """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
+    ranks' means. With `dim=None` it is the mean over the ranks, element by element.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. `group` is a Communicator, a torch process group, or None for the
+    world.
+
+    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+
+    >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
+    >>> unisono.mean(shard, dim=0)
+    tensor(0.2500)
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "mean", x, dim, complexes=True)
+    if dim is None:
+        return differentiable.all_reduce(x, "mean", comm)
+    total = widen_to_64_bits(widen(shard).sum(axis, keepdim=True))
+    count = total.new_full((1,), shard.size(axis))
+    together = differentiable.all_reduce(torch.cat([total.flatten(), count]), "sum", comm)
+    result = (together[:-1] / together[-1]).view(total.shape).to(x.dtype)
+    return keep_or_squeeze(result, axis, keepdim)
+
+
+def variance(
+    x: torch.Tensor,
+    dim: int | None = None,
+    group: Group = None,
+    *,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
+    from the mean, divided by the number of elements less `correction`.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` it is the variance over the ranks of `group` (None:
+    the world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point tensor.
+
+    >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
+    tensor(5.)
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "variance", x, dim)
+    result = _Variance.apply(shard, axis, comm, correction)  # type: ignore[no-untyped-call]
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
+
+
+class _Variance(torch.autograd.Function):
+    """Ranks' means and sums of squares are combined as Chan, Golub and LeVeque do (1979), which
+    does not subtract large numbers from each other."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dim: int, comm: Communicator, correction: float
+    ) -> torch.Tensor:
+        length = x.size(dim)
+        if length:
+            spread, centre = torch.var_mean(widen(x), dim, correction=0, keepdim=True)
+            spread, centre = widen_to_64_bits(spread) * length, widen_to_64_bits(centre)
+        else:
+            shape = reduced_shape(x, dim)
+            spread = centre = torch.zeros(shape, dtype=torch.float64, device=x.device)
+        count = torch.full_like(centre, length)
+        if is_small(comm, centre, spread, count):
+            counts, centres, spreads = gather_statistics(comm, count, centre, spread)
+            elements = counts.sum(0)
+            middle = (counts * centres).sum(0) / elements
+            squares = (spreads + counts * (centres - middle).square()).sum(0)
+        else:
+            total = torch.stack([centre * count, count])
+            comm.all_reduce(total)
+            sums, elements = total
+            middle = sums / elements
+            squares = spread + count * (centre - middle).square()
+            comm.all_reduce(squares)
+        freedom = (elements - correction).clamp_min(0)
+        ctx.comm = comm
+        ctx.save_for_backward(x, middle, freedom)
+        return (squares / freedom).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, middle, freedom = ctx.saved_tensors
+        total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
+        return (2 * (x - middle) / freedom * total).to(x.dtype), None, None, None
+
+
+def l2_norm(
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
+) -> torch.Tensor:
+    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
+    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
+    world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+
+    >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
+    tensor(5.)
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "l2_norm", x, dim, complexes=True)
+    result = _Norm.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
+
+
+def normalize(
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
+) -> torch.Tensor:
+    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` where that is
+    smaller; each rank has its shard's part. Raises what `l2_norm` raises.
+
+    >>> unisono.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
+    tensor([3.])
+    """
+    norm = l2_norm(widen(x) if isinstance(x, torch.Tensor) else x, dim, group, keepdim=True)
+    return (widen(x) / norm.clamp_min(eps)).to(x.dtype)
+
+
+def clip_grad_norm(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    group: Group = None,
+    *,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> torch.Tensor:
+    """Scale gradients down, in place, so that their norm over all ranks is at most `max_norm`.
+
+    Each rank of `group` (None: the world) passes the `parameters` of its own shard: the norm, of
+    order `norm_type`, is that of all ranks' gradients together, so a parameter that lies on several
+    ranks counts several times. Where all ranks have the same gradients, as with data parallelism,
+    torch's own clip_grad_norm_ is right. Returns the norm before clipping, the same on every rank.
+
+    Raises RuntimeError on every rank if that is not finite and `error_if_nonfinite`.
+
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0 + comm.rank])  # 3 and 4: together a norm of 5
+    >>> unisono.clip_grad_norm(weight, max_norm=2.5).item()
+    5.0
+    >>> round(2 * weight.grad.item() - comm.rank, 3)
+    3.0
+    """
+    comm = resolve(group)
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    gradients = [parameter.grad for parameter in given if parameter.grad is not None]
+    device = gradients[0].device if gradients else torch.device(device_of(comm))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    if gradients:
+        norms = torch.stack([_norm(gradient, norm_type) for gradient in gradients])
+        total = torch.linalg.vector_norm(norms, norm_type)
+    if norm_type == float("inf"):
+        comm.all_reduce(total, "max")
+    else:
+        total = total**norm_type
+        comm.all_reduce(total)
+        total = total ** (1.0 / norm_type)
+    if error_if_nonfinite and not torch.isfinite(total):
+        raise RuntimeError(f"the norm of order {norm_type} of the gradients is {total.item()}")
+    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total)
+    return total
+
+
+def _norm(gradient: torch.Tensor, order: float) -> torch.Tensor:
+    """A norm that does not overflow in half precision."""
+    dtype = widen(gradient.new_empty(0)).dtype
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, order, dtype=dtype)
+    return norm.double()
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+        local = torch.linalg.vector_norm(
+            x, dim=dim, keepdim=True, dtype=widen_to_64_bits(x.new_empty(0)).dtype
+        )
+        if is_small(comm, local):
+            norm = torch.linalg.vector_norm(gather_statistics(comm, local)[0], dim=0)
+        else:
+            squares = local.square_()
+            comm.all_reduce(squares)
+            norm = squares.sqrt_()
+        ctx.comm = comm
+        ctx.save_for_backward(x, norm)
+        result: torch.Tensor = norm.to(x.real.dtype if x.is_complex() else x.dtype)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, norm = ctx.saved_tensors
+        total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
+        slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
+        return (x * slope).to(x.dtype), None, None
+
 
 _GATHERED_BYTES = 64 * 1024
 """Up to so many bytes over all ranks, one all_gather takes less time than two all_reduces."""

@@ -6,7 +6,6 @@ raise, and the group goes on. Numbers travel as float64, int64, complex128 or bo
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from unisono.collectives import ragged
-from unisono.collectives.encoding import decode, encode, torch_dtype
-from unisono.collectives.integers import all_gather_integers, device_of
-from unisono.collectives.objects import all_gather_object
-from unisono.collectives.reductions import reduction
-from unisono.collectives.refusals import as_dense_tensor, refuse_type
+from unisono.collectives.arguments import as_dense_tensor, reduction, refuse_type
+from unisono.collectives.encoding import decode
+from unisono.collectives.objects import all_gather_object, encode_all, gather_bytes
+from unisono.collectives.ragged import all_gather_integers, bytes_of, device_of
 from unisono.collectives.results import result_or_work
-from unisono.collectives.tensor_bytes import bytes_of, flat_bytes, tensor_from_bytes
 from unisono.collectives.trees import (
     Tree,
     description,
@@ -149,71 +145,32 @@ def _call_in_place(
 
 
 def gather(comm: Communicator, structure: Any, dst: int | None, async_op: bool) -> Any:
-    """Every rank's structure, on rank `dst` or, with None, on every rank.
-
-    Two messages: what everybody has, then all tensors of a rank as one row of bytes.
-    """
+    """Every rank's structure, on rank `dst` or, with None, on every rank."""
     operation = "all_gather" if dst is None else "gather"
     tree = _take_apart(comm, operation, structure)
-    tensors = [as_dense_tensor(comm, operation, leaf) for leaf in tree.tensors]
-    device = tensors[0].device if tensors else torch.device(device_of(comm))
-    shapes = [[dtype_name(tensor), list(tensor.shape)] for tensor in tensors]
-    skeleton = description(tree, shapes=False)
-    mine = tensor_from_bytes(encode([skeleton, shapes, tree.numbers]), device)
-    everyone = [decode(bytes_of(theirs)) for theirs in ragged.gather(comm, mine, None)]
-    skeletons = [skeleton for skeleton, _, _ in everyone]
-    if any(skeleton != skeletons[0] for skeleton in skeletons):
-        raise _difference_error(comm, operation, skeletons)
-    row = _pack_row([flat_bytes(tensor) for tensor in tensors], device)
-    lengths = [sum(_align(_byte_count(*leaf)) for leaf in shapes) for _, shapes, _ in everyone]
-    work, rows = None, None
-    if dst is None or comm.rank == dst:
-        rows = [torch.empty(length, dtype=torch.uint8, device=device) for length in lengths]
-    if any(lengths):
-        work = ragged.gather_rows(comm, rows, row, dst, async_op)
+    leaves = [_plain_leaf(comm, operation, leaf) for leaf in tree.tensors]
+    mine = struct.unpack("=2q", signature(tree, shapes=False))
+    data, lengths, signatures = encode_all(comm, [leaves, tree.numbers], marks=mine)
+    if signatures.count(mine) < comm.size:
+        described = all_gather_object(description(tree, shapes=False), comm)
+        raise _difference_error(comm, operation, described)
+    rows, work = gather_bytes(comm, data, lengths, dst, async_op)
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+    def rebuild(row: torch.Tensor) -> Any:
+        leaves, numbers = decode(bytes_of(row))
+        if len(devices) == 1:
+            (device,) = devices
+            leaves = [leaf.to(device) if hasattr(leaf, "to") else leaf for leaf in leaves]
+        return put_together(structure, leaves, numbers)
 
     def finish() -> Any:
-        if rows is None:
-            return None
-        arrays = [isinstance(leaf, numpy.ndarray) for leaf in tree.tensors]
-        return [
-            put_together(structure, _unpack_row(row, shapes, arrays), numbers)
-            for row, (_, shapes, numbers) in zip(rows, everyone, strict=True)
-        ]
+        return None if rows is None else list(map(rebuild, rows))
 
     return result_or_work(work, async_op, None, finish)
 
 
-_ALIGNMENT = 16
-"""Every tensor begins where an element of any dtype may."""
-
-
-def _align(count: int) -> int:
-    return -(-count // _ALIGNMENT) * _ALIGNMENT
-
-
-def _byte_count(dtype: str, shape: list[int]) -> int:
-    return torch_dtype(dtype).itemsize * math.prod(shape)
-
-
-def _pack_row(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    pieces: list[torch.Tensor] = []
-    padding = torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=device)
-    for part in parts:
-        count = part.numel()
-        pieces.append(part.to(device))
-        if _align(count) != count:
-            pieces.append(padding[: _align(count) - count])
-    return torch.cat(pieces) if pieces else padding[:0]
-
-
-def _unpack_row(row: torch.Tensor, shapes: list[Any], arrays: list[bool]) -> list[Any]:
-    """The tensors in a row of bytes, each with memory of its own."""
-    leaves: list[Any] = []
-    at = 0
-    for (dtype, shape), is_array in zip(shapes, arrays, strict=True):
-        count = _byte_count(dtype, shape)
-        leaf = row[at : at + count].view(torch_dtype(dtype)).view(shape).clone()
-        leaves.append(leaf.numpy() if is_array else leaf)
-        at += _align(count)
-    return leaves
+def _plain_leaf(comm: Communicator, operation: str, leaf: Any) -> Any:
+    """A leaf as `encode` takes it."""
+    dense = as_dense_tensor(comm, operation, leaf)
+    return leaf if isinstance(leaf, numpy.ndarray) else dense.detach()

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from unisono.collectives.arguments import is_tensor
-from unisono.collectives.refusals import refuse_type
+from unisono.collectives.arguments import is_tensor, refuse_type
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_output_first, may_be_output_first, name_type
 from unisono.world.world import resolve

@@ -69,9 +69,10 @@ def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any])
     return _rebuild(structure, iter(tensors), iter(numbers))
 
 
-def signature(tree: Tree) -> bytes:
-    """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
-    return _digest(tree.skeleton, tree.shapes)
+def signature(tree: Tree, *, shapes: bool = True) -> bytes:
+    """16 bytes that are the same on two ranks if and only if skeletons and, with `shapes`, dtypes
+    and shapes are."""
+    return _digest(tree.skeleton, tree.shapes if shapes else b"")
 
 
 def _describe_leaf(leaf: Any) -> bytes:

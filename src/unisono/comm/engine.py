@@ -122,11 +122,23 @@ def work_types() -> tuple[type, ...]:
     return () if _native is None else (_native.Work, _native.Message)
 
 
-def which_overlap(tensors: Sequence[Any], written: int) -> tuple[int, int] | None:
-    """The numbers of two tensors of different dtypes that share memory, at least one of them among
+def check_types_apart(tensors: Sequence[Any], written: int) -> None:
+    """Raise ValueError if two tensors of different dtypes share memory, at least one of them among
     the first `written`."""
-    pair: tuple[int, int] | None = _module().which_overlap(tensors, written)
-    return pair
+    if _native is not None:
+        _native.check_types_apart(tensors, written)
+
+
+def check_overlaps(operation: str, *call: Any) -> None:
+    """Raise ValueError if the tensors of a call share memory as they may not: its output, its input
+    or None, rank and size of its group, and whether it is coalesced."""
+    if _native is not None:
+        _native.check_overlaps(Operation[operation.upper()], *call)
+
+
+def overlaps_itself(tensor: Any) -> bool:
+    """Whether two elements of a tensor or array share memory; without the engine nobody looks."""
+    return _native is not None and bool(_native.overlaps_itself(tensor))
 
 
 def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:

@@ -1,6 +1,6 @@
 """Start ranks on this machine, or on the nodes of a Ray cluster.
 
-functions.py          `unisono.launch`: a function on several ranks; pickling.py: how it gets there
+functions.py          `unisono.launch`: a function on several ranks
 script.py             `unisono run`: a program on several ranks; command.py: the command
 on_ray.py             the same on a Ray cluster; ray_actor.py: what looks after a rank on its node
 crew.py, process.py   the processes, from their start to the end of the last one; one of them
@@ -12,7 +12,6 @@ interrupts.py         signals to the launching process
 guardian.py           ends what ranks have started if the launching process is killed
 record_keeper.py      keeps the records of watched ranks beyond their end
 store.py              torch's store for the programs of `unisono run`
-debugger.py           `breakpoint()` in a rank; terminal.py: who reads from the terminal
-torchrun_options.py   what to use instead of options that only torchrun has
+debugger.py           `breakpoint()` in a rank
 share.py              each rank's share of cores, threads and memory
 """

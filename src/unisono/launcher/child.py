@@ -7,7 +7,6 @@ import ctypes
 import faulthandler
 import importlib.machinery
 import importlib.util
-import json
 import linecache
 import os
 import pickle
@@ -21,15 +20,15 @@ from unisono import variables
 from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.launcher.protocol import (
     FAILED,
-    STACK_SIGNAL,
     STARTED,
     VALUE,
     Failure,
     Instructions,
     Script,
+    dumps,
     pack,
 )
-from unisono.processes import end_with_parent
+from unisono.processes import STACK_SIGNAL, end_with_parent
 from unisono.torch_backend.autoload import inherit_store
 from unisono.tracebacks import causes, shorten
 from unisono.world import world
@@ -107,7 +106,7 @@ class _ResultPipe:
         text = "".join(traceback.format_exception(type(error), error, frames))
         follows = any(isinstance(link, (PeerLost, GroupAborted)) for link in causes(error))
         failure = Failure(exit_code, _summary(error), text, follows)
-        self.send(FAILED, json.dumps(vars(failure)).encode())
+        self.send(FAILED, pickle.dumps(failure))
 
 
 def _call_function(file: IO[bytes], results: _ResultPipe) -> int:
@@ -130,8 +129,6 @@ def _pickle(value: Any) -> bytes:
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        from unisono.launcher.pickling import dumps
-
         try:
             return dumps(value)
         except Exception as error:

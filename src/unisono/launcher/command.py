@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from unisono.errors import Misuse, TorchMissing, UnisonoError
+from unisono.errors import Misuse, TorchMissing
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -100,11 +100,10 @@ def run(
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
     from unisono.launcher.protocol import Script
-    from unisono.launcher.script import RunSettings, run_script
-    from unisono.launcher.torchrun_options import what_instead
+    from unisono.launcher.script import run_script
 
     if program.startswith("-"):  # an option that click does not know
-        raise Misuse(what_instead(program))
+        raise Misuse(_what_instead(program))
     if replace is not None and replace == (backend or "").lower():
         raise Misuse(f"--backend {backend} asks for what --replace {replace} takes away")
     if not module and not Path(program).is_file():
@@ -112,28 +111,24 @@ def run(
         raise Misuse(f"{program} {there}")
     if trace is not None:
         check_writable(trace)
-    settings = RunSettings(
-        ranks=_count_ranks(ranks),
-        backend=None if backend is None else _known_backend(backend),
-        replace=replace,
-        threads=threads,
-        pin=pin,
-        timeout_s=timeout_s,
-        prefix=not no_prefix,
-        capture=capture,
-        watch=watch,
-        watch_grace_s=watch_grace_s,
-        trace=None if trace is None else trace.absolute(),
-    )
     try:
-        outcome = run_script(Script(program, module, args), settings)
-    except (UnisonoError, FileNotFoundError) as error:
+        exit_code = run_script(
+            Script(program, module, args),
+            ranks=_count_ranks(ranks),
+            backend=None if backend is None else _known_backend(backend),
+            replace=replace,
+            threads=threads,
+            pin=pin,
+            timeout_s=timeout_s,
+            prefix=not no_prefix,
+            capture=capture,
+            watch=watch,
+            watch_grace_s=watch_grace_s,
+            trace=None if trace is None else trace.absolute(),
+        )
+    except FileNotFoundError as error:  # no /proc
         raise click.ClickException(str(error)) from error
-    if outcome.report is not None:
-        click.echo(f"\nunisono.watch: {outcome.report}", err=True)
-    if outcome.error is not None:
-        click.echo(f"\nunisono run: {outcome.error}", err=True)
-    raise SystemExit(outcome.exit_code)
+    raise SystemExit(exit_code)
 
 
 def check_writable(path: Path) -> None:
@@ -178,3 +173,34 @@ def _known_backend(name: str) -> str:
     if problem:
         raise Misuse(problem)
     return name.lower()
+
+
+# -- options that only torchrun has --------------------------------------------------------------
+
+_SEVERAL_MACHINES = "for several machines use torchrun; unisono works in the programs it starts"
+_NO_ADDRESS = f"ranks of one machine meet without an address, so leave it out; {_SEVERAL_MACHINES}"
+_NO_RESTARTS = "unisono run does not restart ranks: use torchrun for that"
+_OUTPUT = (
+    "every line comes with its rank's name: use --no-prefix, --capture, or the shell to send the "
+    "output elsewhere"
+)
+_INSTEAD = {
+    "unisono run always is: leave it out": ("--standalone",),
+    f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}": ("--nnodes",),
+    _NO_ADDRESS: ("--rdzv-", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
+    _NO_RESTARTS: ("--max-restarts", "--monitor-interval"),
+    _OUTPUT: ("--log-dir", "--logs-specs", "--redirects", "-r", "--tee", "-t", "--local-ranks-"),
+    "use --pin, which binds each rank to its share of the cores": ("--numa-binding",),
+    "PROGRAM is a Python file, or a module with -m": ("--no-python", "--run-path"),
+    "use --watch or --trace to see what the ranks do": ("--event-log-handler",),
+}
+"""By what is said of them; a name that ends with a dash is the beginning of several."""
+
+
+def _what_instead(option: str) -> str:
+    """What to use instead of an option that `unisono run` does not have, in one sentence."""
+    given = option.partition("=")[0].replace("_", "-")
+    for reason, names in _INSTEAD.items():
+        if any(given == name or (name[-1] == "-" and given.startswith(name)) for name in names):
+            return f"{option}: {reason}"
+    return f"{option}: there is no such option, and options of PROGRAM follow it"

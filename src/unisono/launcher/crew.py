@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
+import pickle
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Iterable
+from functools import partial
 
+from unisono.launcher import outcomes
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.outcomes import Rank
 from unisono.launcher.output import Lines, Listener, Stream
-from unisono.launcher.process import Rank, RankProcess
-from unisono.launcher.protocol import FAILED, STARTED, VALUE, Failure, unpack
+from unisono.launcher.process import RankProcess
+from unisono.launcher.protocol import FAILED, STARTED, VALUE, unpack
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -27,39 +28,30 @@ _STACKS_S = 1.0
 _SILENCE_S = 0.1
 _KILLED_S = 10.0
 _TICK_S = 0.05
-_PIECE_BYTES = 1 << 16
-_PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
-
-
-class Verdict(Enum):
-    """How a launch as a whole came to its end."""
-
-    DONE = "done"
-    FAILED = "failed"
-    TIMED_OUT = "timed out"
-    INTERRUPTED = "interrupted"
-    GIVEN_UP = "given up"
+_KEPT_CHARACTERS = 1 << 16
+_CAPTURED_CHARACTERS = 8 << 20
 
 
 class Crew:
     """Listens to ranks and sees to it that all end when they should.
 
-    `values` says that a rank must send a value before it ends; `keep` is how much of each stream
-    is kept.
+    `values` says that a rank must send a value before it ends, `captured` that what ranks write is
+    shown by exceptions alone.
     """
 
     def __init__(
-        self, listener: Listener, interrupts: Interrupts, *, values: bool, keep: int
+        self, listener: Listener, interrupts: Interrupts, *, values: bool, captured: bool
     ) -> None:
         self.ranks: list[Rank] = []
+        self.selector = selectors.DefaultSelector()
+        """Whoever else has something to wait for registers it with a function to call."""
         self._listener = listener
         self._interrupts = interrupts
         self._values = values
-        self._keep = keep
+        self._captured = captured
         self._guardian: Guardian | None = None
-        self._given_up = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
+        self._given_up: tuple[str, int] | None = None
+        self.selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
 
     def __enter__(self) -> Crew:
         return self
@@ -70,82 +62,74 @@ class Crew:
             rank.process.send_signal(signal.SIGKILL)
         for rank in self._living():
             rank.process.forget()
-        for rank in self.ranks:
-            for descriptor in list(rank.pipes):
-                self._close(rank, descriptor)
-        self._selector.close()
+        self.selector.close()
         if self._guardian is not None:
             self._guardian.close()
 
-    def call_when_readable(self, descriptor: int, function: Callable[[], None]) -> None:
-        """Call `function` once, as soon as `descriptor` is readable."""
+    def add(self, processes: Iterable[RankProcess]) -> None:
+        """Look after these ranks, in rank order; an interrupt comes before those still to start."""
+        for process in processes:
+            self._add(process)
+            if self._interrupts.noted:
+                break
 
-        def call() -> None:
-            self._selector.unregister(descriptor)
-            function()
-
-        self._selector.register(descriptor, selectors.EVENT_READ, call)
-
-    def add(self, process: RankProcess, host: str = "") -> None:
-        """Look after the next rank's process, too."""
+    def _add(self, process: RankProcess) -> None:
         number = len(self.ranks)
+        keep = _CAPTURED_CHARACTERS if self._captured else _KEPT_CHARACTERS
         lines: dict[Stream, Lines] = {
-            "stdout": Lines(number, "stdout", self._listener, self._keep),
-            "stderr": Lines(number, "stderr", self._listener, self._keep),
+            "stdout": Lines(number, "stdout", self._listener, keep),
+            "stderr": Lines(number, "stderr", self._listener, keep),
         }
-        rank = Rank(number, process, lines, list(process.readers), host)
+        rank = Rank(number, process, lines)
         self.ranks.append(rank)
-        takers: tuple[Callable[[bytes], object], ...] = (
+        takers = (
             lines["stdout"].feed,
             lines["stderr"].feed,
-            lambda data: self._receive(rank, data),
+            partial(self._receive, rank),
             rank.stack.extend,
         )
-        for descriptor, take in zip(process.readers, takers, strict=True):
-            self._listen(rank, descriptor, take)
-        if process.end_fd is not None:  # else the tick finds it
-            self._selector.register(
-                process.end_fd, selectors.EVENT_READ, lambda: self._check_ended(rank)
-            )
+        process.listen(self.selector, takers, partial(self._note_end, rank))
 
-    def run(self, timeout_s: float | None, patience_s: float) -> Verdict:
-        """Wait until all ranks have ended, and end them where that must be.
+    def run(self, timeout_s: float | None, patience_s: float, begun: float) -> None:
+        """Wait until all ranks have ended, and end them where that must be: `timeout_s` after
+        `begun`, for one.
 
         `patience_s` is how long a rank that was told to end may take before it is killed.
+
+        Raises RanksFailed if a rank fails or they are given up, RanksTimedOut if they are not done
+        in time, KeyboardInterrupt if a signal came.
         """
-        if self._groups():
-            self._guardian = Guardian()  # after the ranks, whose start shall not wait for it
-            self._guardian.guard(self._groups())
-        self._wait(lambda: self._all_returned() or self._any_failed() or self._given_up, timeout_s)
-        verdict = Verdict.GIVEN_UP if self._given_up else Verdict.TIMED_OUT
-        if self._any_failed():
-            verdict = Verdict.FAILED
-            self._wait(self._all_ended, SURVIVORS_S)
-        elif self._all_returned():
-            self._wait(self._all_ended, LINGERING_S)
-            verdict = Verdict.FAILED if self._any_failed() else Verdict.DONE
+        self._guard()  # after the ranks, whose start shall not wait for it
+        left_s = None if timeout_s is None else begun + timeout_s - time.monotonic()
+        self._wait(self._is_decided, left_s)
+        returned = self._all_returned()
+        if returned or self._any_failed():
+            self._wait(self._all_ended, SURVIVORS_S if self._any_failed() else LINGERING_S)
+        failed = self._any_failed()
         if self._interrupts.noted:
             self._end(self._interrupts.noted[0], patience_s)
-            return Verdict.INTERRUPTED
+            raise KeyboardInterrupt
         if not self._all_ended():
-            if verdict is not Verdict.DONE:
+            if failed or not returned:
                 self._ask_for_stacks()
             self._end(signal.SIGTERM, patience_s)
-        return verdict
+        if failed:
+            raise outcomes.ranks_failed(self.ranks, self._captured)
+        if not returned and self._given_up is not None:
+            raise outcomes.ranks_given_up(self.ranks, *self._given_up, self._captured)
+        if not returned:
+            assert timeout_s is not None
+            raise outcomes.ranks_timed_out(self.ranks, timeout_s, self._captured)
 
-    def give_up(self) -> None:
-        """Ranks that still run are to be ended."""
-        self._given_up = True
+    def give_up(self, why: str, culprit: int) -> None:
+        """Ranks that still run are to be ended, for this reason; also from another thread."""
+        self._given_up = why, culprit
+        self._interrupts.wake()
 
     # -- what has become of them ---------------------------------------------------------------
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.exit_code is None]
-
-    def _groups(self) -> list[int]:
-        """The process groups of this machine that live."""
-        groups = [rank.process.group for rank in self._living()]
-        return [group for group in groups if group is not None]
 
     def _all_ended(self) -> bool:
         return not self._living()
@@ -158,6 +142,9 @@ class Crew:
     def _any_failed(self) -> bool:
         return any(rank.failed_at is not None for rank in self.ranks)
 
+    def _is_decided(self) -> bool:
+        return self._all_returned() or self._any_failed() or self._given_up is not None
+
     def _receive(self, rank: Rank, data: bytes) -> None:
         rank.messages += data
         while message := unpack(rank.messages):
@@ -167,31 +154,28 @@ class Crew:
             elif kind == VALUE:
                 rank.value = payload
             elif kind == FAILED and not rank.ended_by_us:
-                rank.failure = Failure(**json.loads(payload))
+                rank.failure = pickle.loads(payload)
                 rank.failed_at = time.monotonic()
 
-    def _check_ended(self, rank: Rank) -> None:
-        """See whether a rank has ended, and how."""
-        if rank.exit_code is not None:
-            return
-        status = rank.process.find_status()
-        if status is None:
-            return
+    def _note_end(self, rank: Rank, status: int) -> None:
         if status != 0 or rank.ended_by_us:
             rank.process.send_signal(signal.SIGKILL)  # what it started; its number is still its own
         rank.exit_code = status
-        if self._guardian is not None:  # before its number can be another's
-            self._guardian.guard(self._groups())
-        if rank.process.end_fd is not None:
-            self._selector.unregister(rank.process.end_fd)
+        self._guard()  # before its number can be another's
         rank.process.forget()
-        for descriptor in list(rank.pipes):
-            self._drain(rank, descriptor)
         for lines in rank.lines.values():
             lines.feed(b"", last=True)
         missing = self._values and rank.value is None
-        if rank.failed_at is None and not rank.ended_by_us and (rank.exit_code != 0 or missing):
+        if rank.failed_at is None and not rank.ended_by_us and (status != 0 or missing):
             rank.failed_at = time.monotonic()
+
+    def _guard(self) -> None:
+        """Tell the guardian of the process groups of this machine that live."""
+        groups = [rank.process.group for rank in self._living()]
+        if self._guardian is None and any(groups):
+            self._guardian = Guardian()
+        if self._guardian is not None:
+            self._guardian.guard([group for group in groups if group is not None])
 
     # -- ending them ---------------------------------------------------------------------------
 
@@ -226,51 +210,12 @@ class Crew:
             self._serve(left_s)
 
     def _serve(self, limit_s: float | None) -> None:
-        unwatched = [rank for rank in self._living() if rank.process.end_fd is None]
         unfinished = [
             lines for rank in self.ranks for lines in rank.lines.values() if lines.unfinished
         ]
-        if unwatched or unfinished:
+        if unfinished:
             limit_s = _TICK_S if limit_s is None else min(limit_s, _TICK_S)
-        for key, _ in self._selector.select(limit_s):
+        for key, _ in self.selector.select(limit_s):
             key.data()
-        for rank in unwatched:
-            self._check_ended(rank)
         for lines in unfinished:
             lines.tick()
-
-    def _listen(self, rank: Rank, descriptor: int, take: Callable[[bytes], object]) -> None:
-        os.set_blocking(descriptor, False)
-
-        def read() -> bool:
-            """Whether there was something."""
-            if descriptor not in rank.pipes:
-                return False  # closed within this turn
-            try:
-                data = os.read(descriptor, _PIECE_BYTES)
-            except BlockingIOError:
-                return False
-            if data:
-                take(data)
-            else:
-                self._close(rank, descriptor)
-            return bool(data)
-
-        self._selector.register(descriptor, selectors.EVENT_READ, read)
-
-    def _drain(self, rank: Rank, descriptor: int) -> None:
-        """Read what a rank that has ended left behind.
-
-        Not to the end of the file: a process that the rank left behind may hold it open.
-        """
-        read = self._selector.get_key(descriptor).data
-        for _ in range(_PIPE_BYTES // _PIECE_BYTES + 1):
-            if not read():
-                break
-        if descriptor in rank.pipes:
-            self._close(rank, descriptor)
-
-    def _close(self, rank: Rank, descriptor: int) -> None:
-        rank.pipes.remove(descriptor)
-        self._selector.unregister(descriptor)
-        os.close(descriptor)

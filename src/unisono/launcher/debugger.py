@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from unisono.errors import UnisonoError
-from unisono.launcher import terminal
+from unisono.launcher.process import bring_to_foreground
 
 _RUNNING_S = 1.0
 """After a command that lets the program run for longer than this, others get their turn: it may
@@ -41,7 +41,7 @@ def debug(frame: FrameType, rank: int, input_fd: int, turn_fd: int) -> None:
 
 
 class _Turn:
-    """The right to debug, of which a launch has one."""
+    """The right to debug, of which a launch has one: a lock on a file, and the terminal."""
 
     def __init__(self, turn_fd: int, input_fd: int) -> None:
         self._turn_fd, self._input_fd = turn_fd, input_fd
@@ -63,11 +63,14 @@ class _Turn:
                 except BlockingIOError:
                     print(f"breakpoint(): {_location(frame)}: waits until the debugger is free")
                     fcntl.flock(held, fcntl.LOCK_EX)
-                self._terminal_was = terminal.take(self._input_fd)
             except BaseException:
                 os.close(held)
                 raise
             self._held = held
+            with contextlib.suppress(OSError):  # a pipe, or not our terminal
+                before = os.tcgetpgrp(self._input_fd)
+                bring_to_foreground(self._input_fd, os.getpgrp())
+                self._terminal_was = before
 
     def leave(self, taken: int | None = None) -> None:
         """At once; or, where `taken` is given, unless it has been taken again since."""
@@ -76,7 +79,7 @@ class _Turn:
                 return
             if self._terminal_was is not None:
                 with contextlib.suppress(OSError):
-                    terminal.give(self._input_fd, self._terminal_was)
+                    bring_to_foreground(self._input_fd, self._terminal_was)
             if self._held is not None:
                 os.close(self._held)
             self._held = self._terminal_was = None

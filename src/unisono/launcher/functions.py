@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import linecache
@@ -12,32 +11,36 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from reprlib import repr as shorten
 from typing import Any, TypeVar
 
 from unisono.errors import UnisonoError
 from unisono.launcher import share
-from unisono.launcher.crew import Crew, Verdict
+from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.outcomes import ranks_failed, ranks_timed_out
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
-from unisono.launcher.process import LocalProcess, start_process
-from unisono.launcher.protocol import (
-    Instructions,
-    nameless_file,
-    standard_input,
-    write_instructions,
-)
-from unisono.launcher.results import RankResults
+from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
+from unisono.launcher.protocol import Instructions, dumps, standard_input
 
 Result = TypeVar("Result")
 
-KEPT_CHARACTERS = 1 << 16
-CAPTURED_CHARACTERS = 8 << 20
-PATIENCE_S = 2.0
+_PATIENCE_S = 2.0
 """How long a rank that was told to end may take before it is killed."""
+
+_LONGEST_CELL = 300
+
+
+class RankResults(list[Result]):
+    """A list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        from unisono.pages import html_table  # not before a notebook asks for it
+
+        texts = [repr(value) for value in self]
+        cut = [x if len(x) <= _LONGEST_CELL else f"{x[:_LONGEST_CELL]}..." for x in texts]
+        return html_table(("rank", "result"), list(enumerate(cut)))
 
 
 def launch(
@@ -86,102 +89,40 @@ def launch(
     args = _checked_arguments(fn, args, kwargs)
     job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
     instructions = Instructions(
-        script=None, sys_path=tuple(sys.path), argv=tuple(sys.argv), sources=_sources(fn)
+        script=None,
+        sys_path=tuple(sys.path),
+        argv=tuple(sys.argv),
+        pins=share.pins(ranks) if pin else (),
+        sources=_sources(fn),
     )
+    begun = time.monotonic()
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
-
-        def new_crew(hosts: Sequence[str] = ()) -> Crew:
-            listener: Listener = Callback() if capture else Terminal(hosts=hosts)
-            if on_line is not None:
-                listener = Callback(on_line)
-            keep = CAPTURED_CHARACTERS if capture else KEPT_CHARACTERS
-            return stack.enter_context(Crew(listener, interrupts, values=True, keep=keep))
-
-        end = None if timeout is None else time.monotonic() + timeout
+        hosts: list[str] = []
+        processes: Iterable[RankProcess]
         if on == "ray":
-            from unisono.launcher.on_ray import ranks_on_ray
+            from unisono.launcher.on_ray import Request, ranks_on_ray
 
-            placed = stack.enter_context(
-                ranks_on_ray(
-                    instructions,
-                    job,
-                    ranks,
-                    resources or {"CPU": 1},
-                    spread,
-                    threads,
-                    end,
-                    interrupts,
-                )
-            )
-            crew = new_crew(placed.hosts)
-            for process, host in zip(placed.processes, placed.hosts, strict=True):
-                crew.add(process, host)
+            deadline = None if timeout is None else begun + timeout
+            request = Request(ranks, resources or {"CPU": 1}, spread, threads, deadline)
+            placed = stack.enter_context(ranks_on_ray(instructions, job, request, interrupts))
+            hosts = [process.host for process in placed]
+            processes = placed
         else:
             share.check_room(ranks)
-            start = stack.enter_context(_starter(instructions, job, ranks, threads, pin))
-            crew = new_crew()
-            for rank in range(ranks):
-                if interrupts.noted:
-                    break
-                crew.add(start(rank))
+            input_fd = stack.enter_context(standard_input())
+            instructions = dataclasses.replace(instructions, input_fd=input_fd)
+            variables = share.thread_variables(ranks, threads, os.environ)
+            here = ranks_here(instructions, ranks, variables, job=job)
+            processes = stack.enter_context(here)
         del job
-        verdict = crew.run(None if end is None else max(0.0, end - time.monotonic()), PATIENCE_S)
-    if verdict is Verdict.INTERRUPTED:
-        raise KeyboardInterrupt
-    if verdict is Verdict.FAILED:
-        raise ranks_failed(crew.ranks, captured=capture)
-    if verdict is Verdict.TIMED_OUT:
-        assert timeout is not None
-        raise ranks_timed_out(crew.ranks, timeout, captured=capture)
+        listener: Listener = Terminal(hosts=hosts)
+        if capture or on_line is not None:
+            listener = Callback(on_line)
+        crew = stack.enter_context(Crew(listener, interrupts, values=True, captured=capture))
+        crew.add(processes)
+        crew.run(timeout, _PATIENCE_S, begun)
     return RankResults(_unpickle_result(rank.number, rank.value) for rank in crew.ranks)
-
-
-@contextlib.contextmanager
-def _starter(
-    instructions: Instructions, job: bytes, ranks: int, threads: int | None, pin: bool
-) -> Iterator[Callable[[int], LocalProcess]]:
-    """What starts a rank on this machine, by its number."""
-    environment = dict(os.environ)
-    environment.update(share.thread_variables(ranks, threads, environment))
-    with standard_input() as input_fd, nameless_file() as store, nameless_file() as meeting:
-        instructions = dataclasses.replace(
-            instructions,
-            pins=share.pins(ranks) if pin else (),
-            store_fd=store.fileno(),
-            input_fd=input_fd,
-        )
-        inherited = [meeting.fileno(), store.fileno(), input_fd]
-        with write_instructions(instructions, job) as file:
-            del job
-
-            def start(rank: int) -> LocalProcess:
-                variables = environment | rank_variables(rank, ranks, meeting.fileno())
-                return start_process(rank, variables, file.fileno(), inherited)
-
-            yield start
-
-
-def rank_variables(rank: int, ranks: int, meeting_fd: int) -> dict[str, str]:
-    """What `unisono.init()` reads, and what programs for torchrun read first."""
-    return {
-        "UNISONO_RANK": str(rank),
-        "UNISONO_SIZE": str(ranks),
-        "UNISONO_RENDEZVOUS": f"fd:{meeting_fd}",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-    }
-
-
-def check_not_nested() -> None:
-    """Refuse to start ranks out of a rank."""
-    if "UNISONO_RANK" in os.environ:
-        raise UnisonoError(
-            f"this process is rank {os.environ['UNISONO_RANK']} of a launch already: ranks cannot "
-            "launch ranks"
-        )
 
 
 def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> None:
@@ -241,8 +182,6 @@ def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 def _pickle(value: Any, what: str) -> bytes:
     import cloudpickle
-
-    from unisono.launcher.pickling import dumps
 
     module = sys.modules.get(getattr(value, "__module__", None) or "")
     if module is not None and (module.__name__ == "__main__" or _can_be_imported(module)):

@@ -1,20 +1,16 @@
 """Ends what ranks have started when the launching process is killed and cannot do it any more.
 
-The kernel kills the ranks themselves then (`end_with_parent`), but not their children.
+The kernel kills the ranks themselves then (`end_with_parent`), but not their children. As a script
+this file is the process that does it, so it imports little: it starts with every launch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
+import select
+import signal
 import sys
-from collections.abc import Iterable
-from pathlib import Path
-
-from unisono.errors import UnisonoError
-
-_SCRIPT = str(Path(__file__).with_name("guard_process.py"))
 
 
 class Guardian:
@@ -22,10 +18,13 @@ class Guardian:
     as it takes to kill the process groups that it was last told of."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", _SCRIPT, str(os.getpid())]
+        import subprocess
+
+        from unisono.errors import UnisonoError
+
         try:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -37,7 +36,7 @@ class Guardian:
                 f"the process that guards the ranks could not be started: {error.strerror}"
             ) from error
 
-    def guard(self, groups: Iterable[int]) -> None:
+    def guard(self, groups: list[int]) -> None:
         """From now on kill these process groups, and no others, if we are killed."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # somebody has ended it: then nobody guards
@@ -49,3 +48,27 @@ class Guardian:
         self._process.wait()
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def main() -> None:
+    """Guard the process whose number is the first argument. It writes lines of process groups to
+    our stdin, of which the last one counts."""
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    with contextlib.suppress(OSError):  # an old kernel, or it is gone: then the pipe tells
+        poller.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
+    text, groups, gone = b"", b"", False
+    while not gone:
+        gone = True
+        if any(descriptor == 0 for descriptor, _ in poller.poll()):  # what it wrote comes first
+            data = os.read(0, 1 << 16)
+            *lines, text = (text + data).split(b"\n")
+            groups = lines[-1] if lines else groups
+            gone = not data
+    for group in groups.split():
+        with contextlib.suppress(OSError):
+            os.killpg(int(group), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -54,11 +54,15 @@ class Interrupts:
         """For a selector."""
         return self._reader
 
+    def wake(self) -> None:
+        """Make `fileno` readable without a signal; from any thread."""
+        os.write(self._writer, b"\0")
+
     def read(self) -> None:
         """Make `fileno` unreadable again; an event loop that waits for signals gets its own."""
         with contextlib.suppress(BlockingIOError):
             numbers = os.read(self._reader, 4096)
-            theirs = bytes(number for number in numbers if number not in self._before)
+            theirs = bytes(number for number in numbers if number and number not in self._before)
             if theirs and self._other_wakeup != -1:
                 os.write(self._other_wakeup, theirs)
 

@@ -1,27 +1,29 @@
 """`launch(..., on="ray")`: each rank's process is started by a Ray actor, on any node of a cluster.
 
-What a rank writes and says comes through its actor into pipes of this process, so that the crew
-that looks after ranks of this machine looks after these, too.
+The crew that looks after ranks of this machine looks after these, too, through their actors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-import secrets
+import selectors
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import RanksTimedOut, UnisonoError, name_number, name_ranks
 from unisono.launcher import share
 from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.process import Taker, rank_variables
 from unisono.launcher.protocol import Instructions
-from unisono.launcher.ray_actor import END, RankActor
+from unisono.launcher.ray_actor import END, Event, RankActor
 
 WAIT_S = 300.0
 """How long Ray has to find room for the ranks and to start their actors."""
@@ -40,170 +42,129 @@ class RemoteProcess:
 
     group = None
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, actor: Any, host: str) -> None:
+        self.host = host
         self.lost = ""
-        self._status: int | None = None
-        pipes = [os.pipe() for _ in range(5)]
-        *self.readers, self.end_fd = (reader for reader, _ in pipes)
-        self._writers = [writer for _, writer in pipes]
+        self._actor = actor
+        self._ended = False
+        self._forget: Callable[[], None] = lambda: None
+
+    def listen(
+        self,
+        selector: selectors.BaseSelector,
+        takers: Sequence[Taker],
+        on_end: Callable[[int], None],
+    ) -> None:
+        """The actor is asked for more once all that it sent has been taken."""
+        reader, writer = os.pipe()
+        lock, forgotten = threading.Lock(), False
+        answer: Future[list[Event]]
+
+        def wake(_: object) -> None:  # from a thread of Ray's
+            with lock:
+                if not forgotten:
+                    os.write(writer, b"\0")
+
+        def ask() -> None:
+            nonlocal answer
+            answer = self._actor.read.remote().future()
+            answer.add_done_callback(wake)
+
+        def take() -> None:
+            os.read(reader, 1)
+            try:
+                events = answer.result()
+            except Exception as error:  # of Ray: the actor or its node has died
+                self.lost = f"was lost with its Ray actor: {_last_line(error)}"
+                events = [(END, b"1")]
+            for number, data in events:
+                if number == END:
+                    self._ended = True
+                    on_end(int(data))
+                    return
+                takers[number](data)
+            ask()
+
+        def forget() -> None:
+            nonlocal forgotten
+            selector.unregister(reader)
+            with lock:
+                forgotten = True
+                os.close(reader)
+                os.close(writer)
+
+        self._forget = forget
+        selector.register(reader, selectors.EVENT_READ, take)
+        ask()
 
     def send_signal(self, number: int) -> None:
         """It is on its way when this returns."""
-        if self._status is None:
-            self.actor.send_signal.remote(int(number))
+        if not self._ended:
+            self._actor.send_signal.remote(int(number))
 
     def ask_for_stack(self) -> bool:
         """Whether the program lets it, only the actor knows."""
-        if self._status is None:
-            self.actor.ask_for_stack.remote()
-        return self._status is None
-
-    def find_status(self) -> int | None:
-        """As the actor has told us."""
-        return self._status
+        if not self._ended:
+            self._actor.ask_for_stack.remote()
+        return not self._ended
 
     def forget(self) -> None:
-        """Close what only this side uses; readers are closed by whoever reads."""
-        os.close(self.end_fd)
-
-    def take(self, events: Sequence[tuple[int, bytes]]) -> bool:
-        """Pass on what the actor has read. Whether more may come."""
-        for number, data in events:
-            if number == END:
-                self.end(int(data))
-                return False
-            with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(self._writers[number], view) :]
-        return True
-
-    def end(self, status: int, lost: str = "") -> None:
-        """The process has ended. Readers, the last of them `end_fd`, become readable to the end."""
-        self._status = status
-        self.lost = lost
-        for writer in self._writers:
-            os.close(writer)
-        self._writers.clear()
-
-    def close(self) -> None:
-        """Nobody will hear of it any more."""
-        if self._writers:
-            self.end(1)
-
-
-class Relay:
-    """A thread that brings what the actors have read to their ranks' pipes."""
-
-    def __init__(self, ray: Any, processes: Sequence[RemoteProcess]) -> None:
-        self._ray = ray
-        self._stop = False
-        self._processes = processes
-        self._thread = threading.Thread(target=self._run, name="unisono ray relay", daemon=True)
-
-    def __enter__(self) -> Relay:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        self._thread.join()
-        for process in self._processes:
-            process.close()
-
-    def _run(self) -> None:
-        waiting = {process.actor.read.remote(): process for process in self._processes}
-        while waiting and not self._stop:
-            for ready in self._ray.wait(list(waiting), timeout=_TICK_S)[0]:
-                process = waiting.pop(ready)
-                try:
-                    goes_on = process.take(self._ray.get(ready))
-                except Exception as error:  # of Ray: the actor or its node has died
-                    process.end(1, f"was lost with its Ray actor: {_last_line(error)}")
-                else:
-                    if goes_on:
-                        waiting[process.actor.read.remote()] = process
+        self._ended = True
+        self._forget()
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Ranks that run: their processes in rank order, and the names of their hosts."""
+class Request:
+    """What Ray is asked for: `resources` for each rank, on as many nodes as possible with `spread`,
+    on as few otherwise."""
 
-    processes: list[RemoteProcess]
-    hosts: list[str]
+    ranks: int
+    resources: Mapping[str, float]
+    spread: bool
+    threads: int | None
+    deadline: float | None
 
 
 @contextlib.contextmanager
 def ranks_on_ray(
-    instructions: Instructions,
-    job: bytes,
-    ranks: int,
-    resources: Mapping[str, float],
-    spread: bool,
-    threads: int | None,
-    deadline: float | None,
-    interrupts: Interrupts,
-) -> Iterator[Placed]:
+    instructions: Instructions, job: bytes, request: Request, interrupts: Interrupts
+) -> Iterator[list[RemoteProcess]]:
     """Ranks in actors of Ray; afterwards neither these nor their room on the cluster are left."""
     ray = import_ray()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_cluster(ray, ranks, resources))
-        wait = _Wait(ray, interrupts, deadline)
-        room = stack.enter_context(_room(ray, ranks, resources, spread, wait))
-        actors = stack.enter_context(_actors(ray, ranks, resources, room, wait))
-        hosts = wait.until([actor.find_host.remote() for _, actor in actors], _starting)
-        nodes = [node for node, _ in actors]
+        stack.enter_context(_cluster(ray, request))
+        wait = _Wait(ray, interrupts, request.deadline)
+        room = stack.enter_context(_room(ray, request, wait))
+        placed = stack.enter_context(_actors(ray, request, room))
+        nodes, actors = [node for node, _ in placed], [actor for _, actor in placed]
+        hosts = wait.until([actor.find_host.remote() for actor in actors], _starting)
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-        address = addresses[nodes[0]]
-        (port,) = wait.until([actors[0][1].open_store.remote(address)], _starting)
+        (found,) = wait.until([actors[0].open_store.remote(addresses[nodes[0]])], _starting)
         common = {name: text for name, text in os.environ.items() if name.startswith(_CARRIED)}
         for name in _OF_ONE_MACHINE:
             common.pop(name, None)
-        common |= {
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
-            "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
-        }
-        if threads is not None:
-            common |= share.thread_variables(ranks, threads, {})
+        common |= found | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        if request.threads is not None:
+            common |= share.thread_variables(request.ranks, request.threads, {})
         arguments = ray.put(instructions), ray.put(job)
         starts = [
             actor.start.remote(rank, common | variables, *arguments)
-            for rank, ((_, actor), variables) in enumerate(
-                zip(actors, rank_variables(nodes), strict=True)
-            )
+            for rank, (actor, variables) in enumerate(zip(actors, _variables(nodes), strict=True))
         ]
         wait.until(starts, _starting)
-        processes = [RemoteProcess(actor) for _, actor in actors]
-        stack.enter_context(Relay(ray, processes))
-        yield Placed(processes, hosts)
+        yield [RemoteProcess(actor, host) for actor, host in zip(actors, hosts, strict=True)]
 
 
-def rank_variables(nodes: Sequence[str]) -> list[dict[str, str]]:
-    """What torchrun sets, for ranks on these nodes."""
+def _variables(nodes: Sequence[str]) -> list[dict[str, str]]:
+    """What torchrun sets for ranks on these nodes."""
     sizes = Counter(nodes)
     order = list(sizes)
     seen: Counter[str] = Counter()
     found = []
     for rank, node in enumerate(nodes):
-        variables = {
-            "RANK": rank,
-            "WORLD_SIZE": len(nodes),
-            "LOCAL_RANK": seen[node],
-            "LOCAL_WORLD_SIZE": sizes[node],
-            "GROUP_RANK": order.index(node),
-            "GROUP_WORLD_SIZE": len(order),
-            "ROLE_RANK": rank,
-            "ROLE_WORLD_SIZE": len(nodes),
-            "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_MAX_RESTARTS": 0,
-        }
+        local, of_nodes = (seen[node], sizes[node]), (order.index(node), len(order))
+        found.append(rank_variables(rank, len(nodes), local, of_nodes))
         seen[node] += 1
-        texts = {name: str(value) for name, value in variables.items()}
-        # nobody but the first actor hosts the store
-        found.append(texts | {"ROLE_NAME": "default", "TORCHELASTIC_USE_AGENT_STORE": "True"})
     return found
 
 
@@ -222,7 +183,7 @@ def import_ray() -> Any:
 
 
 @contextlib.contextmanager
-def _cluster(ray: Any, ranks: int, resources: Mapping[str, float]) -> Iterator[None]:
+def _cluster(ray: Any, request: Request) -> Iterator[None]:
     """The cluster to which this process is connected, or a running one, or one of our own with
     room for these ranks, however few cores there are."""
     if ray.is_initialized():
@@ -233,7 +194,8 @@ def _cluster(ray: Any, ranks: int, resources: Mapping[str, float]) -> Iterator[N
         try:
             ray.init(address="auto", **quiet)
         except ConnectionError:
-            cpus = max(share.core_count(), int(ranks * resources.get("CPU", 0) + 0.999))
+            wanted = math.ceil(request.ranks * request.resources.get("CPU", 0))
+            cpus = max(share.core_count(), wanted)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         yield
     finally:
@@ -241,17 +203,15 @@ def _cluster(ray: Any, ranks: int, resources: Mapping[str, float]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _room(
-    ray: Any, ranks: int, resources: Mapping[str, float], spread: bool, wait: _Wait
-) -> Iterator[Any]:
+def _room(ray: Any, request: Request, wait: _Wait) -> Iterator[Any]:
     """A placement group with a bundle for each rank."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    strategy = "SPREAD" if spread else "PACK"
-    group = placement_group([dict(resources)] * ranks, strategy=strategy)
+    strategy = "SPREAD" if request.spread else "PACK"
+    group = placement_group([dict(request.resources)] * request.ranks, strategy=strategy)
 
     def describe(_: Sequence[int]) -> str:
-        return _wanting(ranks, resources, ray.cluster_resources(), ray.available_resources())
+        return _wanting(request, ray.cluster_resources(), ray.available_resources())
 
     try:
         wait.until([group.ready()], describe)
@@ -261,17 +221,16 @@ def _room(
 
 
 @contextlib.contextmanager
-def _actors(
-    ray: Any, ranks: int, resources: Mapping[str, float], room: Any, wait: _Wait
-) -> Iterator[list[tuple[str, Any]]]:
+def _actors(ray: Any, request: Request, room: Any) -> Iterator[list[tuple[str, Any]]]:
     """An actor per rank with its node, those of one node side by side, the fullest node first."""
     from ray.util.placement_group import placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     places = placement_group_table(room)["bundles_to_node_id"]
-    nodes = [places[bundle] for bundle in range(ranks)]
+    nodes = [places[bundle] for bundle in range(request.ranks)]
     count = Counter(nodes)
-    order = sorted(range(ranks), key=lambda bundle: (-count[nodes[bundle]], nodes[bundle], bundle))
+    order = sorted(range(len(nodes)), key=lambda place: (-count[nodes[place]], nodes[place], place))
+    resources = request.resources
     other = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
     actors: list[tuple[str, Any]] = []
     try:
@@ -332,21 +291,16 @@ def _starting(missing: Sequence[int]) -> str:
     return f"Ray is still starting actors for {name_ranks(missing)}"
 
 
-def _wanting(
-    ranks: int,
-    resources: Mapping[str, float],
-    there: Mapping[str, float],
-    free: Mapping[str, float],
-) -> str:
+def _wanting(request: Request, there: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Who waits for what."""
-    each = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    each = " and ".join(f"{amount:g} {name}" for name, amount in request.resources.items())
     have = " and ".join(
-        f"{there.get(name, 0):g} {name}, {free.get(name, 0):g} of them free" for name in resources
+        f"{there.get(name, 0):g} {name}, {free.get(name, 0):g} of them free"
+        for name in request.resources
     )
-    verb = "waits" if ranks == 1 else "wait"
-    return (
-        f"{name_number(ranks, 'rank')} {verb} for Ray to give {each} to each: its nodes have {have}"
-    )
+    who = name_number(request.ranks, "rank")
+    verb = "waits" if request.ranks == 1 else "wait"
+    return f"{who} {verb} for Ray to give {each} to each: its nodes have {have}"
 
 
 def _last_line(error: BaseException) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unisono.errors import RanksFailed, RanksTimedOut, name_number, name_ranks, plural
-from unisono.launcher.process import Rank
+from unisono.launcher.output import Lines, Stream
+from unisono.launcher.process import RankProcess
+from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
-from unisono.watch.report import Report
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel tells us."""
@@ -17,8 +18,8 @@ _HEAD_START_S = 0.02
 _MOST_LINES = 20
 """Of captured output, in a message."""
 
-_NOTE = re.compile(r"^unisono\.watch: .*\n(?:  .*\n)*", re.MULTILINE)
-"""What the watch has added to an exception: each rank's view of the same."""
+_NOTE = re.compile(r"^((?:E +)?)unisono\.watch: .*\n(?:\1  .*\n)*", re.MULTILINE)
+"""As Python shows it, or pytest, with an E before each line."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,25 @@ class RankEnding:
     host: str = ""
 
 
-def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
+@dataclass
+class Rank:
+    """One rank's process, and what is known of it."""
+
+    number: int
+    process: RankProcess
+    lines: dict[Stream, Lines]
+    messages: bytearray = field(default_factory=bytearray)
+    stack: bytearray = field(default_factory=bytearray)
+    started: bool = False
+    value: bytearray | None = None
+    failure: Failure | None = None
+    failed_at: float | None = None
+    exit_code: int | None = None
+    """As subprocess has it: negative for a signal; None while the process lives."""
+    ended_by_us: bool = False
+
+
+def ranks_failed(ranks: Sequence[Rank], captured: bool) -> RanksFailed:
     """The exception for a launch some of whose ranks failed."""
     endings = [_ending(rank) for rank in ranks]
     first = min((rank for rank in ranks if rank.failed_at is not None), key=_moment).number
@@ -56,7 +75,7 @@ def ranks_failed(ranks: Sequence[Rank], *, captured: bool) -> RanksFailed:
     return RanksFailed(_message(sentence, endings, first, captured), first=first, endings=endings)
 
 
-def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) -> RanksTimedOut:
+def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, captured: bool) -> RanksTimedOut:
     """The exception for a launch that took too long."""
     endings = [_ending(rank) for rank in ranks]
     late = [ending.rank for ending in endings if ending.failed]
@@ -68,14 +87,11 @@ def ranks_timed_out(ranks: Sequence[Rank], timeout_s: float, *, captured: bool) 
 
 
 def ranks_given_up(
-    ranks: Sequence[Rank], report: Report, grace_s: float, *, captured: bool
+    ranks: Sequence[Rank], sentence: str, culprit: int, captured: bool
 ) -> RanksFailed:
-    """The exception for a launch that could not end well, as its watch has found."""
+    """The exception for a launch that could not end well."""
     endings = [_ending(rank) for rank in ranks]
-    numbers = {member.rank: member.global_rank for member in report.ranks}
-    first = next((numbers.get(rank, rank) for rank in report.culprits), -1)
-    sentence = f"ended {grace_s:g} s after the watch's report (--watch-grace): {report}"
-    return RanksFailed(_message(sentence, endings, -1, captured), first=first, endings=endings)
+    return RanksFailed(_message(sentence, endings, -1, captured), first=culprit, endings=endings)
 
 
 def _moment(rank: Rank) -> tuple[bool, float]:
@@ -100,7 +116,7 @@ def _ending(rank: Rank) -> RankEnding:
         stack=_readable(rank.stack.decode(errors="replace")),
         stdout=rank.lines["stdout"].tail,
         stderr=rank.lines["stderr"].tail,
-        host=rank.host,
+        host=rank.process.host,
     )
 
 
@@ -131,7 +147,7 @@ def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured:
     """The sentence, then every ending, those that are alike together and the first one on top."""
     groups: dict[str, list[RankEnding]] = {}
     for ending in sorted(endings, key=lambda end: (end.rank != first, not end.failed, end.rank)):
-        groups.setdefault(_without_names(ending), []).append(ending)
+        groups.setdefault(without_names(_what_it_says(ending), ending.rank), []).append(ending)
     parts = [_paragraph(group, first, captured) for group in groups.values()]
     details = _indented(sentence.partition("\n")[2]).rstrip()  # once is enough
     if details:
@@ -162,16 +178,25 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
     return f"{names} {how}{words}" + (f":\n{_indented(detail)}" if detail else "")
 
 
-def _without_names(ending: RankEnding) -> str:
+def without_names(text: str, rank: int) -> str:
     """What a rank has to say, as any other would say it: no number of its own, no addresses."""
-    text = re.sub(rf"\brank {ending.rank}\b", "rank #", _what_it_says(ending))
-    return re.sub(r"0x[0-9a-f]+", "0x#", text)
+    return without_addresses(re.sub(rf"\brank {rank}\b", "rank #", text))
+
+
+def without_addresses(text: str) -> str:
+    """A text without numbers of objects in memory, which differ from process to process."""
+    return re.sub(r"\b0x[0-9a-f]+", "0x#", text)
+
+
+def without_notes(text: str) -> str:
+    """A traceback without what the watch has added to it: each rank's view of the same."""
+    return _NOTE.sub("", f"{text}\n").strip()
 
 
 def _what_it_says(ending: RankEnding) -> str:
     """All that is shown of it except how a peer ended, which the kernel tells only those that ask
     late enough."""
-    text = f"{ending.how}\n" + (_NOTE.sub("", f"{ending.traceback}\n").strip() or ending.stack)
+    text = f"{ending.how}\n{without_notes(ending.traceback) or ending.stack}"
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 

@@ -22,15 +22,15 @@ _COLOURS = (36, 33, 32, 35, 34)
 
 
 class Lines:
-    """One stream of one rank: bytes in, lines out."""
+    """One stream of one rank: bytes in, lines out. `tail` is the last of what it wrote."""
 
     def __init__(self, rank: int, stream: Stream, listener: Listener, keep: int) -> None:
         self._rank = rank
         self._stream: Stream = stream
         self._listener = listener
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._unfinished: list[str] = []
-        self._unfinished_length = 0
+        self.unfinished = ""
+        """The beginning of a line that has not ended, as far as it has not been shown."""
         self._since = 0.0
         self._begun = False
         self._kept: list[str] = []
@@ -41,42 +41,30 @@ class Lines:
         """Take what the rank wrote; with `last`, an unfinished line ends here."""
         text = self._decoder.decode(data, last)
         self._remember(text)
-        *whole, rest = text.split("\n")
-        if whole:
-            whole[0] = "".join(self._unfinished) + whole[0]
-            self._unfinished.clear()
-            self._unfinished_length = 0
-            self._begun = False
-            for line in whole:
-                self._listener.line(self._rank, self._stream, line.removesuffix("\r"))
-        if rest:
-            if not self._unfinished:
-                self._since = time.monotonic()
-            self._unfinished.append(rest)
-            self._unfinished_length += len(rest)
-        too_long = self._unfinished_length > _LONGEST_LINE
-        if too_long or (last and (self._unfinished or self._begun)):
-            self.feed(b"\n")
+        if not self.unfinished:
+            self._since = time.monotonic()
+        *whole, self.unfinished = (self.unfinished + text).split("\n")
+        if len(self.unfinished) > _LONGEST_LINE or (last and (self.unfinished or self._begun)):
+            whole.append(self.unfinished)
+            self.unfinished = ""
+        for line in whole:
+            self._listener.line(self._rank, self._stream, line.removesuffix("\r"))
+        self._begun = self._begun and not whole
         self._listener.flush()
 
     def tick(self) -> None:
         """Show the beginning of a line that is slow to end."""
-        if self._unfinished and time.monotonic() - self._since >= _PATIENCE_S:
-            text = "".join(self._unfinished)
-            if self._listener.beginning(self._rank, self._stream, text):
-                self._unfinished.clear()
-                self._unfinished_length = 0
-                self._begun = True
-                self._listener.flush()
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether a line has begun and not ended."""
-        return bool(self._unfinished)
+        if (
+            self.unfinished
+            and time.monotonic() - self._since >= _PATIENCE_S
+            and self._listener.beginning(self._rank, self._stream, self.unfinished)
+        ):
+            self.unfinished = ""
+            self._begun = True
+            self._listener.flush()
 
     @property
     def tail(self) -> str:
-        """The last of what the rank wrote."""
         return "".join(self._kept)[-self._keep :]
 
     def _remember(self, text: str) -> None:
@@ -134,7 +122,8 @@ class Terminal:
         if not self._prefix:
             return ""
         name = f"[rank {rank} on {self._hosts[rank]}]" if self._hosts else f"[rank {rank}]"
-        if not wants_colour(_stream(stream)):
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"  # no-color.org
+        if plain or not _is_terminal(_stream(stream)):
             return f"{name} "
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{name}\x1b[0m "
 
@@ -143,8 +132,8 @@ class Callback:
     """Gives every whole line to a function of the program, or to nobody: what was written is kept
     all the same."""
 
-    def __init__(self, on_line: OnLine = lambda rank, stream, text: None) -> None:
-        self.line = on_line
+    def __init__(self, on_line: OnLine | None = None) -> None:
+        self.line = on_line or (lambda rank, stream, text: None)
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
         return False
@@ -155,12 +144,6 @@ class Callback:
 
 Listener = Terminal | Callback
 """Where lines go."""
-
-
-def wants_colour(stream: TextIO | None) -> bool:
-    """Whether colour makes sense there, and the user has not refused it (no-color.org)."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and _is_terminal(stream)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -1,36 +1,41 @@
-"""One rank's process: how it is started, and what is known of it."""
+"""One rank's process: how it is started on this machine, heard, asked and ended."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
+import selectors
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from unisono.errors import UnisonoError
-from unisono.launcher import terminal
-from unisono.launcher.output import Lines, Stream
-from unisono.launcher.protocol import STACK_SIGNAL, Failure
-from unisono.processes import handles_signal
+from unisono.launcher.protocol import (
+    Instructions,
+    nameless_file,
+    write_instructions,
+)
+from unisono.processes import ask_for_stack
+
+Taker = Callable[[bytes], object]
 
 _KILLED_S = 10.0
+_PIECE_BYTES = 1 << 16
+_PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
 
 
 class RankProcess(Protocol):
     """A rank's process, on this machine or another one, as those see it who look after it."""
 
     @property
-    def readers(self) -> Sequence[int]:
-        """Our ends of its stdout, its stderr, its results and its stacks; whoever reads them closes
-        them."""
-
-    @property
-    def end_fd(self) -> int | None:
-        """Readable once the process has ended; None where the system cannot tell so."""
+    def host(self) -> str:
+        """The name of its host, "" where there is only this one."""
 
     @property
     def group(self) -> int | None:
@@ -40,57 +45,62 @@ class RankProcess(Protocol):
     def lost(self) -> str:
         """Why nobody knows how it ended ("was lost with its node"); "" as a rule."""
 
+    def listen(
+        self,
+        selector: selectors.BaseSelector,
+        takers: Sequence[Taker],
+        on_end: Callable[[int], None],
+    ) -> None:
+        """Have keys of the selector whose `data` is called when they are ready. They give `takers`
+        what comes on stdout, stderr, the results and the stacks, and then `on_end` the exit code as
+        subprocess has it, negative for a signal."""
+
     def send_signal(self, number: int) -> None:
         """Send a signal to the process and to what it has started."""
 
     def ask_for_stack(self) -> bool:
         """Have the process write down where it is. False where its program does not let it."""
 
-    def find_status(self) -> int | None:
-        """As subprocess has exit codes, negative for a signal; None while the process lives."""
-
     def forget(self) -> None:
-        """It has ended, all is known of it, and its number may be another's."""
-
-
-@dataclass
-class Rank:
-    """One rank's process, and what is known of it."""
-
-    number: int
-    process: RankProcess
-    lines: dict[Stream, Lines]
-    pipes: list[int]
-    """Those of `process.readers` that are open."""
-    host: str = ""
-    """Where there may be several."""
-    messages: bytearray = field(default_factory=bytearray)
-    stack: bytearray = field(default_factory=bytearray)
-    started: bool = False
-    value: bytearray | None = None
-    failure: Failure | None = None
-    failed_at: float | None = None
-    exit_code: int | None = None
-    """As subprocess has it: negative for a signal; None while the process lives."""
-    ended_by_us: bool = False
+        """Stop listening: it has ended, and its number may be another's."""
 
 
 class LocalProcess:
     """A RankProcess on this machine: the leader of a process group."""
 
-    lost = ""
+    host = lost = ""
 
     def __init__(self, process: subprocess.Popen[bytes], readers: Sequence[int]) -> None:
         self._process = process
         self.group = process.pid
-        self.readers = readers
-        self.end_fd: int | None = None
-        with contextlib.suppress(OSError, AttributeError):  # an old kernel
-            self.end_fd = os.pidfd_open(process.pid)
+        self._readers = list(readers)
+        self._end_fd = _open_end(process.pid)
+        self._selector: selectors.BaseSelector | None = None
+
+    def listen(
+        self,
+        selector: selectors.BaseSelector,
+        takers: Sequence[Taker],
+        on_end: Callable[[int], None],
+    ) -> None:
+        """Its number stays its own until it is forgotten."""
+        self._selector = selector
+        for reader, take in zip(self._readers, takers, strict=True):
+            os.set_blocking(reader, False)
+            pass_on = functools.partial(self._pass_on, reader, take)
+            selector.register(reader, selectors.EVENT_READ, pass_on)
+
+        def end() -> None:
+            for reader in list(self._readers):
+                self._drain(selector.get_key(reader).data)
+            ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            on_end(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+        selector.register(self._end_fd, selectors.EVENT_READ, end)
 
     def send_signal(self, number: int) -> None:
-        """To what stayed in the process group, that is. Nothing happens once the process is
-        forgotten."""
+        """To what stayed in the process group, that is. Nothing happens once it is forgotten."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -100,29 +110,119 @@ class LocalProcess:
                 os.kill(self.group, number)
 
     def ask_for_stack(self) -> bool:
-        """A program may have given every signal its default back, as Lightning's Trainer does, and
-        would die of this one."""
-        if self._process.returncode is not None or not handles_signal(self.group, STACK_SIGNAL):
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.group, STACK_SIGNAL)
-        return True
-
-    def find_status(self) -> int | None:
-        """Its number stays its own until it is forgotten."""
-        ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return self._process.returncode is None and ask_for_stack(self.group)
 
     def forget(self) -> None:
-        """Let the system forget it, too. One that was killed may need a moment."""
+        """One that was killed may need a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILLED_S)
-        terminal.take_back(self.group)
-        if self.end_fd is not None:
-            os.close(self.end_fd)
-            self.end_fd = None
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(0) == self.group:  # its debugger had our terminal
+                bring_to_foreground(0, os.getpgrp())
+        for descriptor in (*self._readers, self._end_fd):
+            self._close(descriptor)
+        self._readers.clear()
+
+    def _pass_on(self, reader: int, take: Taker) -> bool:
+        """Whether there was something."""
+        if reader not in self._readers:
+            return False  # closed within this turn
+        try:
+            data = os.read(reader, _PIECE_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            take(data)
+        else:
+            self._readers.remove(reader)
+            self._close(reader)
+        return bool(data)
+
+    @staticmethod
+    def _drain(pass_on: Callable[[], bool]) -> None:
+        """Read what it left behind. Not to the end of the file: what it has started may hold it
+        open."""
+        for _ in range(_PIPE_BYTES // _PIECE_BYTES + 1):
+            if not pass_on():
+                break
+
+    def _close(self, descriptor: int) -> None:
+        if self._selector is not None:
+            self._selector.unregister(descriptor)
+        os.close(descriptor)
+
+
+def _open_end(pid: int) -> int:
+    """A descriptor that becomes readable when a child ends."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    reader, writer = os.pipe()  # an old kernel, or a sandbox
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError), open(writer, "wb"):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    threading.Thread(target=wait, name=f"unisono waits for {pid}", daemon=True).start()
+    return reader
+
+
+@contextlib.contextmanager
+def ranks_here(
+    instructions: Instructions,
+    ranks: int,
+    variables: Mapping[str, str],
+    *,
+    job: bytes = b"",
+    inherited: Sequence[int] = (),
+) -> Iterator[Iterator[LocalProcess]]:
+    """Ranks on this machine, each of which is started when it is taken from the iterator; with
+    these variables, beside our own, and descriptors."""
+    with nameless_file() as store, nameless_file() as meeting:
+        if instructions.script is None:
+            instructions = dataclasses.replace(instructions, store_fd=store.fileno())
+        environment = {
+            **os.environ,
+            **variables,
+            "UNISONO_SIZE": str(ranks),
+            "UNISONO_RENDEZVOUS": f"fd:{meeting.fileno()}",
+        }
+        shared = [meeting.fileno(), store.fileno(), instructions.input_fd, *inherited]
+        with write_instructions(instructions, job) as file:
+            del job
+
+            def start(rank: int) -> LocalProcess:
+                own = rank_variables(rank, ranks) | {"UNISONO_RANK": str(rank)}
+                return start_process(rank, environment | own, file.fileno(), shared)
+
+            yield map(start, range(ranks))
+
+
+def check_not_nested() -> None:
+    """Refuse to start ranks out of a rank."""
+    if "UNISONO_RANK" in os.environ:
+        raise UnisonoError(
+            f"this process is rank {os.environ['UNISONO_RANK']} of a launch already: ranks cannot "
+            "launch ranks"
+        )
+
+
+def rank_variables(
+    rank: int, size: int, local: tuple[int, int] | None = None, node: tuple[int, int] = (0, 1)
+) -> dict[str, str]:
+    """What programs for torchrun read; `local` is the number of the rank on its node and how many
+    there are, `node` that of the node."""
+    local_rank, local_size = local or (rank, size)
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": local_size,
+        "GROUP_RANK": node[0],
+        "GROUP_WORLD_SIZE": node[1],
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {"ROLE_NAME": "default"}
 
 
 def start_process(
@@ -161,3 +261,13 @@ def python_command(module: str, *numbers: int) -> list[str]:
     folder = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
     return [sys.executable, *options, "-c", code, *map(str, numbers)]
+
+
+def bring_to_foreground(terminal_fd: int, group: int) -> None:
+    """Let a process group read from a terminal, and hear its Ctrl-C; also from the background, for
+    which the kernel stops those who do not say that they know. Raises OSError."""
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        os.tcsetpgrp(terminal_fd, group)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)

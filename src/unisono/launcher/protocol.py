@@ -6,16 +6,11 @@ import contextlib
 import fcntl
 import os
 import pickle
-import signal
 import struct
-import sys
-import tempfile
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
-
-STACK_SIGNAL = signal.SIGRTMIN + 7 if sys.platform == "linux" else 0
-"""Makes a rank write down where it is; a number that no program uses for something else."""
+from typing import IO, Any
 
 STARTED = b"S"
 VALUE = b"V"
@@ -54,10 +49,8 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank, which goes to the launching process as JSON.
-
-    `follows` says that it only tells of another rank's end, `exit_code` with what the rank exits.
-    """
+    """An exception that ended a rank. `follows` says that it only tells of another rank's end,
+    `exit_code` is what the rank exits with."""
 
     exit_code: int
     summary: str
@@ -70,6 +63,8 @@ def nameless_file() -> IO[bytes]:
     try:
         return os.fdopen(os.memfd_create("unisono-launch"), "w+b")
     except (AttributeError, OSError):  # a sandbox refuses it
+        import tempfile
+
         return tempfile.TemporaryFile(prefix="unisono-")
 
 
@@ -121,3 +116,28 @@ def unpack(data: bytearray) -> tuple[bytes, bytearray] | None:
     payload = data[_HEAD.size : end]
     del data[:end]
     return kind, payload
+
+
+def dumps(value: Any) -> bytes:
+    """As `cloudpickle.dumps`, which takes modules by their name, but not those of a class of their
+    own, such as `torch.ops`, nor what is in that one; all of them are found by their names."""
+    import io
+    import pkgutil
+
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            name = ""
+            if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+                name = value.__name__
+            elif type(value).__module__ == "torch._ops":
+                name = f"torch.ops.{value}"  # "aten.add", "aten.add.Tensor"
+            with contextlib.suppress(ImportError, AttributeError, ValueError):
+                if name and pkgutil.resolve_name(name) is value:
+                    return pkgutil.resolve_name, (name,)
+            return super().reducer_override(value)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 
 from unisono import variables
 from unisono.launcher.guardian import Guardian
@@ -25,12 +26,11 @@ from unisono.launcher.protocol import Instructions, write_instructions
 from unisono.launcher.store import LazyStore
 
 END = -1
-"""In place of a reader's number: the process has ended, with this status."""
+"""In place of a stream's number: the process has ended, with this status."""
 
 Event = tuple[int, bytes]
-"""Which of the process's readers (0 to 3), or END, and what came."""
+"""Which of the process's streams (0 to 3), or END, and what came."""
 
-_PIECE_BYTES = 1 << 16
 _PIECES = 64
 """How far a rank may be ahead of the launching process before its writes wait."""
 
@@ -47,10 +47,10 @@ class RankActor:
         """This node's name, or what UNISONO_HOSTID calls it."""
         return variables.HOSTID.read() or socket.gethostname()
 
-    def open_store(self, address: str) -> int:
-        """Have a torch store at this address of the node: the port."""
+    def open_store(self, address: str) -> dict[str, str]:
+        """Have a torch store at this address of the node: the variables by which ranks find it."""
         self._store = LazyStore(address)
-        return self._store.address[1]
+        return self._store.variables()
 
     def start(
         self, rank: int, given: Mapping[str, str], instructions: Instructions, job: bytes
@@ -102,48 +102,21 @@ class RankActor:
         begun.set_result(None)
         guardian = Guardian()
         guardian.guard([process.group])
-        with selectors.DefaultSelector() as selector:
-            for number, reader in enumerate(process.readers):
-                os.set_blocking(reader, False)
-                selector.register(reader, selectors.EVENT_READ, number)
-            if process.end_fd is not None:
-                selector.register(process.end_fd, selectors.EVENT_READ, END)
-            if self._store is not None:
-                selector.register(self._store, selectors.EVENT_READ, None)
-            status = None
-            while status is None:
-                for key, _ in selector.select(None if process.end_fd is not None else 0.05):
-                    if key.data is None:
-                        self._start_store(selector)
-                    elif key.data != END and not self._pass_on(key.data, key.fd):
-                        selector.unregister(key.fd)
-                status = process.find_status()
+
+        def end(status: int) -> None:
             process.send_signal(signal.SIGKILL)  # what it started: nothing stays on a cluster
             guardian.close()
-            for number, reader in enumerate(process.readers):
-                with contextlib.suppress(BlockingIOError):
-                    while self._pass_on(number, reader):
-                        pass
-                os.close(reader)
-            if process.end_fd is not None:
-                selector.unregister(process.end_fd)
             process.forget()
             self._events.put((END, str(status).encode()))
-            while self._store is not None:  # others may still need it, and it needs this thread
+
+        with selectors.DefaultSelector() as selector:
+            if self._store is not None:
+                self._store.listen(selector)
+            process.listen(selector, [partial(self._pass_on, number) for number in range(4)], end)
+            # the store needs this thread, and other ranks may need the store to the last
+            while self._store is not None or selector.get_map():
                 for key, _ in selector.select():
-                    if key.data is None:
-                        self._start_store(selector)
-                    else:
-                        selector.unregister(key.fd)
+                    key.data()
 
-    def _start_store(self, selector: selectors.BaseSelector) -> None:
-        assert self._store is not None
-        selector.unregister(self._store)
-        self._store.start()
-
-    def _pass_on(self, number: int, reader: int) -> bool:
-        """Whether there was something."""
-        data = os.read(reader, _PIECE_BYTES)
-        if data:
-            self._events.put((number, data))
-        return bool(data)
+    def _pass_on(self, number: int, data: bytes) -> None:
+        self._events.put((number, data))

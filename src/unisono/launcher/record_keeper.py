@@ -12,7 +12,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from unisono.comm.shared_memory.record_follower import RecordFollower
@@ -38,20 +38,22 @@ _LEFT_KEPT = 16
 
 class RecordKeeper:
     """A thread that holds the segments of the ranks' groups, and writes their trace where one is
-    wanted. `ranks_fd` is the descriptor that the ranks inherit; `fileno` becomes readable
-    `grace_s` after their first report."""
+    wanted. `ranks_fd` is the descriptor that the ranks inherit; `give_up` is called, with the
+    reason and the culprit's rank, `grace_s` after their first report."""
 
-    def __init__(self, trace: Path | None, grace_s: float) -> None:
+    def __init__(
+        self, trace: Path | None, grace_s: float, give_up: Callable[[str, int], None]
+    ) -> None:
         self._grace_s = grace_s
-        self._give_up_reader, self._give_up_writer = os.pipe()
-        self._has_given_up = False
+        self._give_up = give_up
         self._ours, self._ranks = new_socket_pair()
         self._ours.setblocking(False)
         self.ranks_fd = self._ranks.fileno()
         self._kept: dict[tuple[int, int], int] = {}
         self._tidy_at = 2 * _LEFT_KEPT
         self._trace = None if trace is None else Trace(trace, from_the_start=True)
-        self._reported: tuple[float, Report] | None = None
+        self._report: Report | None = None
+        self._give_up_at: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="unisono record keeper", daemon=True)
         self._thread.start()
@@ -70,24 +72,11 @@ class RecordKeeper:
         self._kept.clear()
         self._ours.close()
         self._ranks.close()
-        os.close(self._give_up_reader)
-        os.close(self._give_up_writer)
-
-    def fileno(self) -> int:
-        """Readable when the ranks are to be given up."""
-        return self._give_up_reader
-
-    def reported(self) -> Report | None:
-        """The ranks' first report of what they cannot get out of by themselves."""
-        return None if self._reported is None else self._reported[1]
 
     def verdict(self, endings: Mapping[int, str]) -> Report | None:
         """What the records say of ranks that have all ended; `endings` says how, by process."""
-        groups = []
-        for descriptor in list(self._kept.values()):
-            found = read_segment(descriptor, _LAST)
-            if found is not None:
-                groups.append(found)
+        read = [read_segment(descriptor, _LAST) for descriptor in list(self._kept.values())]
+        groups = [group for group in read if group is not None]
         different = mismatch(groups)
         if different is not None:
             return different
@@ -117,10 +106,17 @@ class RecordKeeper:
             self._receive()
             if self._trace is not None:
                 self._trace.collect()
-            if self._reported is not None and not self._has_given_up:
-                self._has_given_up = time.monotonic() - self._reported[0] >= self._grace_s
-                if self._has_given_up:
-                    os.write(self._give_up_writer, b"!")
+            if self._give_up_at is not None and time.monotonic() >= self._give_up_at:
+                self._give_up_at = None
+                self._pass_on_report()
+
+    def _pass_on_report(self) -> None:
+        """Give up ranks that cannot get out of what they have reported by themselves."""
+        assert self._report is not None
+        ranks = {member.rank: member.global_rank for member in self._report.ranks}
+        culprit = next((ranks.get(rank, rank) for rank in self._report.culprits), -1)
+        after = f"ended {self._grace_s:g} s after the watch's report (--watch-grace)"
+        self._give_up(f"{after}: {self._report}", culprit)
 
     def _receive(self) -> None:
         """Take what the ranks have sent."""
@@ -134,9 +130,10 @@ class RecordKeeper:
             if message[:1] == SEGMENT:
                 for descriptor in descriptors:
                     self._keep(descriptor)
-            elif message[:1] == REPORT and self._reported is None:
+            elif message[:1] == REPORT and self._report is None:
                 with contextlib.suppress(UnisonoError):
-                    self._reported = time.monotonic(), from_text(message[1:].decode())
+                    self._report = from_text(message[1:].decode())
+                    self._give_up_at = time.monotonic() + self._grace_s
 
     def _keep(self, descriptor: int) -> None:
         key = segment_key(descriptor)

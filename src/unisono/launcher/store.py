@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import selectors
 import signal
 import socket
 import subprocess
@@ -31,25 +33,33 @@ class LazyStore:
             self._socket.close()
             raise
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port."""
+    def variables(self) -> dict[str, str]:
+        """What torchrun sets beside `rank_variables`."""
         host, port = self._socket.getsockname()[:2]
-        return host, port
+        return {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # nobody but us hosts it
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
+        }
 
-    def fileno(self) -> int:
-        """Readable when somebody calls."""
-        return self._socket.fileno()
+    def listen(self, selector: selectors.BaseSelector) -> None:
+        """Start the store itself when somebody calls: a key of the selector has a function."""
 
-    def start(self) -> None:
-        """Somebody has called: start the store itself."""
-        self._process = subprocess.Popen(
-            python_command("unisono.launcher.store", os.getpid(), self.fileno()),
-            env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[self.fileno()],
-            process_group=0,
-        )
+        def start() -> None:
+            selector.unregister(self._socket)
+            descriptor = self._socket.fileno()
+            self._process = subprocess.Popen(
+                python_command("unisono.launcher.store", os.getpid(), descriptor),
+                env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                process_group=0,
+            )
+
+        selector.register(self._socket, selectors.EVENT_READ, start)
 
     def close(self) -> None:
         """End the store."""

@@ -18,12 +18,10 @@ Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 class Algorithm:
     """One way to do a collective.
 
-    `steps` and `sends` say in words how many steps it takes on n ranks, and how much of the tensor
-    the busiest rank sends; `source` who described it. `options` are what it takes besides the
-    number of ranks: `root`, `node_size`, `pieces`. Where the schedule grows with the square of the
-    ranks or faster, `schedule` refuses more than `most_ranks`. One that should not be run by its
-    schedule says in `only_planned` why. `collective` and `name` are what `find` knows it by; `make`
-    is the function that was registered.
+    `options` are what it takes besides the number of ranks: `root`, `node_size`, `pieces`. Where
+    the schedule grows with the square of the ranks or faster, `schedule` refuses more than
+    `most_ranks`. One that should not be run by its schedule says in `only_planned` why.
+    `collective` and `name` are what `find` knows it by; `make` is the function that was registered.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring")
@@ -36,9 +34,6 @@ class Algorithm:
     collective: str
     name: str
     make: Callable[..., Schedule] = field(repr=False)
-    steps: str = ""
-    sends: str = ""
-    source: str = ""
     most_ranks: int | None = None
     only_planned: str = ""
 
@@ -78,9 +73,6 @@ def algorithm(
     collective: str,
     name: str,
     *,
-    steps: str = "",
-    sends: str = "",
-    source: str = "",
     most_ranks: int | None = None,
     only_planned: str = "",
 ) -> Callable[[Builder], Builder]:
@@ -90,11 +82,11 @@ def algorithm(
         def mine(ranks: int) -> Schedule: ...
 
     From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it, as `name` of
-    `collective`. `steps`, `sends`, `source`, `most_ranks` and `only_planned` are what `Algorithm`
-    says of it. Raises ValueError if there is no such collective, or the name is not free.
+    `collective`. `most_ranks` and `only_planned` are what `Algorithm` says of them. Raises
+    ValueError if there is no such collective, or the name is not free.
 
     >>> from unisono import plan
-    >>> @plan.algorithm("broadcast", "one_by_one", steps="n - 1")
+    >>> @plan.algorithm("broadcast", "one_by_one")
     ... def one_by_one(ranks, root=0):
     ...     others = [rank for rank in range(ranks) if rank != root]
     ...     steps = [plan.Step.of(root, rank, 0, "copy") for rank in others]
@@ -109,9 +101,7 @@ def algorithm(
         earlier = _registered.get((collective, name))
         if earlier is not None and _home(earlier.make) != _home(make):
             raise ValueError(f"{collective} has an algorithm {name} already")
-        _registered[collective, name] = Algorithm(
-            collective, name, make, steps, sends, source, most_ranks, only_planned
-        )
+        _registered[collective, name] = Algorithm(collective, name, make, most_ranks, only_planned)
         return make
 
     return register

@@ -1,18 +1,12 @@
-"""Time against size or against ranks, for several algorithms: in the terminal, as PNG, as SVG."""
+"""Time against size or against ranks, for several algorithms: as PNG or SVG."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from unisono.plan.choose import Ranking
-from unisono.plan.in_network import NAME
-from unisono.plan.sizes import format_seconds, format_size
-
-_MARKS = "abcdefghijklmnopqrstuvwxyz"
+from unisono.plan.sizes import format_size
 
 Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
 
@@ -21,51 +15,16 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
     """The fastest algorithm from one size to another: (first size, last size, name)."""
     spans: list[tuple[int, int, str]] = []
     for ranking in rankings:
-        name = ranking.best.algorithm.name
-        if ranking.in_network is not None and ranking.in_network.time_s < ranking.best.time_s:
-            name = NAME
-        if spans and spans[-1][2] == name:
-            spans[-1] = (spans[-1][0], ranking.total_bytes, name)
-        else:
-            spans.append((ranking.total_bytes, ranking.total_bytes, name))
+        times, size = ranking.times_s, ranking.total_bytes
+        name = min(times, key=times.__getitem__)
+        first = spans.pop()[0] if spans and spans[-1][2] == name else size
+        spans.append((first, size, name))
     return spans
 
 
 def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
     """The times of each algorithm, one for each ranking."""
-    names = [choice.algorithm.name for choice in rankings[0].choices]
-    if rankings[0].in_network is not None:
-        names.append(NAME)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for ranking in rankings:
-        for choice in ranking.choices:
-            times[choice.algorithm.name].append(choice.time_s)
-        if ranking.in_network is not None:
-            times[NAME].append(ranking.in_network.time_s)
-    return times
-
-
-def text_chart(sizes: Sequence[int], times: Series, width: int = 72, height: int = 20) -> str:
-    """Both axes logarithmic; each algorithm is a letter, `*` where several meet."""
-    low = math.log(min(min(values) for values in times.values()))
-    high = math.log(max(max(values) for values in times.values()))
-    log_sizes = np.log(sizes)
-    columns = np.linspace(log_sizes[0], log_sizes[-1], width)
-    grid = [[" "] * width for _ in range(height)]
-    for mark, values in zip(_MARKS, times.values(), strict=False):
-        for x, log_time in enumerate(np.interp(columns, log_sizes, np.log(values))):
-            y = round((high - log_time) / ((high - low) or 1.0) * (height - 1))
-            grid[y][x] = mark if grid[y][x] in (" ", mark) else "*"
-    lines = []
-    for number, row in enumerate(grid):
-        at = high - (high - low) * number / (height - 1)
-        label = format_seconds(math.exp(at)) if number % 4 == 0 or number == height - 1 else ""
-        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
-    lines.append(" " * 10 + "+" + "-" * width)
-    left, right = format_size(sizes[0]), format_size(sizes[-1])
-    lines.append(" " * 11 + left + right.rjust(width - len(left)))
-    lines += [f"{' ' * 11}{mark} {name}" for mark, name in zip(_MARKS, times, strict=False)]
-    return "\n".join(lines)
+    return {name: [ranking.times_s[name] for ranking in rankings] for name in rankings[0].times_s}
 
 
 def check_chart(path: Path) -> None:
@@ -84,7 +43,7 @@ def check_chart(path: Path) -> None:
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
-    """The same as a PNG or SVG file, by the ending of `path`.
+    """A PNG or SVG file, by the ending of `path`.
 
     Raises what `check_chart` raises.
     """

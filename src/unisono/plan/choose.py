@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.in_network import InNetwork, reduce_in_network
+from unisono.plan.in_network import NAME, PIECES, InNetwork, reduce_in_network
 from unisono.plan.schedule import Schedule
-from unisono.plan.simulate import Timeline, simulate, simulate_speeds
-from unisono.plan.sizes import format_seconds, format_size
+from unisono.plan.simulate import Timeline, simulate
+from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
-
-# Into how many pieces the pipelined algorithms are cut, to find out how many are best.
-PIECES = (1, 8, 64)
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,12 @@ class Choice:
     def time_s(self) -> float:
         """How long it takes."""
         return self.timeline.time_s
+
+    @property
+    def busiest_rank_sends_bytes(self) -> float:
+        """What the rank sends that sends most."""
+        chunk_bytes = self.schedule.chunk_bytes(self.timeline.total_bytes)
+        return float(self.schedule.chunks_sent().max()) * chunk_bytes
 
     @property
     def label(self) -> str:
@@ -70,45 +72,17 @@ class Ranking:
     choices: tuple[Choice, ...]
     left_out: tuple[tuple[str, str], ...]
     in_network: InNetwork | None = None
-    """An all_reduce by switches that add, where the topology has them and there are nodes."""
 
     @property
     def best(self) -> Choice:
         """The fastest algorithm."""
         return self.choices[0]
 
-
-def schedules(
-    collective: str,
-    ranks: int,
-    node_size: int,
-    names: Sequence[str] = (),
-    pieces_to_try: Sequence[int] = PIECES,
-) -> tuple[list[tuple[Algorithm, Schedule, int | None]], tuple[tuple[str, str], ...]]:
-    """Every algorithm's schedule for `ranks` ranks, or that of those named, and which were left
-    out, each with a reason."""
-    found: list[tuple[Algorithm, Schedule, int | None]] = []
-    left_out = []
-    wanted = [find(collective, name) for name in names] or catalog(collective)
-    for entry in wanted:
-        try:
-            for pieces in pieces_to_try if "pieces" in entry.options else (None,):
-                options = {"node_size": min(node_size, ranks)}
-                options |= {} if pieces is None else {"pieces": pieces}
-                found.append((entry, entry.schedule(ranks, **options), pieces))
-        except ValueError as error:
-            left_out.append((entry.name, str(error)))
-    return found, tuple(left_out)
-
-
-def left_out(ranks: int, collective: str | None, node_size: int) -> Iterator[tuple[str, str]]:
-    """The algorithms that `costs` leaves out, each with the reason."""
-    for entry in catalog(collective):
-        if ranks > (entry.most_ranks or ranks) or "node_size" in entry.options:
-            try:
-                entry.schedule(ranks, node_size=node_size)
-            except ValueError as error:
-                yield f"{entry.name} of {entry.collective}", str(error)
+    @property
+    def times_s(self) -> dict[str, float]:
+        """How long each algorithm takes, and the switches, where they add, as "sharp"."""
+        times = {choice.algorithm.name: choice.time_s for choice in self.choices}
+        return times if self.in_network is None else times | {NAME: self.in_network.time_s}
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
@@ -140,7 +114,16 @@ def rank_sizes(
     as many as `pieces_to_try` has, and the best counts. Raises ValueError where none works."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
-    found, left_out = schedules(collective, ranks, topology.node_size, names, pieces_to_try)
+    found: list[tuple[Algorithm, Schedule, int | None]] = []
+    left_out: list[tuple[str, str]] = []
+    for entry in [find(collective, name) for name in names] or catalog(collective):
+        cuts = [{"pieces": n} for n in pieces_to_try] if "pieces" in entry.options else [{}]
+        try:
+            for cut in cuts:
+                made = entry.schedule(ranks, node_size=min(topology.node_size, ranks), **cut)
+                found.append((entry, made, cut.get("pieces")))
+        except ValueError as error:
+            left_out.append((entry.name, str(error)))
     if not found:
         raise ValueError(", ".join(f"{name}: {reason}" for name, reason in left_out))
     rankings = []
@@ -156,13 +139,14 @@ def rank_sizes(
         by_switches = None
         if collective == "all_reduce" and topology.switch_ports and topology.nodes(ranks) > 1:
             by_switches = reduce_in_network(ranks, topology, size)
-        rankings.append(Ranking(collective, ranks, size, topology, choices, left_out, by_switches))
+        rankings.append(
+            Ranking(collective, ranks, size, topology, choices, tuple(left_out), by_switches)
+        )
     return rankings
 
 
 def explain(ranking: Ranking) -> str:
-    """Why the fastest algorithm of a `ranking` is: what its time consists of, and what the next one
-    does worse.
+    """Why the fastest algorithm of a `ranking` is: what its time consists of.
 
     Each cause is measured by taking it away: how much faster would it be without latency, with
     ports or cards of unlimited bandwidth, with free addition? Raises nothing.
@@ -176,9 +160,9 @@ def explain(ranking: Ranking) -> str:
     if not best.schedule.rounds:
         return "One rank has nothing to move."
     causes = _without(topology, best.timeline) if best.time_s else {}
-    times_s = simulate_speeds(best.schedule, list(causes.values()), ranking.total_bytes)
     shares = {
-        cause: 1 - time_s / best.time_s for cause, time_s in zip(causes, times_s, strict=True)
+        cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
+        for cause, without in causes.items()
     }
     cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
     name = best.algorithm.name
@@ -193,8 +177,6 @@ def explain(ranking: Ranking) -> str:
             f"{name} is {kind}-bound: {share:.0%} of its time goes away with an unlimited {cause}, "
             f"{shares['latency']:.0%} without latency and overhead"
         )
-    if len(ranking.choices) > 1:
-        why += f". {_against(ranking, cause)}"
     return why + "."
 
 
@@ -224,33 +206,3 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
         if 0 < most_s <= 2 * busy_s:
             causes[cause] = without
     return causes
-
-
-def _against(ranking: Ranking, cause: str) -> str:
-    """What the second does more of than the first, where they differ most in what counts."""
-    best, second = (_effort(ranking, choice, cause) for choice in ranking.choices[:2])
-    runner_up = ranking.choices[1]
-    says = f"{runner_up.algorithm.name}, next with {format_seconds(runner_up.time_s)},"
-    ratios = {what: second[what] / best[what] for what in best if best[what]}
-    what = max(ratios, key=lambda key: ratios[key], default=None)
-    if what is None or ratios[what] < 1.01:
-        return f"{says} does no more of anything, but in another order"
-    return f"{says} has {second[what]:,.4g} {what} against {best[what]:,.4g}"
-
-
-def _effort(ranking: Ranking, choice: Choice, cause: str) -> dict[str, float]:
-    """What costs time in a schedule where `cause` is what limits the fastest one."""
-    schedule, topology, timeline = choice.schedule, ranking.topology, choice.timeline
-    if cause == "latency":
-        size = topology.node_size
-        far = sum(hop.source // size != hop.destination // size for hop in timeline.critical_path)
-        return {
-            "steps": schedule.rounds,
-            "messages at its busiest rank": schedule.most_messages(),
-            "hops between nodes, one after the other,": far,
-        }
-    kind: Literal["card", "port"] = "card" if "cards" in cause else "port"
-    return {
-        f"MB through its busiest {kind}": timeline.most_bytes(kind) / 1e6,
-        "steps": schedule.rounds,
-    }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +18,7 @@ from unisono.errors import Misuse, name_choices, name_number
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unisono.plan import Algorithm, Schedule, Topology
+    from unisono.plan import Algorithm, Ranking, Schedule, Topology
 
 _QUIET_S = 5.0
 """How often somebody who is not at a terminal hears of progress."""
@@ -29,7 +30,7 @@ _QUIET_S = 5.0
 @click.option("-n", "--ranks", type=int, default=8, show_default=True, help="How many ranks.")
 @click.option("--nodes", type=int, help="On how many nodes.  [default: as the topology has them]")
 @click.option("--size", metavar="SIZE", default="64M", show_default=True, help="The tensor.")
-@click.option("--sizes", metavar="FROM:TO", help="Draw time against size, like 8:1G.")
+@click.option("--sizes", metavar="FROM:TO", help="The fastest for each size, like 8:1G.")
 @click.option(
     "--topology",
     metavar="NAME",
@@ -59,25 +60,7 @@ _QUIET_S = 5.0
     help="Write a page on which the algorithm plays, in any browser.",
 )
 @click.pass_context
-def plan(
-    context: click.Context,
-    what: str | None,
-    name: str | None,
-    ranks: int,
-    nodes: int | None,
-    size: str,
-    sizes: str | None,
-    topology: str,
-    table: bool,
-    collective: str | None,
-    root: int,
-    pieces: int | None,
-    as_json: bool,
-    output: Path | None,
-    algorithm: str | None,
-    against: str | None,
-    html: Path | None,
-) -> None:
+def plan(context: click.Context, /, **options: Any) -> None:
     """Compare the algorithms of a collective, or show one.
 
     \b
@@ -91,63 +74,8 @@ def plan(
     The first three simulate algorithms on a cluster: nothing has to be there for it. Sizes are
     of the whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
     """
-    from rich.console import Console
-
-    from unisono.plan import COLLECTIVES, find_topology
-
-    console = Console(highlight=False)
-    given = _given_options(context)
     try:
-        for file in (output, html):
-            if file is not None and not file.resolve().parent.is_dir():
-                raise ValueError(f"the folder of {file} does not exist")
-        if against and not algorithm and html is None:
-            raise ValueError("--against goes with --algorithm")
-        if ranks < 1:
-            raise ValueError(f"-n must be at least 1, not {ranks}")
-        cluster = find_topology(topology)
-        if nodes is not None:
-            cluster = cluster.with_nodes_of(_node_size(ranks, nodes))
-        if table:
-            _refuse_others(given, "--table", "--nodes", "--topology", "--pieces", "--collective")
-            if name is not None or (what is not None and collective is not None):
-                raise ValueError("--table shows all algorithms, of one collective at most")
-            _table(console, ranks, what or collective, cluster, pieces, as_json)
-        elif what == "show":
-            _refuse_others(
-                given, "show", "--nodes", "--topology", "--collective", "--root", "--pieces",
-                "--output",
-            )  # fmt: skip
-            entry = _named(name, collective, given & {"--root", "--pieces", "--nodes"})
-            if "--topology" in given and "node_size" not in entry.options:
-                raise ValueError(
-                    f"{entry.name} is the same on every topology: leave out --topology"
-                )
-            schedule = _schedule(entry, ranks, cluster, root, pieces)
-            _show(console, schedule, as_json, output)
-        elif what in COLLECTIVES:
-            if name is not None:
-                raise ValueError(f"to see {name}, write: unisono plan show {name}")
-            if html is not None:
-                _refuse_others(
-                    given, "--html", "--nodes", "--topology", "--size", "--root", "--pieces",
-                    "--algorithm", "--against", "--html",
-                )  # fmt: skip
-                _play(console, what, ranks, (algorithm, against), size, cluster, root, pieces, html)
-                return
-            known = ["--nodes", "--topology", "--algorithm", "--against"]
-            known += ["--pieces"] if algorithm else []
-            wanted = _Wanted.of(algorithm, against, pieces)
-            if sizes is None:
-                _refuse_others(given, "a ranking", "--size", *known)
-                _rank(console, what, ranks, size, cluster, wanted, as_json)
-            else:
-                _refuse_others(given, "--sizes", "--output", *known)
-                _sweep(console, what, ranks, sizes, cluster, wanted, output, as_json)
-        else:
-            asked = "say what to plan" if what is None else f"cannot plan {what!r}"
-            choices = name_choices((*COLLECTIVES, "show ALGORITHM", "--table"), what)
-            raise ValueError(f"{asked}: {choices}")
+        _answer(_Asked(**options, given=_given_options(context)))
     except (ValueError, RuntimeError, OSError) as error:
         raise Misuse(str(error)) from error
 
@@ -156,124 +84,175 @@ def plan(
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Which algorithms to rank, none for all, and in how many pieces to cut."""
+class _Asked:
+    """The command line, and which options stand on it, by their long names."""
 
-    names: tuple[str, ...]
-    pieces: tuple[int, ...]
+    what: str | None
+    name: str | None
+    ranks: int
+    nodes: int | None
+    size: str
+    sizes: str | None
+    topology: str
+    table: bool
+    collective: str | None
+    root: int
+    pieces: int | None
+    as_json: bool
+    output: Path | None
+    algorithm: str | None
+    against: str | None
+    html: Path | None
+    given: frozenset[str]
 
-    @classmethod
-    def of(cls, algorithm: str | None, against: str | None, pieces: int | None) -> _Wanted:
-        from unisono.plan.choose import PIECES
+    def refuse_others(self, kind: str, known: str) -> None:
+        """Refuse options that would have no effect on `kind`, which has those that are `known`."""
+        always = {"--ranks", "--json", "--nodes", "--topology", kind}
+        others = sorted(self.given - always - {f"--{option}" for option in known.split()})
+        if others:
+            effect = "has no effect" if len(others) == 1 else "have no effect"
+            raise ValueError(f"{' and '.join(others)} {effect} on {kind}: leave it out")
 
-        names = tuple(name for name in (algorithm, against) if name is not None)
-        return cls(names, PIECES if pieces is None else (pieces,))
+    @cached_property
+    def cluster(self) -> Topology:
+        """The topology, with as many nodes as were asked for."""
+        from unisono.plan import find_topology
+
+        found = find_topology(self.topology)
+        if self.nodes is None:
+            return found
+        if not 1 <= self.nodes <= self.ranks or self.ranks % self.nodes:
+            raise ValueError(f"{self.ranks} ranks do not fill {self.nodes} nodes evenly")
+        return found.with_nodes_of(self.ranks // self.nodes)
+
+    @cached_property
+    def options(self) -> dict[str, int]:
+        """What algorithms may take."""
+        found = {"node_size": min(self.cluster.node_size, self.ranks)}
+        return found if self.pieces is None else found | {"pieces": self.pieces}
+
+    def rank(self, sizes: tuple[int, ...], say: Callable[[str], None]) -> list[Ranking]:
+        """The algorithms that were asked for, or all, for each of these sizes."""
+        from unisono.plan.choose import rank_sizes
+        from unisono.plan.in_network import PIECES
+
+        names = [name for name in (self.algorithm, self.against) if name is not None]
+        pieces = PIECES if self.pieces is None else (self.pieces,)
+        collective = self.what or ""
+        return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces)
+
+    def schedule(self, entry: Algorithm, pieces: int | None = None) -> Schedule:
+        """What `entry` does, as it was asked for."""
+        options = {"root": self.root} | ({} if pieces is None else {"pieces": pieces})
+        try:
+            return entry.schedule(self.ranks, **options | self.options)
+        except ValueError as error:
+            if "node_size" in entry.options and self.ranks % self.options["node_size"]:
+                raise ValueError(f"{error}: --nodes says how many there are") from error
+            raise
 
 
-def _given_options(context: click.Context) -> set[str]:
-    """The options that stand on the command line, by their long names."""
+def _given_options(context: click.Context) -> frozenset[str]:
     from click.core import ParameterSource
 
-    return {
+    return frozenset(
         parameter.opts[-1]
         for parameter in context.command.params
         if isinstance(parameter, click.Option)
         and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-    }
+    )
 
 
-def _refuse_others(given: set[str], kind: str, *known: str) -> None:
-    """Refuse options that would have no effect."""
-    others = sorted(given - {"--ranks", "--json", "--table", "--sizes", *known})
-    if kind != "--sizes" and "--sizes" in given:
-        others.append("--sizes")
-    if others:
-        effect = "has no effect" if len(others) == 1 else "have no effect"
-        raise ValueError(f"{' and '.join(others)} {effect} on {kind}: leave it out")
+def _answer(asked: _Asked) -> None:
+    from rich.console import Console
+
+    from unisono.plan import COLLECTIVES
+
+    console, what = Console(highlight=False), asked.what
+    for file in (asked.output, asked.html):
+        if file is not None and not file.resolve().parent.is_dir():
+            raise ValueError(f"the folder of {file} does not exist")
+    if asked.against and not asked.algorithm and asked.html is None:
+        raise ValueError("--against goes with --algorithm")
+    if asked.ranks < 1:
+        raise ValueError(f"-n must be at least 1, not {asked.ranks}")
+    pieces = "pieces" if asked.algorithm else ""
+    if asked.table:
+        asked.refuse_others("--table", "pieces collective")
+        if asked.name is not None or (what is not None and asked.collective is not None):
+            raise ValueError("--table shows all algorithms, of one collective at most")
+        _table(console, asked)
+    elif what == "show":
+        asked.refuse_others("show", "collective root pieces output")
+        _show(console, asked)
+    elif what not in COLLECTIVES:
+        wanted = "say what to plan" if what is None else f"cannot plan {what!r}"
+        choices = name_choices((*COLLECTIVES, "show ALGORITHM", "--table"), what)
+        raise ValueError(f"{wanted}: {choices}")
+    elif asked.name is not None:
+        raise ValueError(f"to see {asked.name}, write: unisono plan show {asked.name}")
+    elif asked.html is not None:
+        asked.refuse_others("--html", "size root pieces algorithm against")
+        _play(console, asked, asked.html)
+    elif asked.sizes is not None:
+        asked.refuse_others("--sizes", f"output algorithm against {pieces}")
+        _sweep(console, asked, asked.sizes)
+    else:
+        asked.refuse_others("a ranking", f"size algorithm against {pieces}")
+        _rank(console, asked)
 
 
-def _node_size(ranks: int, nodes: int) -> int:
-    if not 1 <= nodes <= ranks or ranks % nodes:
-        raise ValueError(f"{ranks} ranks do not fill {nodes} nodes evenly")
-    return ranks // nodes
-
-
-def _named(name: str | None, collective: str | None, wanted: set[str]) -> Algorithm:
+def _named(asked: _Asked) -> Algorithm:
     """The algorithm of that name that takes what was asked for."""
-    from unisono.plan import catalog, find
-    from unisono.plan.catalog import RENAMED
-    from unisono.plan.schedule import COLLECTIVES
+    from unisono.plan import COLLECTIVES, catalog, find
 
-    for known in COLLECTIVES if collective is None else (collective,):
-        if name is not None and (known, name.casefold()) in RENAMED:
-            name = find(known, name).name
-    entries = [e for e in catalog(collective) if name and e.name.casefold() == name.casefold()]
+    entries = []
+    for collective in COLLECTIVES if asked.collective is None else (asked.collective,):
+        with suppress(ValueError):
+            entries.append(find(collective, asked.name or ""))
     if not entries:
-        choices = name_choices(dict.fromkeys(entry.name for entry in catalog(collective)), name)
-        asked = "say which algorithm" if name is None else f"there is no algorithm {name!r}"
-        raise ValueError(f"{asked}: {choices}")
+        known = dict.fromkeys(entry.name for entry in catalog(asked.collective))
+        said = f"there is no algorithm {asked.name!r}" if asked.name else "say which algorithm"
+        raise ValueError(f"{said}: {name_choices(known, asked.name)}")
     names = {"--root": "root", "--pieces": "pieces", "--nodes": "node_size"}
+    wanted = sorted(asked.given & names.keys())
     for entry in entries:
         if all(names[option] in entry.options for option in wanted):
             return entry
-    lacking = next(o for o in sorted(wanted) if names[o] not in entries[0].options)
-    what = f"{entries[0].collective} by {name}"
-    raise ValueError(f"{what} has no {lacking.removeprefix('--')}: leave out {lacking}")
-
-
-def _schedule(
-    entry: Algorithm, ranks: int, topology: Topology, root: int, pieces: int | None
-) -> Schedule:
-    options = {"root": root, "node_size": min(topology.node_size, ranks)}
-    if pieces is not None:
-        options["pieces"] = pieces
-    try:
-        return entry.schedule(ranks, **options)
-    except ValueError as error:
-        if "node_size" in entry.options and ranks % options["node_size"]:
-            raise ValueError(f"{error}: --nodes says how many there are") from error
-        raise
-
-
-def _play(
-    console: Console,
-    collective: str,
-    ranks: int,
-    names: tuple[str | None, str | None],
-    size: str,
-    topology: Topology,
-    root: int,
-    pieces: int | None,
-    path: Path,
-) -> None:
-    from unisono.plan import find, rank_algorithms, verify
-    from unisono.plan.player import schedule_page
-    from unisono.plan.sizes import parse_size
-
-    total = parse_size(size)
-    chosen = []
-    for number, name in enumerate(names):
-        if name is None and number == 0:
-            best = rank_algorithms(collective, ranks, total, topology).best
-            name, pieces = best.algorithm.name, pieces or best.pieces
-        if name is not None:
-            schedule = _schedule(find(collective, name), ranks, topology, root, pieces)
-            verify(schedule)
-            chosen.append(schedule)
-    path.write_text(schedule_page(chosen, topology, total), encoding="utf-8")
-    for schedule in chosen:
-        console.print(f"{schedule.title()}; verified")
-    console.print(f"Wrote {path}.")
+    lacking = next(option for option in wanted if names[option] not in entries[0].options)
+    said = f"{entries[0].collective} by {entries[0].name}"
+    raise ValueError(f"{said} has no {lacking.removeprefix('--')}: leave out {lacking}")
 
 
 # -- what is shown -------------------------------------------------------------------------------
 
 
+def _play(console: Console, asked: _Asked, path: Path) -> None:
+    from unisono.plan import find, rank_algorithms, verify
+    from unisono.plan.player import schedule_page
+    from unisono.plan.sizes import parse_size
+
+    collective, total = asked.what or "", parse_size(asked.size)
+    name, pieces = asked.algorithm, None
+    if name is None:
+        best = rank_algorithms(collective, asked.ranks, total, asked.cluster).best
+        name, pieces = best.algorithm.name, best.pieces
+    names = [name] if asked.against is None else [name, asked.against]
+    chosen = [asked.schedule(find(collective, each), pieces) for each in names]
+    for schedule in chosen:
+        verify(schedule)
+    path.write_text(schedule_page(chosen, asked.cluster, total), encoding="utf-8")
+    for schedule in chosen:
+        console.print(f"{schedule.title()}; verified")
+    console.print(f"Wrote {path}.")
+
+
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[str], None]]:
+def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
     """Say on stderr what is being done: a spinner on a terminal, else a line now and then."""
     from rich.console import Console
 
+    what = f"simulating {ranks:,} ranks"
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(what) as status:
@@ -293,152 +272,91 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-def _rank(
-    console: Console,
-    collective: str,
-    ranks: int,
-    size: str,
-    topology: Topology,
-    wanted: _Wanted,
-    as_json: bool,
-) -> None:
+def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> None:
+    for name, reason in left_out:
+        console.print(f"Left out: {name}, {reason}.")
+
+
+def _rank(console: Console, asked: _Asked) -> None:
     from unisono.plan import explain
-    from unisono.plan.choose import rank_sizes
-    from unisono.plan.sizes import format_seconds, parse_size
+    from unisono.plan.sizes import parse_size
     from unisono.plan.tables import print_table, ranking_as_json, ranking_table, where
 
-    total = parse_size(size)
-    with _progress(f"simulating {ranks:,} ranks") as say:
-        (ranking,) = rank_sizes(
-            collective, ranks, (total,), topology, say, wanted.names, wanted.pieces
-        )
+    with _progress(asked.ranks) as say:
+        (ranking,) = asked.rank((parse_size(asked.size),), say)
         say("why the fastest is")
         why = explain(ranking)
-    if as_json:
+    if asked.as_json:
         _print_json(ranking_as_json(ranking) | {"why": why})
         return
     console.print(where(ranking))
     print_table(console, ranking_table(ranking))
-    if ranking.in_network is not None and ranking.in_network.time_s < ranking.best.time_s:
-        factor = ranking.best.time_s / ranking.in_network.time_s
-        console.print(f"The switches (sharp) are {factor:.3g} times as fast as the ranks alone.")
     console.print(why)
-    by_switches = _by_switches_s(collective, ranks, total, topology)
-    if by_switches is not None:
-        console.print(
-            f"With switches that add (SHARP, --topology {topology.name}_sharp): "
-            f"{format_seconds(by_switches)}."
-        )
-    for name, reason in ranking.left_out:
-        console.print(f"Left out: {name}, {reason}.")
+    _print_left_out(console, ranking.left_out)
 
 
-def _by_switches_s(collective: str, ranks: int, total: int, topology: Topology) -> float | None:
-    """What the same machines would take with switches that reduce, where there is such a preset."""
-    from unisono.plan import PRESETS
-    from unisono.plan.in_network import reduce_in_network
-
-    reducing = PRESETS.get(f"{topology.name}_sharp")
-    if collective != "all_reduce" or topology.nodes(ranks) == 1 or reducing is None:
-        return None
-    return reduce_in_network(ranks, reducing.with_nodes_of(topology.node_size), total).time_s
-
-
-def _sweep(
-    console: Console,
-    collective: str,
-    ranks: int,
-    sizes: str,
-    topology: Topology,
-    wanted: _Wanted,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    from unisono.plan.chart import check_chart, crossovers, save_chart, series, text_chart
-    from unisono.plan.choose import rank_sizes
+def _sweep(console: Console, asked: _Asked, range_of_sizes: str) -> None:
+    from unisono.plan.chart import check_chart, crossovers, save_chart, series
     from unisono.plan.sizes import format_size, parse_sizes
     from unisono.plan.tables import ranking_as_json, where
 
-    to_rank = parse_sizes(sizes)
-    if len(to_rank) < 2 or to_rank[0] < 1:
-        raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {sizes!r}")
+    sizes, output = parse_sizes(range_of_sizes), asked.output
+    if len(sizes) < 2 or sizes[0] < 1:
+        raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {range_of_sizes!r}")
     if output is not None:
         check_chart(output)
-    with _progress(f"simulating {ranks:,} ranks") as say:
-        rankings = rank_sizes(
-            collective, ranks, to_rank, topology, say, wanted.names, wanted.pieces
-        )
-    if as_json:
-        _print_json([ranking_as_json(ranking) for ranking in rankings])
-    if not any(rankings[0].best.schedule.phases):
-        if not as_json:
-            console.print("One rank has nothing to move.")
-        return
-    times = series(rankings)
+    with _progress(asked.ranks) as say:
+        rankings = asked.rank(sizes, say)
     title = where(rankings[0], with_size=False)
-    if not as_json:
-        console.print(title)
-        chart = text_chart(to_rank, times, width=max(20, min(72, console.width - 12)))
-        console.print(chart, markup=False)
+    if asked.as_json:
+        _print_json([ranking_as_json(ranking) for ranking in rankings])
+    else:
+        console.print(f"{title}: the fastest")
         for first, last, name in crossovers(rankings):
             console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
-        for name, reason in rankings[0].left_out:
-            console.print(f"Left out: {name}, {reason}.")
+        _print_left_out(console, rankings[0].left_out)
     if output is not None:
-        save_chart(output, to_rank, times, title)
-        click.echo(f"Wrote {output}.", err=as_json)
+        save_chart(output, sizes, series(rankings), title)
+        click.echo(f"Wrote {output}.", err=asked.as_json)
 
 
-def _table(
-    console: Console,
-    ranks: int,
-    collective: str | None,
-    topology: Topology,
-    pieces: int | None,
-    as_json: bool,
-) -> None:
-    from unisono.plan import costs
-    from unisono.plan.choose import left_out
+def _table(console: Console, asked: _Asked) -> None:
+    from unisono.plan.complexity import costs_and_left_out
     from unisono.plan.tables import costs_as_json, costs_table, print_table
 
-    options = {"node_size": min(topology.node_size, ranks)}
-    if pieces is not None:
-        options["pieces"] = pieces
-    found = costs(ranks, collective, **options)
-    if as_json:
+    collective = asked.what or asked.collective
+    found, left_out = costs_and_left_out(asked.ranks, collective, **asked.options)
+    if asked.as_json:
         _print_json(costs_as_json(found))
         return
-    console.print(f"{name_number(ranks, 'rank')}, computed from the schedules")
+    console.print(f"{name_number(asked.ranks, 'rank')}, computed from the schedules")
     print_table(console, costs_table(found))
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
         "message costs, beta times a tensor on a port, gamma times adding a tensor."
     )
-    for name, reason in left_out(ranks, collective, options["node_size"]):
-        console.print(f"Left out: {name}, {reason}.")
+    _print_left_out(console, left_out)
 
 
-def _show(console: Console, schedule: Schedule, as_json: bool, output: Path | None) -> None:
+def _show(console: Console, asked: _Asked) -> None:
     from unisono.plan import verify
     from unisono.plan.draw import to_svg
-    from unisono.plan.tables import fits, print_table, ranks_table, transfers_table
 
+    entry, output = _named(asked), asked.output
+    if "--topology" in asked.given and "node_size" not in entry.options:
+        raise ValueError(f"{entry.name} is the same on every topology: leave out --topology")
+    schedule = asked.schedule(entry)
     if output is not None and output.suffix != ".svg":
         raise ValueError(f"a schedule is drawn as .svg, not {output.name}")
     drawing = None if output is None else to_svg(schedule)
-    if as_json:
+    if asked.as_json:
         click.echo(schedule.to_json())
     else:
         verify(schedule)
-        console.print(f"{schedule.title()}; verified")
-        if schedule.ranks > 32:
-            console.print("There is room for 32 ranks here; --json writes every transfer.")
-        elif fits(console, table := ranks_table(schedule)):
-            print_table(console, table)
-            console.print(">1 c2: sends chunk 2 to rank 1.  <3 c0: gets it.  +<3 c0: adds it.")
-        else:
-            console.print(transfers_table(schedule))
-            console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
+        title, *steps = str(schedule).splitlines()
+        console.print(f"{title}; verified")
+        click.echo("\n".join(steps))
+        console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
     if output is not None and drawing is not None:
         output.write_text(drawing)
-        click.echo(f"Wrote {output}.", err=as_json)
+        click.echo(f"Wrote {output}.", err=asked.as_json)

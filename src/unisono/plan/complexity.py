@@ -47,25 +47,9 @@ class Cost:
         return " + ".join(f"{round(value, 3):g} {name}" for value, name in parts if value) or "0"
 
 
-def cost(algorithm: Algorithm, ranks: int, **options: int) -> Cost:
-    """The costs of `algorithm` on `ranks` ranks. Raises ValueError where it does not work."""
-    schedule = algorithm.schedule(ranks, **options)
-    sent = schedule.chunks_sent() * schedule.chunk_bytes(1.0)
-    alpha, beta, gamma = (
-        simulate(schedule, model, 1.0).time_s
-        for model in (
-            Topology.flat(0.0, math.inf, overhead_s=1.0),
-            Topology.flat(0.0, 1.0),
-            Topology.flat(0.0, math.inf, reduce_bytes_per_s=1.0),
-        )
-    )
-    most, total = float(sent.max()), float(sent.sum())
-    return Cost(algorithm, ranks, schedule.rounds, most, total, alpha, beta, gamma)
-
-
 def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cost]:
     """What every algorithm costs on `ranks` ranks, or those of one `collective`. `options`, like
-    `pieces`, go to those that know them.
+    `pieces`, go to those that know them. Algorithms that do not work for them are left out.
 
     Raises ValueError for no ranks, or where there is no such collective.
 
@@ -73,12 +57,29 @@ def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cos
     >>> {cost.algorithm.name: cost.steps for cost in plan.costs(8, "all_reduce")}["ring"]
     14
     """
-    found = []
+    return costs_and_left_out(ranks, collective, **options)[0]
+
+
+def costs_and_left_out(
+    ranks: int, collective: str | None = None, **options: int
+) -> tuple[list[Cost], list[tuple[str, str]]]:
+    """As `costs`, and the algorithms that are left out, each with the reason."""
+    if ranks < 1:
+        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    models = (
+        Topology.flat(0.0, math.inf, overhead_s=1.0),
+        Topology.flat(0.0, 1.0),
+        Topology.flat(0.0, math.inf, reduce_bytes_per_s=1.0),
+    )
+    found, left_out = [], []
     for entry in catalog(collective):
-        if ranks <= (entry.most_ranks or ranks):
-            try:
-                found.append(cost(entry, ranks, **options))
-            except ValueError:
-                if entry.name != "hierarchical":
-                    raise
-    return found
+        try:
+            schedule = entry.schedule(ranks, **options)
+        except ValueError as error:
+            left_out.append((f"{entry.name} of {entry.collective}", str(error)))
+            continue
+        sent = schedule.chunks_sent() * schedule.chunk_bytes(1.0)
+        most, total = float(sent.max()), float(sent.sum())
+        alpha, beta, gamma = (simulate(schedule, model, 1.0).time_s for model in models)
+        found.append(Cost(entry, ranks, schedule.rounds, most, total, alpha, beta, gamma))
+    return found, left_out

@@ -1,6 +1,6 @@
-"""Schedules as pictures: a table for the terminal, and SVG.
+"""Schedules as pictures, in SVG.
 
-In the SVG ranks are columns and steps are rows. An arrow takes a chunk, which has a colour, from
+Ranks are columns and steps are rows. An arrow takes a chunk, which has a colour, from
 the line above a step to the line below it; solid arrows are added to what is there, dashed ones
 replace it. Where the chunks travel along one or two trees, those are drawn as trees above.
 """
@@ -15,22 +15,8 @@ from unisono.plan.schedule import Schedule, Transfer
 
 Tree = dict[int, int]  # child: parent
 
-_COLUMN, _ROW, _LEVEL, _MARGIN, _KEY = 76, 64, 46, 56, 30
+_COLUMN, _ROW, _LEVEL, _MARGIN = 76, 64, 46, 56
 _FONT = 'font-family="Helvetica, Arial, sans-serif"'
-
-
-def table_rows(schedule: Schedule) -> list[list[str]]:
-    """For each step, what each rank does, a line for each transfer: `>1 c2`, `+<3 c0`, `<3 c0`."""
-    rows = []
-    for step in schedule.steps:
-        cells: list[list[str]] = [[] for _ in range(schedule.ranks)]
-        for transfer in step:
-            cells[transfer.source].append(f">{transfer.destination} {transfer.chunk_name}")
-        for transfer in step:
-            sign = "+" if transfer.action == "reduce" else ""
-            cells[transfer.destination].append(f"{sign}<{transfer.source} {transfer.chunk_name}")
-        rows.append(["\n".join(cell) for cell in cells])
-    return rows
 
 
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
@@ -71,8 +57,7 @@ def to_svg(schedule: Schedule) -> str:
         parts += drawing
         y += height + 40
     parts += _steps_svg(schedule, y + 42, width)
-    rows = -(-len(_legend(schedule, width)) // _per_row(width))
-    height = y + 42 + _ROW * schedule.rounds + 44 + 16 * rows
+    height = y + 42 + _ROW * schedule.rounds + 60
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}">\n<rect width="100%" height="100%" fill="white"/>\n'
@@ -94,29 +79,8 @@ def _steps_svg(schedule: Schedule, top: float, width: float) -> Iterator[str]:
         labelled = len(step) <= 2 * schedule.ranks  # else the colours must do
         for transfer in step:
             yield from _arrow(schedule, transfer, y, labelled)
-    note = "solid: added, dashed: copied; chunks:"
+    note = "solid: added, dashed: copied; each chunk has a colour"
     yield _text(_MARGIN - 20, bottom + 30, note, size=12, anchor="start", colour="#777777")
-    for number, chunk in enumerate(_legend(schedule, width)):
-        row, column = divmod(number, _per_row(width))
-        x, y = 285 + _KEY * column, bottom + 30 + 16 * row
-        if chunk is None:
-            yield _text(x, y, "...", size=12, colour="#777777")
-        else:
-            yield _text(x, y, f"c{chunk}", size=12, colour=_colour(chunk, schedule.chunks))
-
-
-def _per_row(width: float) -> int:
-    """How many chunks a row of the legend has room for."""
-    return max(1, int((width - 285) // _KEY))
-
-
-def _legend(schedule: Schedule, width: float) -> list[int | None]:
-    """The chunks whose colours are explained: all of them, but where they are more than ten rows,
-    some from everywhere, and None for the others."""
-    most = 10 * _per_row(width)
-    if schedule.chunks <= most:
-        return list(range(schedule.chunks))
-    return [*(number * schedule.chunks // (most - 1) for number in range(most - 1)), None]
 
 
 def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> Iterator[str]:
@@ -150,7 +114,7 @@ def _tree_svg(
     schedule: Schedule, chunks: list[int], tree: Tree, top: float
 ) -> tuple[list[str], float]:
     """A tree with each rank in its column and at its depth, and how high it is."""
-    depth = {rank: _depth(tree, rank) for rank in range(schedule.ranks)}
+    depth = {rank: depth_in(tree, rank) for rank in range(schedule.ranks)}
     colour = _colour(chunks[0], schedule.chunks)
     names = f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}"
     parts = [_text(_MARGIN - 20, top - 8, f"tree of {names}", 12, "start", colour)]
@@ -169,7 +133,8 @@ def _tree_svg(
     return parts, 40 + _LEVEL * max(depth.values())
 
 
-def _depth(tree: Tree, rank: int) -> int:
+def depth_in(tree: Tree, rank: int) -> int:
+    """How far below the root a rank stands."""
     depth = 0
     while rank in tree and depth <= len(tree):
         rank, depth = tree[rank], depth + 1

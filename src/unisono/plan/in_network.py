@@ -30,7 +30,7 @@ from unisono.plan.topology import Topology
 
 NAME = "sharp"
 PIECES = (1, 8, 64)
-"""Into how many pieces a card's share is cut, to find out how many are best."""
+"""Into how many pieces what is pipelined is cut, to find out how many are best."""
 
 
 @dataclass(frozen=True)

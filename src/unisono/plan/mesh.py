@@ -6,11 +6,10 @@ ranks 0 and 4 in dp alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from math import gcd, isqrt, log, prod
+from math import gcd, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -184,53 +183,21 @@ class Mesh:
             f"What fits: {fitting}"
         )
 
-    def reshaped(self, sizes: Mapping[str, int]) -> Mesh:
-        """The same ranks along other axes, of these `sizes`. Raises ValueError if that would be
-        another number.
-
-        >>> unisono.Mesh({"dp": 2, "tp": 4}).reshaped({"pp": 8})
-        Mesh({'pp': 8})
-        """
-        mesh = Mesh(sizes)
-        mesh.check_world(self.size)
-        return mesh
-
     def _nearest(self, world_size: int) -> list[tuple[int, ...]]:
-        """A few shapes of `world_size` ranks: those that change one axis, then those that change
-        two, the mildest first; else each axis keeps what divides and the first takes the rest."""
-        found: list[tuple[int, ...]] = []
-        for changes in (1, 2):
-            shapes = {
-                shape
-                for changed in combinations(range(len(self.shape)), changes)
-                for shape in self._refilled(changed, world_size)
-            }
-            found += sorted(shapes - set(found), key=self._distance)
-        return found[:_SUGGESTIONS] or [self._greatest_common(world_size)]
-
-    def _refilled(self, changed: Sequence[int], world_size: int) -> Iterator[tuple[int, ...]]:
-        """The shapes of `world_size` ranks that differ from ours in one or two axes."""
-        kept = prod(size for at, size in enumerate(self.shape) if at not in changed)
-        if world_size % kept:
-            return
-        rest = world_size // kept
-        for first in _divisors(rest) if len(changed) == 2 else (rest,):
-            shape = list(self.shape)
-            shape[changed[-1]] = rest // first
-            shape[changed[0]] = first
-            yield tuple(shape)
-
-    def _greatest_common(self, world_size: int) -> tuple[int, ...]:
+        """Shapes of `world_size` ranks that change one axis, the first if it can be; else each axis
+        keeps what divides and the first takes the rest."""
+        found = []
+        for at, size in enumerate(self.shape):
+            changed, rest = divmod(world_size * size, self.size)
+            if not rest:
+                found.append((*self.shape[:at], changed, *self.shape[at + 1 :]))
+        if found:
+            return found[:_SUGGESTIONS]
         shape: list[int] = []
         for size in reversed(self.shape[1:]):
             shape.insert(0, gcd(size, world_size))
             world_size //= shape[0]
-        return (world_size, *shape)
-
-    def _distance(self, shape: Sequence[int]) -> tuple[float, list[int]]:
-        """Of two that are equally far away, the one that grows the first axis counts as nearer."""
-        apart = sum(abs(log(a / b)) for a, b in zip(self.shape, shape, strict=True))
-        return round(apart, 9), [-size for size in shape]
+        return [(world_size, *shape)]
 
     # -- for people ------------------------------------------------------------------------------
 
@@ -342,11 +309,6 @@ class Mesh:
 
 def _product(axes: Sequence[str], shape: Sequence[int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-
-
-def _divisors(number: int) -> list[int]:
-    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
-    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _listed(ranks: Sequence[int], most: int) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,18 +17,16 @@ from numpy.typing import NDArray
 
 from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape, in_frame
-from unisono.plan.catalog import Algorithm, catalog
 from unisono.plan.layout import Layout, arrange
 from unisono.plan.proof import holds_after, holds_before
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
-from unisono.plan.sizes import format_bytes, format_seconds
+from unisono.plan.sizes import format_bytes
 from unisono.plan.topology import PRESETS, Topology
 
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000
 MOST_BUFFERS = 20_000_000
-_BUSIEST = 5
 _MOST_PAIRS = 2_000  # more lines than that are a blot
 
 
@@ -52,8 +48,7 @@ def schedule_page(
     heading = f"{chosen[0].collective} by {title}"
     body = (
         f'<header><p class="kicker">unisono plan</p><h1>{escape(heading)}</h1>'
-        f'<p class="soft">{escape(_setting(chosen[0], topology, total_bytes))}</p>'
-        f"{_comparison(recordings)}</header>"
+        f'<p class="soft">{escape(_setting(chosen[0], topology, total_bytes))}</p></header>'
         '<main id="player"></main>'
         + as_data("schedules", [recording.as_data() for recording in recordings])
         + "<noscript><p>This page plays by JavaScript, which is off.</p></noscript>"
@@ -70,25 +65,6 @@ def schedule_frame(schedule: Schedule) -> str:
     except ValueError as error:
         return f"<p>{escape(schedule.title())} ({escape(error)})</p>"
     return in_frame(page, 860, schedule.title())
-
-
-def write_catalog(folder: Path, ranks: int = 8) -> Iterator[tuple[Algorithm, Path]]:
-    """Write a page for every algorithm of the catalog into `folder`; each with what it shows.
-
-    Raises OSError where the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    topology = PRESETS[TOPOLOGY]
-    for entry in catalog():
-        # Hosts of half the ranks, where an algorithm is about hosts.
-        hosts = topology.with_nodes_of(max(1, ranks // 2))
-        uses_hosts = "node_size" in entry.options
-        schedule = entry.schedule(ranks, node_size=hosts.node_size, pieces=4)
-        path = folder / f"{entry.collective}-{entry.name}.html"
-        path.write_text(
-            schedule_page(schedule, hosts if uses_hosts else topology), encoding="utf-8"
-        )
-        yield entry, path
 
 
 class _Recording:
@@ -115,7 +91,7 @@ class _Recording:
         ready_s: NDArray[np.float64],
         done_s: NDArray[np.float64],
     ) -> None:
-        """When each message of a step begins to leave, has left, and is in its buffer.
+        """When each message of a step begins to leave, and is in its buffer.
 
         A port sends the messages of a step one after the other, as they are listed.
         """
@@ -128,16 +104,15 @@ class _Recording:
         begin[order] = ready_s[source[order]] + before
         # What comes early is in its buffer when the receiver has come to this step.
         kept = np.maximum(done_s, ready_s[destination])
-        self._times.append(np.stack([begin, begin + sending_s, kept], axis=1).astype("<f4"))
+        self._times.append(np.stack([begin, kept], axis=1).astype("<f4"))
 
     def as_data(self) -> dict[str, Any]:
         """As JSON can hold it; the times of messages, in the order of steps, are packed."""
         schedule, topology = self.schedule, self.topology
-        times = np.concatenate(self._times) if self._times else np.zeros((0, 3), "<f4")
+        times = np.concatenate(self._times) if self._times else np.zeros((0, 2), "<f4")
         # Equal columns lie together, and compress to almost nothing.
         packed = zlib.compress(np.ascontiguousarray(times.T).tobytes(), 9)
         reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier")
-        busiest = sorted(self.timeline.links, key=lambda link: link.busy_s, reverse=True)
         return {
             "schedule": json.loads(schedule.to_json()),
             "title": schedule.title(),
@@ -147,10 +122,7 @@ class _Recording:
             "times": base64.b64encode(packed).decode(),
             "messages": len(times),
             "time_s": self.timeline.time_s,
-            "chunk_bytes": schedule.chunk_bytes(self.timeline.total_bytes),
-            "node_size": min(topology.node_size, schedule.ranks),
             "layout": _layout_data(arrange(schedule, topology.node_size)),
-            "links": [asdict(link) for link in busiest[:_BUSIEST] if link.busy_s],
         }
 
 
@@ -169,13 +141,7 @@ def _layout_data(layout: Layout) -> dict[str, Any]:
             for place in layout.places
         ],
         "second": sorted(layout.second_place_chunks),
-        "hosts": [asdict(host) for host in layout.hosts],
-        "tall": layout.tall
-        and {
-            "aspect": layout.tall.aspect,
-            "points": rounded(layout.tall.places[0].points),
-            "hosts": [asdict(host) for host in layout.tall.hosts],
-        },
+        "arcs": layout.arcs,
     }
 
 
@@ -198,19 +164,4 @@ def _setting(schedule: Schedule, topology: Topology, total_bytes: int) -> str:
     return (
         f"{name_number(schedule.ranks, 'rank')}{where}{size}{root}; "
         f"times simulated for {topology.name}"
-    )
-
-
-def _comparison(recordings: Sequence[_Recording]) -> str:
-    if len(recordings) < 2:
-        return ""
-    fast, slow = sorted(recordings, key=lambda recording: recording.timeline.time_s)
-    times = [format_seconds(recording.timeline.time_s) for recording in (fast, slow)]
-    names = [recording.schedule.algorithm for recording in (fast, slow)]
-    ratio = slow.timeline.time_s / fast.timeline.time_s if fast.timeline.time_s else 1.0
-    if ratio < 1.005:
-        return f"<p><b>Both take {escape(times[0])}.</b></p>"
-    return (
-        f"<p><b>{escape(names[0])}</b> is {ratio:.2g} times as fast as {escape(names[1])}: "
-        f"{escape(times[0])} against {escape(times[1])}.</p>"
     )

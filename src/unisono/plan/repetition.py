@@ -14,28 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.plan.stages import Indices, Messages, Seconds, pass_on_repeatedly
+from unisono.plan.stages import Indices, Messages, Seconds
 
 _LONG = 96
 """About how many steps are taken between two looks at what is settled."""
 
 _ALIKE = 1e-9
-
-
-def take(messages: Messages, ready: Seconds, free: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-    """A step: when each rank is ready, and when each message has arrived and been dealt with.
-
-    Moves `free`, when each part is, on."""
-    left, arrived, done = messages.pass_on(ready, free)
-    ready = ready.copy()
-    if messages.sending.alone and messages.receiving.alone:
-        at, to = messages.source_at, messages.destination
-        ready[at] = np.maximum(ready[at], left)
-        ready[to] = np.maximum(ready[to], done)
-    else:
-        np.maximum.at(ready, messages.source, left)
-        np.maximum.at(ready, messages.destination, done)
-    return ready, arrived, done
 
 
 def take_repeatedly(
@@ -47,10 +31,13 @@ def take_repeatedly(
     """
     fronts = None
     left = times
+    if times == 1:
+        messages.pass_on(ready, free)
+        return ready, free
     while left:
-        before_ready, before_free = ready, free.copy()
+        before_ready, before_free = ready.copy(), free.copy()
         for _ in range(min(period, left)):
-            ready, _, _ = take(messages, ready, free)
+            messages.pass_on(ready, free)
         left -= min(period, left)
         rounds = left // period
         later = ready - before_ready
@@ -150,5 +137,7 @@ class _Fronts:
         chosen = np.zeros(self._ranks, bool)
         chosen[near] = True
         which = np.flatnonzero(chosen[self._messages.source] | chosen[self._messages.destination])
+        few = self._messages.some(which)
         ready, free = state[: self._ranks], state[self._ranks :]
-        pass_on_repeatedly(self._messages.some(which), ready, free, self._period)
+        for _ in range(self._period):
+            few.pass_on(ready, free)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -313,34 +313,11 @@ class Schedule:
     def chunks_sent(self) -> NDArray[np.int64]:
         """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
+        for step, times in self.counted():
             np.add.at(sent, step.source, step.count * times)
         return sent
 
-    def chunks_received(self) -> NDArray[np.int64]:
-        """How many chunks each rank receives."""
-        received = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
-            np.add.at(received, step.destination, step.count * times)
-        return received
-
-    def chunks_reduced(self) -> NDArray[np.int64]:
-        """How many chunks each rank adds to its own."""
-        reduced = np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
-            np.add.at(reduced, step.destination, step.count * step.reduces * times)
-        return reduced
-
-    def most_messages(self) -> int:
-        """How many messages the busiest rank sends or receives, whichever is more."""
-        sent, received = np.zeros(self.ranks, np.int64), np.zeros(self.ranks, np.int64)
-        for step, times in self._counted():
-            pairs = np.unique(step.source * self.ranks + step.destination)
-            np.add.at(sent, pairs // self.ranks, times)
-            np.add.at(received, pairs % self.ranks, times)
-        return int(max(sent.max(), received.max()))
-
-    def _counted(self) -> Iterator[tuple[Step, int]]:
+    def counted(self) -> Iterator[tuple[Step, int]]:
         """Steps, each with how often it happens with these sources and destinations."""
         for phase in self.phases:
             if phase.turn:
@@ -348,34 +325,12 @@ class Schedule:
             else:
                 yield phase.step, phase.times
 
-    def bytes_sent(self, rank: int, total_bytes: float) -> float:
-        """What `rank` sends where the whole tensor has `total_bytes`."""
-        return float(self.chunks_sent()[rank]) * self.chunk_bytes(total_bytes)
-
-    def bytes_received(self, rank: int, total_bytes: float) -> float:
-        """What `rank` receives where the whole tensor has `total_bytes`."""
-        return float(self.chunks_received()[rank]) * self.chunk_bytes(total_bytes)
-
     # --- as text ---------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """Step by step, what each rank does: `rank 0: send c1 -> 1, recv+reduce c0 <- 3`."""
-        lines = [self.title()]
-        for number, step in enumerate(self.steps):
-            lines.append(f"step {number}")
-            sends: dict[int, list[str]] = {}
-            receives: dict[int, list[str]] = {}
-            for transfer in step:
-                what = transfer.chunk_name
-                verb = "recv+reduce" if transfer.action == "reduce" else "recv"
-                to, source = transfer.destination, transfer.source
-                sends.setdefault(source, []).append(f"send {what} -> {to}")
-                receives.setdefault(to, []).append(f"{verb} {what} <- {source}")
-            lines += [
-                f"  rank {rank}: {', '.join([*sends.get(rank, []), *receives.get(rank, [])])}"
-                for rank in sorted({*sends, *receives})
-            ]
-        return "\n".join(lines)
+        """Step by step, who sends what to whom: `step 0: 0 +> 1 c3, 1 +> 2 c0`."""
+        steps = (f"step {number}: {step}" for number, step in enumerate(self.steps))
+        return "\n".join([self.title(), *steps])
 
     def title(self) -> str:
         """The schedule in one line."""
@@ -407,7 +362,11 @@ class Schedule:
         """The schedule that `to_json` wrote. Raises ValueError for anything else."""
         try:
             parts = json.loads(text)
-            phases = tuple(_phase(part) for part in parts.pop("phases"))
+            names = ("source", "destination", "chunk", "reduces", "count")
+            phases = tuple(
+                Phase(Step.of(*(phase.pop(name) for name in names)), **phase)
+                for phase in parts.pop("phases")
+            )
             return cls(**parts, phases=phases)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is not a schedule's JSON: {error!r}") from error
@@ -475,11 +434,3 @@ class _Steps(Sequence[Step]):
                 return self._schedule.at(phase, number)
             number -= phase.times
         raise IndexError(f"there is no step {index} among {len(self)}")
-
-
-def _phase(part: dict[str, Any]) -> Phase:
-    step = Step.of(
-        part["source"], part["destination"], part["chunk"], part["reduces"], part["count"]
-    )
-    keys = ("times", "shift", "within", "turn")
-    return Phase(step, *(cast(int, part[key]) for key in keys))

@@ -12,13 +12,13 @@ that comes later than before may leave it to one that is waited for (Graham's an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from unisono.plan.repetition import take, take_repeatedly
+from unisono.plan.repetition import take_repeatedly
 from unisono.plan.schedule import Schedule, Step
 from unisono.plan.stages import Indices, Messages, Parts, Seconds
 from unisono.plan.topology import Topology
@@ -26,20 +26,6 @@ from unisono.plan.topology import Topology
 # Of a step's messages: source, destination, how long each keeps its sender's port; when each rank
 # begins the step; when each message has been dealt with.
 OnStep = Callable[[Indices, Indices, Seconds, Seconds, Seconds], None]
-
-# Up to this many (steps x ranks) it is remembered what every rank waited for in every step.
-_REMEMBERED = 4_000_000
-
-
-@dataclass(frozen=True)
-class Hop:
-    """A part of the critical path: a message, or a rank's own sending (source = destination)."""
-
-    step: int
-    source: int
-    destination: int
-    begin_s: float
-    end_s: float
 
 
 @dataclass(frozen=True)
@@ -55,10 +41,8 @@ class LinkUse:
 class Timeline:
     """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
 
-    `finish_s` is when each rank is done, `time_s` when the last one is. `critical_path` is the
-    longest chain of messages, first hop first; it is empty where the schedule is too
-    large to remember (steps x ranks above four million). `sending_s`, `receiving_s` and
-    `reducing_s` say how long each rank was busy with what.
+    `finish_s` is when each rank is done, `time_s` when the last one is. `sending_s`, `receiving_s`
+    and `reducing_s` say how long each rank was busy with what.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -72,7 +56,6 @@ class Timeline:
     total_bytes: float
     time_s: float
     finish_s: Seconds
-    critical_path: tuple[Hop, ...]
     sending_s: Seconds
     receiving_s: Seconds
     reducing_s: Seconds
@@ -94,12 +77,6 @@ class Timeline:
         )
         return float(self._bytes[of_kind].max(initial=0.0))
 
-    @property
-    def busiest_link(self) -> LinkUse:
-        """The port or card that was busy for longest."""
-        end = self._parts.reducer
-        return list(self.links)[int(np.argmax(self._busy_s[:end]))]
-
 
 def simulate(
     schedule: Schedule,
@@ -116,7 +93,8 @@ def simulate(
     `slow_ranks` maps ranks to how many times longer their overhead and their adding take;
     `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they
     have; `late_s` maps ranks to how much later they begin. `on_step` is told of every step, in
-    order. Raises ValueError for ranks and links that are not there.
+    order, and none is skipped because it repeats. Raises ValueError for ranks and links that are
+    not there.
 
     >>> from unisono import plan
     >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")
@@ -133,45 +111,9 @@ def simulate(
     for rank, seconds in (late_s or {}).items():
         parts.check_rank(rank)
         simulation.ready[rank] += seconds
-    for step, times in _steps_of(schedule):
-        simulation.run(simulation.messages_of(step), times)
+    for step, times in schedule.counted():
+        simulation.run(step, times)
     return simulation.timeline(total_bytes)
-
-
-def simulate_speeds(
-    schedule: Schedule, topologies: Sequence[Topology], total_bytes: float
-) -> list[float]:
-    """How long `schedule` takes on each of these topologies, which differ in nothing but their
-    speeds: what `simulate` says, but how messages meet is found out once for all of them."""
-    if not topologies:
-        return []
-    parts = Parts(schedule.ranks, topologies[0])
-    slowness = parts.slowness({}, {})
-    chunk_bytes = schedule.chunk_bytes(total_bytes)
-    simulations = [
-        _Simulation(schedule, topology, parts, slowness, chunk_bytes, only_times=True)
-        for topology in topologies
-    ]
-    latest: Messages | None = None
-    on_each: list[Messages] = []
-    for step, times in _steps_of(schedule):
-        messages = simulations[0].messages_of(step)
-        if messages is not latest:
-            latest = messages
-            on_each = [messages.at_speeds_of(topology, slowness) for topology in topologies]
-        for simulation, theirs in zip(simulations, on_each, strict=True):
-            simulation.run(theirs, times)
-    return [float(simulation.ready.max()) for simulation in simulations]
-
-
-def _steps_of(schedule: Schedule) -> Iterator[tuple[Step, int]]:
-    """Every step, and how many times it is taken."""
-    for phase in schedule.phases:
-        if phase.turn:
-            for time in range(phase.times):
-                yield schedule.at(phase, time), 1
-        else:
-            yield phase.step, phase.times
 
 
 class _Simulation:
@@ -184,50 +126,33 @@ class _Simulation:
         parts: Parts,
         slowness: Seconds,
         chunk_bytes: float,
-        only_times: bool = False,
     ) -> None:
         self.schedule, self.topology, self.parts = schedule, topology, parts
         self.slowness, self.chunk_bytes = slowness, chunk_bytes
         self.ready = np.full(schedule.ranks, topology.call_s)
         self.free = np.zeros(parts.total)
         self.busy_s, self.bytes = np.zeros(parts.total), np.zeros(parts.total)
-        self.remembers = schedule.rounds * schedule.ranks <= _REMEMBERED
-        self.past: list[tuple[Seconds, Indices]] = []
         self.latest: tuple[Step, Messages] | None = None
         self.on_step: OnStep | None = None
-        self.only_times = only_times
 
-    def run(self, messages: Messages, times: int) -> None:
-        """A step with these messages, taken `times` times."""
-        if not self.only_times:
-            self._count(messages, times)
-        if self.remembers or times == 1 or self.on_step is not None:
+    def run(self, step: Step, times: int) -> None:
+        """A step, taken `times` times."""
+        # Pipelines take the same step again and again, each time with other chunks.
+        if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
+            made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
+            self.latest = step, made
+        messages = self.latest[1]
+        self._count(messages, times)
+        if self.on_step is not None:
+            ends = messages.source, messages.destination
             for _ in range(times):
-                self._take(messages)
+                before = self.ready.copy()
+                done = messages.pass_on(self.ready, self.free)
+                self.on_step(*ends, messages.sending.busy_s, before, done)
             return
         size = self.topology.node_size
         period = size if size < self.schedule.ranks else 1
         self.ready, self.free = take_repeatedly(messages, self.ready, self.free, times, period)
-
-    def messages_of(self, step: Step) -> Messages:
-        """Pipelines take the same step again and again, each time with other chunks."""
-        if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
-            made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
-            self.latest = step, made
-        return self.latest[1]
-
-    def _take(self, messages: Messages) -> None:
-        before = self.ready
-        self.ready, arrived, done = take(messages, before, self.free)
-        if self.on_step is not None:
-            ends = messages.source, messages.destination
-            self.on_step(*ends, messages.sending.busy_s, before, done)
-        if self.remembers and not self.only_times:
-            cause = np.arange(len(before), dtype=np.int64)
-            to = messages.destination
-            last = (done == self.ready[to]) & (arrived >= before[to])
-            cause[to[last]] = messages.source[last]
-            self.past.append((before, cause))
 
     def _count(self, messages: Messages, times: int) -> None:
         crossing = messages.bytes[messages.crossing]
@@ -253,7 +178,6 @@ class _Simulation:
             total_bytes=total_bytes,
             time_s=float(self.ready.max()),
             finish_s=self.ready,
-            critical_path=tuple(reversed(list(self._backwards()))),
             sending_s=self.busy_s[parts.out : parts.into],
             receiving_s=self.busy_s[parts.into : parts.card_out],
             reducing_s=self.busy_s[parts.reducer :],
@@ -261,16 +185,6 @@ class _Simulation:
             _busy_s=self.busy_s,
             _bytes=self.bytes,
         )
-
-    def _backwards(self) -> Iterator[Hop]:
-        """From the last rank to finish back to the first message on its way."""
-        rank, end = int(np.argmax(self.ready)), self.ready
-        for step in reversed(range(len(self.past))):
-            before, cause = self.past[step]
-            source = int(cause[rank])
-            if source != rank or end[rank] > before[rank]:
-                yield Hop(step, source, rank, float(before[source]), float(end[rank]))
-            rank, end = source, before
 
 
 def _same_but_for_chunks(one: Step, other: Step) -> bool:

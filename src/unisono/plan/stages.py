@@ -6,7 +6,6 @@ import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,6 @@ from unisono.plan.topology import Topology
 
 Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-_SHORT_QUEUE = 6
-"""Up to so many messages of a step on one part are put in order column by column."""
 
 
 class Parts:
@@ -80,26 +76,23 @@ class Stage:
     at: Indices | slice
     busy_s: Seconds
     alone: bool
-    queues: tuple[Indices, ...] = ()
-    """The messages that are listed first for their parts, those listed second, and so on. Parts
-    that most messages pass come first: the n-th of every row pass the same one."""
+    order: Indices
+    """By part, then as listed."""
+    starts: Indices
+    """Where in `order` each part's messages begin."""
 
     @classmethod
-    def of(cls, part: Indices) -> Stage:
-        """Messages that pass these parts, each for no time yet."""
-        busy_s = np.zeros(len(part))
-        longest = int(np.bincount(part).max()) if len(part) else 1
-        if longest == 1:
-            return cls(part, _as_slice(part), busy_s, True)
-        return cls(part, part, busy_s, False, _queues(part) if longest <= _SHORT_QUEUE else ())
-
-    def busy_for(self, busy_s: Seconds) -> Stage:
-        """The same where each message takes so long."""
-        return Stage(self.part, self.at, busy_s, self.alone, self.queues)
+    def of(cls, part: Indices, busy_s: Seconds) -> Stage:
+        """Messages that pass these parts, each for so long."""
+        order = np.argsort(part, kind="stable")
+        starts = np.flatnonzero(np.diff(part[order], prepend=-1))
+        alone = len(starts) == len(part)
+        return cls(part, _as_slice(part) if alone else part, busy_s, alone, order, starts)
 
     def some(self, which: Indices) -> Stage:
-        """The same for some of the messages."""
-        return Stage(self.part[which], self.part[which], self.busy_s[which], self.alone)
+        """The same for some of the messages, where each has its part alone."""
+        part = self.part[which]
+        return Stage(part, part, self.busy_s[which], self.alone, self.order, self.starts)
 
     def serve(self, begin: Seconds, free: Seconds) -> Seconds:
         """When each message begins to pass, where it could from `begin`; moves `free` on."""
@@ -107,55 +100,22 @@ class Stage:
             begin = np.maximum(begin, free[self.at])
             free[self.at] = begin + self.busy_s
             return begin
-        if self.queues:
-            return self._serve_short_queues(begin, free)
-        order = np.lexsort((begin, self.part))  # by part, then time; stable, so then as listed
-        part = self.part[order]
-        starts = np.flatnonzero(np.append(True, part[1:] != part[:-1]))
-        length = np.diff(np.append(starts, len(part)))
+        order, starts = self.order, self.starts
+        length = np.diff(starts, append=len(order))
+        overtakes = np.diff(begin[order], prepend=-np.inf) < 0
+        overtakes[starts] = False
+        if overtakes.any():  # only these parts' messages are put in order: by time, then as listed
+            where = np.flatnonzero(np.repeat(np.logical_or.reduceat(overtakes, starts), length))
+            some = order[where]
+            order = order.copy()
+            order[where] = some[np.lexsort((begin[some], self.part[some]))]
         begin = begin.copy()
         for position in range(int(length.max())):
             turn = order[starts[length > position] + position]
-            begin[turn] = np.maximum(begin[turn], free[self.part[turn]])
-            free[self.part[turn]] = begin[turn] + self.busy_s[turn]
+            part = self.part[turn]
+            begin[turn] = now = np.maximum(begin[turn], free[part])
+            free[part] = now + self.busy_s[turn]
         return begin
-
-    def _serve_short_queues(self, begin: Seconds, free: Seconds) -> Seconds:
-        """The same where few messages pass each part: their order by exchanging neighbours."""
-        rows = list(self.queues)
-        times = [begin[row] for row in rows]
-        sorted_together: tuple[list[Any], ...] = (rows, times)
-        for last in reversed(range(1, len(rows))):
-            for left in range(last):
-                right = left + 1
-                both = slice(len(rows[right]))
-                swap = times[right] < times[left][both]
-                if not swap.any():
-                    continue
-                for each in sorted_together:
-                    one, other = each[left][both], each[right]
-                    each[left] = each[left].copy()
-                    each[left][both] = np.where(swap, other, one)
-                    each[right] = np.where(swap, one, other)
-        begin = begin.copy()
-        at = self.part[rows[0]]
-        busy_until = free[at]
-        for row, time in zip(rows, times, strict=True):
-            start = np.maximum(time, busy_until[: len(row)])
-            busy_until[: len(row)] = start + self.busy_s[row]
-            begin[row] = start
-        free[at] = busy_until
-        return begin
-
-
-def _queues(part: Indices) -> tuple[Indices, ...]:
-    order = np.argsort(part, kind="stable")
-    ordered = part[order]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    length = np.diff(np.append(starts, len(part)))
-    most_first = starts[np.argsort(-length, kind="stable")]
-    with_turn = np.cumsum(np.bincount(length)[::-1])[::-1][1:]  # parts with so many, or more
-    return tuple(order[most_first[:count] + turn] for turn, count in enumerate(with_turn))
 
 
 def _as_slice(index: Indices) -> Indices | slice:
@@ -194,35 +154,22 @@ class Messages:
         away = self.source // topology.node_size != self.destination // topology.node_size
         self.crossing = np.flatnonzero(away)
         self.adding = np.flatnonzero(added > 0)
-        self.added_bytes = added[self.adding] * chunk_bytes
-        self._first_reducer = parts.reducer
-        self.sending = Stage.of(parts.out + self.source)
-        self.receiving = Stage.of(parts.into + self.destination)
-        self.leaving = Stage.of(parts.card_out + parts.card_of(self.source[away]))
-        self.entering = Stage.of(parts.card_into + parts.card_of(self.destination[away]))
-        self.reducing = Stage.of(parts.reducer + self.destination[self.adding])
-        self._set_times(topology, slow)
-
-    def at_speeds_of(self, topology: Topology, slow: Seconds) -> Messages:
-        """The same messages on a topology that differs in nothing but its speeds."""
-        others = copy.copy(self)
-        others._set_times(topology, slow)
-        return others
-
-    def _set_times(self, topology: Topology, slow: Seconds) -> None:
-        rank_slow = slow[self._first_reducer :]
+        rank_slow = slow[parts.reducer :]
         self.overhead = topology.overhead_s * rank_slow[self.source]
         self.wait_in = topology.overhead_s * rank_slow[self.destination]
-        self.latency = np.full(len(self.source), topology.inside_latency_s)
-        self.latency[self.crossing] = topology.between_latency_s
+        self.latency = np.where(away, topology.between_latency_s, topology.inside_latency_s)
         port = self.bytes / topology.inside_bytes_per_s
-        card = self.bytes[self.crossing] / topology.card_bytes_per_s
-        add = self.added_bytes / topology.reduce_bytes_per_s
-        self.sending = self.sending.busy_for(self.overhead + port * slow[self.sending.part])
-        self.receiving = self.receiving.busy_for(self.wait_in + port * slow[self.receiving.part])
-        self.leaving = self.leaving.busy_for(card * slow[self.leaving.part])
-        self.entering = self.entering.busy_for(card * slow[self.entering.part])
-        self.reducing = self.reducing.busy_for(add * slow[self.reducing.part])
+        card = self.bytes[away] / topology.card_bytes_per_s
+        add = added[self.adding] * chunk_bytes / topology.reduce_bytes_per_s
+        out, into = parts.out + self.source, parts.into + self.destination
+        card_out = parts.card_out + parts.card_of(self.source[away])
+        card_into = parts.card_into + parts.card_of(self.destination[away])
+        reducer = parts.reducer + self.destination[self.adding]
+        self.sending = Stage.of(out, self.overhead + port * slow[out])
+        self.receiving = Stage.of(into, self.wait_in + port * slow[into])
+        self.leaving = Stage.of(card_out, card * slow[card_out])
+        self.entering = Stage.of(card_into, card * slow[card_into])
+        self.reducing = Stage.of(reducer, add * slow[reducer])
 
     @property
     def alone(self) -> bool:
@@ -244,8 +191,9 @@ class Messages:
         few.reducing = self.reducing.some(at)
         return few
 
-    def pass_on(self, ready: Seconds, free: Seconds) -> tuple[Seconds, Seconds, Seconds]:
-        """When each message has left, has arrived, and has been dealt with."""
+    def pass_on(self, ready: Seconds, free: Seconds) -> Seconds:
+        """When each message has been dealt with. Moves on when each rank is ready, and when each
+        part is free."""
         begin = self.sending.serve(ready[self.source_at], free)
         left = begin + self.sending.busy_s
         head, tail = begin + self.latency, left + self.latency
@@ -257,14 +205,18 @@ class Messages:
             tail_in = np.maximum(head_in + self.entering.busy_s, tail_out + self.latency[at])
             head[at], tail[at] = head_in - self.wait_in[at], tail_in
         head = self.receiving.serve(head, free)
-        arrived = np.maximum(head + self.receiving.busy_s, tail)
-        done = arrived
+        done = np.maximum(head + self.receiving.busy_s, tail)
         if len(self.adding):
             at = self.adding
-            begin = np.maximum(arrived[at], ready[self.destination[at]])
-            done = arrived.copy()
+            begin = np.maximum(done[at], ready[self.destination[at]])
             done[at] = self.reducing.serve(begin, free) + self.reducing.busy_s
-        return left, arrived, done
+        if self.sending.alone and self.receiving.alone:
+            ready[self.source_at] = np.maximum(ready[self.source_at], left)
+            ready[self.destination] = np.maximum(ready[self.destination], done)
+        else:
+            np.maximum.at(ready, self.source, left)
+            np.maximum.at(ready, self.destination, done)
+        return done
 
 
 def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
@@ -274,60 +226,3 @@ def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
     at = np.minimum(np.searchsorted(numbers, which), len(numbers) - 1)
     common = np.flatnonzero(numbers[at] == which)
     return common, at[common]
-
-
-def pass_on_repeatedly(few: Messages, ready: Seconds, free: Seconds, times: int) -> None:
-    """`pass_on`, so many times, where no part serves two messages; moves `ready` and `free` on.
-
-    What takes time where messages are few is the number of NumPy's calls, and how each finds its
-    numbers: here they are half as many, on rows of these messages alone, which stand so that most
-    are found by slices: senders in their order, messages to other nodes last.
-    """
-    inside = np.ones(len(few.source), bool)
-    inside[few.crossing] = False
-    order = np.concatenate([np.flatnonzero(inside), few.crossing])
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    own, far = slice(len(order)), slice(len(order) - len(few.crossing), None)
-    row = np.full(len(ready), -1)
-    row[few.source[order]] = np.arange(len(order))
-    ends = few.destination[row[few.destination] < 0]  # who only receives
-    row[ends] = np.arange(len(order), len(order) + len(ends))
-    ranks = np.concatenate([few.source[order], ends])
-    to = row[few.destination[order]]
-    by_place = np.argsort(place[few.adding])
-    adding = _as_slice(place[few.adding][by_place])
-    adding_to = to[adding]
-    stages = (
-        few.sending.some(order),
-        few.leaving,
-        few.entering,
-        few.receiving.some(order),
-        few.reducing.some(by_place),
-    )
-    now, latency = ready[ranks], few.latency[order]
-    left, out, into, taken, added = (free[stage.part] for stage in stages)
-    sends_s, leaves_s, enters_s, takes_s, adds_s = (stage.busy_s for stage in stages)
-    far_latency = latency[far]
-    far_overhead, far_wait = few.overhead[few.crossing], few.wait_in[few.crossing]
-    for _ in range(times):
-        begin = np.maximum(now[own], left)
-        left = begin + sends_s
-        head, tail = begin + latency, left + latency
-        if len(few.crossing):
-            leaving = np.maximum(begin[far] + far_overhead, out)
-            out = leaving + leaves_s
-            entering = np.maximum(leaving + far_latency, into)
-            into = entering + enters_s
-            head[far] = entering - far_wait
-            tail[far] = np.maximum(into, np.maximum(out, left[far]) + far_latency)
-        taken = np.maximum(head, taken) + takes_s
-        done = np.maximum(taken, tail)
-        if len(few.adding):
-            added = np.maximum(np.maximum(done[adding], now[adding_to]), added) + adds_s
-            done[adding] = added
-        now[own] = left
-        now[to] = np.maximum(now[to], done)
-    ready[ranks] = now
-    for stage, times_s in zip(stages, (left, out, into, taken, added), strict=True):
-        free[stage.part] = times_s

@@ -13,8 +13,6 @@ from rich.table import Table
 from unisono.errors import name_number
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
-from unisono.plan.draw import table_rows
-from unisono.plan.schedule import Schedule
 from unisono.plan.sizes import format_seconds, format_size
 
 
@@ -33,8 +31,7 @@ def ranking_table(ranking: Ranking) -> Table:
             choice.time_s,
             choice.label,
             f"{choice.schedule.rounds:,}",
-            float(choice.schedule.chunks_sent().max())
-            * choice.schedule.chunk_bytes(ranking.total_bytes),
+            choice.busiest_rank_sends_bytes,
         )
         for choice in ranking.choices
     ]
@@ -50,22 +47,20 @@ def ranking_table(ranking: Ranking) -> Table:
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
     """The same as plain values; times in seconds, sizes in bytes."""
-    total = ranking.total_bytes
     by_switches = ranking.in_network
     return {
         "collective": ranking.collective,
         "ranks": ranking.ranks,
         "nodes": ranking.topology.nodes(ranking.ranks),
         "topology": ranking.topology.name,
-        "bytes": total,
+        "bytes": ranking.total_bytes,
         "algorithms": [
             {
                 "algorithm": choice.algorithm.name,
                 "pieces": choice.pieces,
                 "time_s": choice.time_s,
                 "steps": choice.schedule.rounds,
-                "busiest_rank_sends_bytes": float(choice.schedule.chunks_sent().max())
-                * choice.schedule.chunk_bytes(total),
+                "busiest_rank_sends_bytes": choice.busiest_rank_sends_bytes,
             }
             for choice in ranking.choices
         ],
@@ -104,55 +99,19 @@ def costs_table(costs: Sequence[Cost]) -> Table:
 
 def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
     """The same as plain values, in units of the tensor."""
+    names = ("ranks", "steps", "most_sent", "total_sent", "alpha", "beta", "gamma")
     return [
-        {
-            "collective": cost.algorithm.collective,
-            "algorithm": cost.algorithm.name,
-            "ranks": cost.ranks,
-            "steps": cost.steps,
-            "most_sent": cost.most_sent,
-            "total_sent": cost.total_sent,
-            "alpha": cost.alpha,
-            "beta": cost.beta,
-            "gamma": cost.gamma,
-        }
+        {"collective": cost.algorithm.collective, "algorithm": cost.algorithm.name}
+        | {name: getattr(cost, name) for name in names}
         for cost in costs
     ]
 
 
-def ranks_table(schedule: Schedule) -> Table:
-    """A column for each rank: what it sends and gets in each step."""
-    table = Table("step", *(f"rank {rank}" for rank in range(schedule.ranks)))
-    for column in table.columns:
-        column.no_wrap = True
-    for number, row in enumerate(table_rows(schedule)):
-        table.add_row(str(number), *row)
-    return table
-
-
-def transfers_table(schedule: Schedule) -> Table:
-    """A row for each step, with its transfers, as wide as there is room."""
-    table = Table("step", "transfers")
-    for number, step in enumerate(schedule.steps):
-        table.add_row(str(number), str(step))
-    return table
-
-
-def fits(console: Console, table: Table) -> bool:
-    """Whether the table has room in a line."""
-    return _width(console, table) <= console.width
-
-
 def print_table(console: Console, table: Table) -> None:
     """With all figures: a table that is wider than the terminal, or the page, stays so."""
-    wide = Console(
-        file=console.file, highlight=False, width=max(console.width, _width(console, table))
-    )
-    wide.print(table)
-
-
-def _width(console: Console, table: Table) -> int:
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+    any_width = console.options.update(max_width=10_000)
+    width = max(console.width, Measurement.get(console, any_width, table).maximum)
+    Console(file=console.file, highlight=False, width=width).print(table)
 
 
 def _table(*headings: str, left: int) -> Table:

@@ -16,7 +16,7 @@ from unisono.testing import results
 from unisono.testing.mark import BadMark, Plan, plan_of
 from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
-from unisono.testing.protocol import Ran, Run, Unable, Warned
+from unisono.testing.protocol import Ran, Run, Warned
 
 
 class Controller:
@@ -55,7 +55,8 @@ class Controller:
         unready = self._pool.prepare(str(item.path), later)
         if any(unready):
             return [
-                self._failed_reports(item, "setup", reason) if reason else [] for reason in unready
+                [results.failed_report(item, "setup", reason)] if reason else []
+                for reason in unready
             ]
         self._tests += 1
         runs = [
@@ -138,15 +139,9 @@ class Controller:
 
     def _reports(self, item: pytest.Item, ending: Ending) -> list[pytest.TestReport]:
         if not isinstance(ending, Ran):
-            return self._failed_reports(item, "call", ending)
+            return [results.failed_report(item, "call", ending)]
         restore = self._config.hook.pytest_report_from_serializable
         return [restore(config=self._config, data=dict(data)) for data in ending.reports]
-
-    @staticmethod
-    def _failed_reports(
-        item: pytest.Item, phase: results.Phase, ending: Unable
-    ) -> list[pytest.TestReport]:
-        return [results.failed_report(item, phase, ending.headline, ending.detail)]
 
     def _warn(self, endings: Sequence[Ending]) -> None:
         """Pass the warnings of all ranks on, each once."""

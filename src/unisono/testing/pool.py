@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from unisono.testing.process import Nursery, RankProcess, let_write
-from unisono.testing.protocol import Collect, Collected, Exit, Ran, Ready, Run, Stop, Unable
+from unisono.testing.protocol import Collect, Collected, Exit, Ran, Run, Stop, Unable
 
 START_S = 120.0
-"""How long a rank may take to start, or to collect a file: it imports what the tests import."""
+"""How long a rank may take to start and collect a file: it imports what the tests import."""
 
 GRACE_S = 5.0
 """How long the other ranks may go on once one has failed or died."""
@@ -69,31 +69,25 @@ class Pool:
     def prepare(self, path: str, later: Sequence[str | None]) -> list[Unable | None]:
         """Have a rank for each entry of `later`, with the file `path` collected, and the one in
         which its next test lies. Returns for each rank why it cannot run tests of `path`."""
-        numbers = range(len(later))
         try:
-            started = [number for number in numbers if self._start(number)]
+            for number in range(len(later)):
+                self._start(number)
         except OSError as error:  # out of memory or descriptors
-            return [Unable("could not be started", str(error)) for _ in numbers]
-        failed = self._await_starts(started)
-        ready = [number for number in numbers if number not in failed]
-        missing = {
-            number: sorted({path, later[number] or path} - self._ranks[number].files.keys())
-            for number in ready
-        }
-        for number in ready:
-            for file in missing[number]:
+            return [Unable("could not be started", str(error)) for _ in later]
+        missing = [
+            sorted({path, then or path} - self._ranks[number].files.keys())
+            for number, then in enumerate(later)
+        ]
+        for number, files in enumerate(missing):
+            for file in files:
                 self._ranks[number].send(Collect(file))
-        for number in ready:
-            gone = self._await_files(number, path, missing[number])
-            if gone is not None:
-                failed[number] = gone
-        return [failed.get(number) for number in numbers]
+        return [self._await_files(number, path, files) for number, files in enumerate(missing)]
 
-    def _start(self, number: int) -> bool:
-        """Start a rank, if there is none; says whether it did."""
+    def _start(self, number: int) -> None:
+        """Start a rank, if there is none."""
         rank = self._ranks.get(number)
         if rank is not None and rank.is_alive():
-            return False
+            return
         if rank is not None:
             self._end(number)
         if self._nursery is not None and not self._nursery.is_alive():
@@ -102,22 +96,14 @@ class Pool:
         if self._nursery is None:
             self._nursery = Nursery(self.folder)
         self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
-        return True
-
-    def _await_starts(self, numbers: list[int]) -> dict[int, Unable]:
-        failed = {}
-        for number in numbers:
-            answer = self._ranks[number].answer(START_S)
-            if not isinstance(answer, Ready):
-                failed[number] = self._lost(number, answer, f"not started in {START_S:g} s")
-        return failed
 
     def _await_files(self, number: int, path: str, missing: list[str]) -> Unable | None:
         rank = self._ranks[number]
         for file in missing:
             answer = rank.answer(START_S)
             if not isinstance(answer, Collected):
-                return self._lost(number, answer, f"{file} not collected in {START_S:g} s")
+                late = f"not started, or {file} not collected, in {START_S:g} s"
+                return self._lost(number, answer, late)
             rank.files[file] = answer.error
         error = rank.files[path]
         return None if error is None else Unable("the file could not be collected", error)

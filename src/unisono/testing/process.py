@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from unisono.processes import describe_exit, handles_signal
+from unisono.processes import ask_for_stack, describe_exit
 from unisono.testing import nursery, protocol
-from unisono.testing.rank import STACK_SIGNAL, stacks_file
+from unisono.testing.rank import stacks_file
 
 _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
 
@@ -154,10 +154,9 @@ class RankProcess:
         return protocol.Unable(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
-        """Have it write its stacks down, unless a test has taken the handler away: it would die."""
+        """Have it write its stacks down."""
         os.truncate(self._stacks, 0)
-        if handles_signal(self._pid, STACK_SIGNAL):
-            os.kill(self._pid, STACK_SIGNAL)
+        ask_for_stack(self._pid)
 
     def stacks(self) -> str:
         """What it wrote."""

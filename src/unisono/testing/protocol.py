@@ -22,11 +22,6 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The rank's session has begun."""
-
-
-@dataclass(frozen=True)
 class Collect:
     """Collect this file."""
 

@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import importlib
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -24,12 +23,10 @@ import _pytest.assertion
 import pytest
 
 from unisono import variables
+from unisono.processes import STACK_SIGNAL
 from unisono.testing import membership, protocol
 from unisono.testing.nursery import CHANNEL
-from unisono.testing.protocol import Collect, Collected, Ran, Ready, Run, Start, Stop, Unable
-
-STACK_SIGNAL = signal.SIGRTMAX - 3
-"""Makes a rank write the stacks of its threads to its file."""
+from unisono.testing.protocol import Collect, Collected, Ran, Run, Start, Stop, Unable
 
 # The controller has chosen the tests, stops after failures, talks to the user and writes files;
 # its own command line must not make a rank do any of it.
@@ -103,7 +100,6 @@ class RankSession:
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
             gc.freeze()  # what is here stays: the collections after every test are quick
-            self._channel.send(Ready())
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)
             faulthandler.unregister(STACK_SIGNAL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +16,8 @@ from _pytest._code.code import (
 )
 
 from unisono.errors import name_ranks
+from unisono.launcher.outcomes import without_addresses, without_names, without_notes
+from unisono.testing.protocol import Unable
 
 Phase = Literal["setup", "call", "teardown"]
 PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
@@ -25,23 +26,20 @@ _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 _CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection closed by peer")
 """What ranks say whose peers have failed: shown after the failures that caused it."""
 
-_NOTE = re.compile(r"^E( +)unisono\.watch: .*\n(?:E\1  .*\n)*", re.MULTILINE)
-"""What the watch has added to an exception: each rank's view of the same."""
-
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank had to say: in one line, as text without addresses, and as pytest shows it."""
+    """What a rank had to say: in one line, as text, and as pytest shows it."""
 
     line: str
     text: str
     chain: tuple[_Link, ...]
 
 
-def failed_report(item: pytest.Item, phase: Phase, headline: str, detail: str) -> pytest.TestReport:
+def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestReport:
     """The failing report of a rank that could not write its own."""
-    text = f"{headline}\n\n{detail}\n" if detail else f"{headline}\n"
-    crash = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, headline)
+    text = f"{why.headline}\n\n{why.detail}\n" if why.detail else f"{why.headline}\n"
+    crash = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, why.headline)
     longrepr = ExceptionChainRepr([(ReprTracebackNative([text]), crash, None)])
     return _report(item, phase, "failed", longrepr)
 
@@ -132,8 +130,7 @@ def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> Excepti
         return only if isinstance(only, ExceptionRepr) else str(only)
     groups: dict[str, dict[int, Failure]] = {}
     for rank, report in reports.items():
-        text = _NOTE.sub("", _without_addresses(report) + "\n")
-        same = re.sub(rf"\brank {rank}\b", "this rank", text)
+        same = without_names(without_notes(report.longreprtext), rank)
         groups.setdefault(same, {})[rank] = _failure(report)
     ordered = sorted(groups.values(), key=_is_consequence)
     chain: list[_Link] = []
@@ -158,11 +155,7 @@ def _failure(report: pytest.TestReport) -> Failure:
         chain = ((ReprTracebackNative([text + "\n"]), None, None),)
     crash = chain[-1][1]
     line = (crash.message if crash is not None else text.strip()).partition("\n")[0]
-    return Failure(line, _without_addresses(report), chain)
-
-
-def _without_addresses(report: pytest.TestReport) -> str:
-    return re.sub(r"\b0x[0-9a-f]+\b", "0x", report.longreprtext)
+    return Failure(line, without_addresses(text), chain)
 
 
 def _is_consequence(group: dict[int, Failure]) -> bool:

@@ -3,7 +3,6 @@
 gradients.py    gradients averaged while backward runs
 buckets.py      which gradients travel together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
-coalescing.py   many tensors in few messages
 memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
@@ -18,9 +17,8 @@ from unisono.torch_support import require_torch
 
 require_torch(__name__)
 
-from unisono.training.agreement import agree, all_ranks, any_rank, main_process_first, sync_seed
-from unisono.training.attention import ring_attention, tree_attention
-from unisono.training.coalescing import broadcast_many, reduce_many
+from unisono.training.agreement import all_ranks, any_rank, main_process_first, sync_seed
+from unisono.training.attention import ring_attention
 from unisono.training.ddp_buckets import share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
@@ -29,7 +27,7 @@ from unisono.training.experts import (
     combine_tokens,
     dispatch_tokens,
 )
-from unisono.training.gradients import GradientReport, GradientSync, sync_gradients
+from unisono.training.gradients import GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
 from unisono.training.weights.endpoints import (
     WeightReceiver,
@@ -39,12 +37,12 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.loading import WeightUpdateExtension, WeightUpdateWorker
-from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
+from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.update_group import WeightUpdateGroup
 
 __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
-    "GradientReport",
     "GradientSync",
     "ShardedOptimizer",
     "WeightReceiver",
@@ -54,21 +52,17 @@ __all__ = [
     "WeightUpdateExtension",
     "WeightUpdateGroup",
     "WeightUpdateWorker",
-    "agree",
     "all_ranks",
     "any_rank",
-    "broadcast_many",
     "combine_tokens",
     "dispatch_tokens",
     "gather_in_order",
     "init_weight_update_group",
     "main_process_first",
     "mean_over_samples",
-    "reduce_many",
     "ring_attention",
     "share_ddp_buckets",
     "sync_gradients",
     "sync_seed",
-    "tree_attention",
     "weight_update",
 ]

@@ -15,25 +15,12 @@ from typing import Any, Literal, SupportsIndex
 import numpy
 import torch
 
-from unisono.collectives.integers import device_of
 from unisono.collectives.objects import broadcast_object
 from unisono.collectives.primitives import all_reduce
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Group
 from unisono.errors import GroupError, UnisonoError
 from unisono.world.world import resolve
-
-
-def agree(value: Any, src: int = 0, group: Group = None) -> Any:
-    """Rank `src`'s `value`, on every rank of `group` (None: the world); what the others pass is
-    ignored.
-
-    It travels as plain data and arrives as it was: a learning rate keeps all its digits. Raises
-    TypeError on every rank where it is not plain data (see `unisono.broadcast_object`).
-
-    >>> unisono.training.agree(0.1 if comm.rank == 0 else None)
-    0.1
-    """
-    return broadcast_object(value, src, group)
 
 
 def any_rank(flag: object, group: Group = None) -> bool:
@@ -78,9 +65,9 @@ def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
     if comm.rank == 0 and seed is None:
         seed = secrets.randbits(32)
     if comm.rank == 0 and isinstance(seed, SupportsIndex) and not isinstance(seed, bool):
-        agreed = agree(index(seed), 0, comm)  # NumPy's whole numbers, too
+        agreed = broadcast_object(index(seed), 0, comm)  # NumPy's whole numbers, too
     else:
-        agreed = agree(repr(seed), 0, comm)  # the others are to hear of a bad one, too
+        agreed = broadcast_object(repr(seed), 0, comm)  # the others are to hear of a bad one, too
     if not isinstance(agreed, int) or not 0 <= agreed < 2**63:
         raise ValueError(f"rank 0's seed is not a whole number from 0 to 2**63 - 1: {agreed}")
     random.seed(agreed)

@@ -1,6 +1,6 @@
-"""Attention over a sequence that is cut over the ranks of a group: a ring, and a tree.
+"""Attention over a sequence that is cut over the ranks of a group, by a ring.
 
-Both combine softmaxes of parts of the keys by their maxima and sums, which is exact (Milakov and
+Softmaxes of parts of the keys are combined by their maxima and sums, which is exact (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018). Queries, keys and values have the
 shape (..., positions, width); all work is done in float32 at least.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from unisono.collectives.integers import all_gather_integers
+from unisono.collectives.ragged import all_gather_integers
 from unisono.collectives.statistics import widen
 from unisono.comm.base import Communicator, Group, Message, Work
 from unisono.world.world import resolve
@@ -53,51 +53,6 @@ def ring_attention(
         comm.refuse("all_gather", f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank")
     scale = width**-0.5 if scale is None else scale
     return _Ring.apply(query, key, value, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def tree_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    group: Group = None,
-    *,
-    mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """Attention of the same few queries, on every rank, to all ranks' keys and values: decoding
-    with a cache that is cut over the ranks of `group` (None: the world), in any way. Every rank has
-    the result.
-
-    All that moves is, for each `query`, the maximum, the sum and the weighted values of each rank's
-    softmax, in one call: an all_reduce by an operator of its own (Shyam et al., "Tree attention",
-    2024, with one call instead of two). `key` and `value` are this rank's; `mask` is True where a
-    query may see one of this rank's keys; where it sees none on any rank, the result is zero.
-    `scale` is 1 / sqrt(width) unless given.
-
-    There are no gradients. Raises ValueError if one is wanted, or for shapes that do not fit.
-
-    >>> query, key = torch.zeros(1, 4), torch.zeros(3, 4)
-    >>> value = torch.full((3, 4), float(comm.rank))
-    >>> unisono.training.tree_attention(query, key, value)
-    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
-    """
-    comm = resolve(group)
-    width = _width(comm, query, key, value)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
-        comm.refuse("all_gather", "tree_attention has no gradients: use torch.no_grad()")
-    scale = width**-0.5 if scale is None else scale
-    with torch.no_grad():
-        scores = widen(query) @ widen(key).transpose(-1, -2) * scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        mine = torch.cat(_summary(scores, widen(value)), dim=-1)
-        everyone = mine.new_empty(comm.size, *mine.shape)
-        comm.all_gather(everyone, mine.contiguous())
-        tops, sums, values = everyone.split_with_sizes([1, 1, value.shape[-1]], dim=-1)
-        shares = _exp(tops, tops.amax(0))
-        total = (shares * sums).sum(0)
-        result = (shares * values).sum(0) / total.masked_fill(total == 0, 1)
-    return result.to(query.dtype)
 
 
 def _width(comm: Communicator, *three: torch.Tensor) -> int:

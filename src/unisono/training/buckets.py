@@ -13,7 +13,6 @@ a rank that has nothing to send.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -21,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
-from unisono.collectives.refusals import refuse_type
 from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.base import Communicator, Reduction
 from unisono.comm.work import FinishedWork
@@ -34,7 +33,6 @@ Parameters: TypeAlias = (
     torch.nn.Module | Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 )
 
-_SCALED_BEFORE = (torch.float32, torch.float64)
 UNUSED = ("error", "zero")
 _OPS: dict[str, Reduction] = {"mean": "avg", "avg": "avg", "sum": "sum"}
 
@@ -116,7 +114,6 @@ class GradientBucket:
         self.wide = wide and dtype in HALF_DTYPES
         self.dtype = torch.float32 if self.wide else dtype
         sizes = [tensor.numel() for tensor in tensors]
-        self.nbytes = sum(sizes) * self.dtype.itemsize
         self.flat: torch.Tensor | None = None
         self.views: list[torch.Tensor] = []  # of the flat tensor, one for each gradient
         if kept or comm.backend != "unisono":
@@ -207,19 +204,7 @@ class BucketReduction:
         rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
         mark_written(rows)
-        # What DDP does, too: a sum of scaled gradients needs no pass over the result.
-        self._is_scaled_before = (
-            bucket.op == "avg"
-            and bucket.flat is not None
-            and bucket.comm.backend != "unisono"
-            and bucket.dtype in _SCALED_BEFORE
-        )
-        op = bucket.op
-        if self._is_scaled_before and bucket.flat is not None:
-            bucket.flat[: -len(bucket.parameters)].mul_(1 / bucket.comm.size)
-            op = "sum"
-        self.begun_s = time.monotonic()
-        self.work = bucket.comm.all_reduce(travelling, op, async_op=True) or FinishedWork()
+        self.work = bucket.comm.all_reduce(travelling, bucket.op, async_op=True) or FinishedWork()
 
     def _row(self, index: int) -> torch.Tensor:
         """What travels for one parameter."""
@@ -269,8 +254,7 @@ class BucketReduction:
 
     def _ranks_without(self) -> dict[int, int]:
         bucket = self._bucket
-        is_share = bucket.op == "avg" and not self._is_scaled_before
-        scale = bucket.comm.size if is_share else 1
+        scale = bucket.comm.size if bucket.op == "avg" else 1
         counts = [round(abs(number) * scale) for number in bucket.absent.tolist()]
         return {index: ranks for index, ranks in enumerate(counts) if ranks}
 
@@ -303,6 +287,16 @@ def buckets_of(
         GradientBucket([parameters[index] for index in indices], comm, op, kept, wide)
         for indices in full
     ]
+
+
+def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParameter]]:
+    """Parameters of one dtype and device, together; in the order in which each pair of these first
+    appears."""
+    groups: dict[Any, list[NamedParameter]] = {}
+    for parameter in parameters:
+        kind = parameter.tensor.dtype, parameter.tensor.device
+        groups.setdefault(kind, []).append(parameter)
+    return list(groups.values())
 
 
 def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:

@@ -50,17 +50,7 @@ def defer_signals() -> Iterator[None]:
         for number, deferred in deferring.items():
             if signal.getsignal(number) is deferred:
                 signal.signal(number, deferred.handler)
-        _deliver(list(deferring.values()))
-
-
-def _deliver(deferring: list[_Deferring]) -> None:
-    """Call the handlers of what waited, all of them; raise what the first one raised."""
-    raised: BaseException | None = None
-    for deferred in deferring:
-        try:
-            if deferred.waiting is not None:
-                deferred.handler(*deferred.waiting)
-        except BaseException as error:
-            raised = raised or error
-    if raised is not None:
-        raise raised
+        with contextlib.ExitStack() as handlers:  # it calls all of them, though one raises
+            for deferred in deferring.values():
+                if deferred.waiting is not None:
+                    handlers.callback(deferred.handler, *deferred.waiting)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from unisono.collectives import primitives, structures
-from unisono.collectives.integers import device_of
+from unisono.collectives.arguments import check_rank, refuse_type
 from unisono.collectives.objects import all_gather_object, gather_object
-from unisono.collectives.refusals import check_rank, refuse_type
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 

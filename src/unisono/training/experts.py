@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from unisono.collectives.integers import all_gather_integers
-from unisono.collectives.refusals import refuse_type
+from unisono.collectives.arguments import refuse_type
+from unisono.collectives.ragged import all_gather_integers
 from unisono.comm.base import Communicator, Group
 from unisono.world.world import resolve
 

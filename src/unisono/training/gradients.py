@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from unisono.collectives.integers import device_of
+from unisono.collectives.arguments import check_rank
+from unisono.collectives.ragged import device_of
 from unisono.comm.base import Communicator, Group
 from unisono.errors import UnisonoError
+from unisono.torch_autograd import mark_written
 from unisono.training.buckets import (
     BucketReduction,
     GradientBucket,
@@ -27,50 +27,10 @@ from unisono.training.buckets import (
     check_used,
     named_parameters_of,
 )
-from unisono.training.coalescing import broadcast_many
 from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
 _BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20
-
-
-@dataclass(frozen=True)
-class GradientReport:
-    """How much a GradientSync has moved in how many `steps`, each `bytes` in `buckets`, and how
-    much of it was hidden.
-
-    `communicating_s` is the time in which at least one bucket was under way, from its start to the
-    moment at which it was seen to be over (at the next gradient, or in `finish`), waiting for
-    slower ranks included; `waiting_s` is the part of it that `finish` had to wait.
-
-    >>> report = unisono.training.GradientReport(1, 1, 1000, communicating_s=0.004, waiting_s=0.001)
-    >>> report.hidden
-    0.75
-    """
-
-    steps: int
-    buckets: int
-    bytes: int
-    communicating_s: float
-    waiting_s: float
-
-    @property
-    def hidden(self) -> float:
-        """The share of the communication that was hidden behind backward, 0 to 1."""
-        if self.communicating_s <= 0:
-            return 0.0
-        return max(0.0, 1 - self.waiting_s / self.communicating_s)
-
-    def __str__(self) -> str:
-        steps = max(self.steps, 1)
-        moving_ms, waiting_ms = (
-            seconds / steps * 1e3 for seconds in (self.communicating_s, self.waiting_s)
-        )
-        return (
-            f"{self.steps} steps, each {self.bytes / 1e6:.3g} MB in {self.buckets} "
-            f"bucket{'s' * (self.buckets != 1)}: communicating {moving_ms:.3g} ms, waiting "
-            f"{waiting_ms:.3g} ms; {self.hidden:.0%} hidden behind backward"
-        )
 
 
 class GradientSync:
@@ -139,14 +99,16 @@ class GradientSync:
             tensors = [parameter.tensor for parameter in self._parameters]
             if self._model is not None:
                 tensors = [*self._model.parameters(), *self._model.buffers()]
-            broadcast_many(tensors, src, self._comm)
+            check_rank(self._comm, "broadcast", src)
+            for device in dict.fromkeys(tensor.device for tensor in tensors):
+                there = [tensor.detach() for tensor in tensors if tensor.device == device]
+                self._comm.broadcast(there, src)
+            if self._comm.rank != src:
+                mark_written(tensors)
         self._seen: dict[int, None] = {}  # the order of the first step
         self._learned = False
         self._silent = False
-        self._steps, self._communicating_s, self._waiting_s = 0, 0.0, 0.0
-        self._served: set[int] = set()  # optimizers that have stepped since `finish`
-        self._finished = False
-        self._start_step()
+        self._reductions: list[BucketReduction] = []
         self._arrange(list(reversed(self._parameters)))
         self._handles: list[Any] = [
             parameter.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -179,16 +141,10 @@ class GradientSync:
             for index, parameter in enumerate(bucket.parameters)
         }
 
-    def _start_step(self) -> None:
-        self._reductions: list[BucketReduction] = []
-        self._completed = 0  # how many were seen to have completed
-        self._latest_s = 0.0  # and when
-
     # -- during backward -------------------------------------------------------------------------
 
     def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
         """A gradient is there."""
-        self._finished = False
         bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(
@@ -204,7 +160,6 @@ class GradientSync:
         bucket.arrived[index] = True
         bucket.waiting_for -= 1
         if self._overlap:
-            self._note_completed()
             for bucket in self._buckets[len(self._reductions) :]:
                 if bucket.waiting_for:
                     break
@@ -213,16 +168,6 @@ class GradientSync:
     def _begin_next(self) -> None:
         """Buckets set out in their order, whichever is full first: ranks may differ in that."""
         self._reductions.append(self._buckets[len(self._reductions)].begin())
-
-    def _note_completed(self) -> None:
-        """See which buckets have arrived by now."""
-        for reduction in self._reductions[self._completed :]:
-            if not reduction.work.is_completed():
-                break
-            now_s = time.monotonic()
-            self._communicating_s += now_s - max(reduction.begun_s, self._latest_s)
-            self._latest_s = now_s
-            self._completed += 1
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -262,10 +207,7 @@ class GradientSync:
         """
         self._complete()
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
-        self._steps += 1
-        self._finished = True
-        self._served.clear()
-        self._start_step()
+        self._reductions = []
         if self._unused == "error":
             check_used(missing, self._comm)
         if not self._learned:  # from a whole step: a rank that discards it would not take part
@@ -279,14 +221,10 @@ class GradientSync:
             )
 
     def _complete(self) -> None:
-        begun_s = time.monotonic()
-        self._note_completed()
         while len(self._reductions) < len(self._buckets):
             self._begin_next()
         for reduction in self._reductions:
             reduction.work.wait()
-            self._note_completed()
-        self._waiting_s += time.monotonic() - begun_s
 
     def _adopt_order(self) -> None:
         """Take the order in which rank 0 saw its gradients for that of all ranks."""
@@ -331,51 +269,10 @@ class GradientSync:
         self._complete()
         for bucket in self._buckets:
             bucket.forget()
-        self._start_step()
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Have every step of this `optimizer` call `finish` first, unless the program has done so
-        since the latest backward pass. Returns the optimizer, whose `step()` then raises what
-        `finish` raises. Raises nothing itself.
-
-        >>> weight = torch.zeros(1, requires_grad=True)
-        >>> sync = unisono.training.GradientSync([weight])
-        >>> optimizer = sync.attach(torch.optim.SGD([weight], lr=1.0))
-        >>> (weight * (comm.rank + 1)).sum().backward()
-        >>> loss = optimizer.step()
-        >>> weight
-        tensor([-1.5000], requires_grad=True)
-        """
-        self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-        return optimizer
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if [*args[1:], *kwargs.values()] not in ([], [None]):
-            raise ValueError("a closure runs after this: call finish() at its end, do not attach")
-        if not self._finished or id(optimizer) in self._served:
-            self.finish()
-        self._served.add(id(optimizer))
-
-    def report(self) -> GradientReport:
-        """How much has moved so far on this rank, and how much of it was hidden behind backward.
-
-        >>> weight = torch.zeros(1, requires_grad=True)
-        >>> sync = unisono.training.GradientSync([weight])
-        >>> weight.sum().backward()
-        >>> sync.finish()
-        >>> sync.report().steps
-        1
-        """
-        return GradientReport(
-            self._steps,
-            len(self._buckets),
-            sum(bucket.nbytes for bucket in self._buckets),
-            self._communicating_s,
-            self._waiting_s,
-        )
+        self._reductions = []
 
     def close(self) -> None:
-        """Leave the model and the optimizers alone from now on. Closing twice does nothing.
+        """Leave the model alone from now on. Closing twice does nothing.
 
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> unisono.training.GradientSync([weight]).close()

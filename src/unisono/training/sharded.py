@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
 
-from unisono.collectives.norms import clip_grad_norm
-from unisono.collectives.refusals import refuse_type
+from unisono.collectives.arguments import refuse_type
+from unisono.collectives.statistics import clip_grad_norm
 from unisono.comm.base import Communicator, Group, Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.buckets import (
@@ -25,9 +24,9 @@ from unisono.training.buckets import (
     check_options,
     check_the_same_everywhere,
     check_used,
+    group_alike,
     named_parameters_of,
 )
-from unisono.training.coalescing import group_alike
 from unisono.training.deferral import defer_signals
 from unisono.training.memory import zeros_for
 from unisono.world.world import resolve
@@ -114,10 +113,7 @@ class ShardedOptimizer:
         shares: list[dict[str, Any]] = []
         with outlasting_inference_mode():
             for members, own in groups:
-                rows = [
-                    _make_row(self._comm, alike)
-                    for alike in group_alike(members, attrgetter("tensor"))
-                ]
+                rows = [_make_row(self._comm, alike) for alike in group_alike(members)]
                 self._rows += rows
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():

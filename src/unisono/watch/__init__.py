@@ -9,6 +9,7 @@ calls.py                      calls of all groups that hang together: who waits 
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
 job_view.py                   the records of a whole job, whichever host they are on
+from_json.py                  reports, records and stacks out of files and messages
 history.py                    the last calls of every rank of a report, on one clock
 stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
 whereabouts.py                where a process is
@@ -17,8 +18,7 @@ cuda_graphs.py                when a GPU must not be asked how far it is
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py                        the running jobs of this user, rank by rank
-top_view.py, top_screen.py    how they are laid out, and shown in a terminal
-command.py                    `unisono top`
+top_view.py, command.py       how they are laid out, and shown in a terminal: `unisono top`
 debug.py                      torch's and NCCL's own debug settings
 """
 

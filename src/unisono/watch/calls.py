@@ -69,6 +69,10 @@ class Wait:
             return []
         return [] if self._is_matched() else [record.peer]
 
+    def is_for_anybody(self) -> bool:
+        """Whether it receives from anybody: then it may wait for as long as it takes."""
+        return self.record.tag is not None and self.record.peer is None
+
     def _is_matched(self) -> bool:
         """Whether the rank at the other end of a message is there."""
         other = find_member(self.group, self.record.peer)

@@ -121,16 +121,7 @@ def _mismatch(
         culprits=tuple(culprits) or tuple(sorted(records)),
         site=line_of(first.site),
         details=tuple(_global(group, line.strip()) for line in details[:-1]),
-        ranks=tuple(
-            RankReport(
-                member.rank,
-                member.global_rank,
-                member.pid,
-                member.rank in records,
-                host=member.host,
-            )
-            for member in group.ranks
-        ),
+        ranks=tuple(_named(member, member.rank in records) for member in group.ranks),
     )
 
 
@@ -181,15 +172,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
             for rank, count in enumerate(shift.counts)
         ),
         ranks=tuple(
-            RankReport(
-                member.rank,
-                member.global_rank,
-                member.pid,
-                False,
-                last=_last_of(member),
-                host=member.host,
-            )
-            for member in group.ranks
+            replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
         ),
     )
     return add_history(found, [group])
@@ -392,11 +375,8 @@ def _is_in(member: RankRecords, record: Record) -> bool:
 def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
     where = ask_once(member.process)
     elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
-    return RankReport(
-        rank=member.rank,
-        global_rank=member.global_rank,
-        pid=member.pid,
-        arrived=arrived,
+    return replace(
+        _named(member, arrived),
         state=member.reason
         if member.reason and (where.state or not where.location)
         else where.state,
@@ -406,8 +386,12 @@ def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> Rank
         last=_last_of(member),
         stack=where.stack,
         source=where.source,
-        host=member.host,
     )
+
+
+def _named(member: RankRecords, arrived: bool) -> RankReport:
+    """A rank of which no more is known than who it is."""
+    return RankReport(member.rank, member.global_rank, member.pid, arrived, host=member.host)
 
 
 def _last_of(member: RankRecords) -> str:

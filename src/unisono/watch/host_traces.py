@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
-from unisono.watch.job_view import open_links, segment_on_host
+from unisono.comm.shared_memory.records import GroupRecords, Record
+from unisono.watch.from_json import build
+from unisono.watch.job_view import by_our_clock, group_on_host, open_links
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
@@ -59,13 +60,7 @@ class TracePart:
 
     def by_first_clock(self, record: Record) -> Record:
         """A record by the first host's clock."""
-        started_s, ended_s = record.started_s, record.ended_s
-        return replace(
-            record,
-            arrived_s=record.arrived_s - self.behind_s(record.arrived_s),
-            started_s=None if started_s is None else started_s - self.behind_s(started_s),
-            ended_s=None if ended_s is None else ended_s - self.behind_s(ended_s),
-        )
+        return by_our_clock(record, self.behind_s)
 
     def describe_clock(self) -> dict[str, Any]:
         """For the file: how far this host's clock was ahead, and how sure that is."""
@@ -179,8 +174,8 @@ class Inbox:
                 self._parts[key] = TracePart(
                     host=str(rest["host"]),
                     number=key[1],
-                    readings=tuple(Reading(**reading) for reading in rest["readings"]),
-                    groups=tuple(_group(found, key[1]) for found in rest["groups"]),
+                    readings=build(tuple[Reading, ...], rest["readings"]),
+                    groups=tuple(group_on_host(found, key[1]) for found in rest["groups"]),
                     records=tuple(self._records.pop(key)),
                     dropped=int(rest["dropped"]),
                 )
@@ -196,12 +191,6 @@ class Inbox:
 
 
 inbox = Inbox()
-
-
-def _group(found: dict[str, Any], number: int) -> GroupRecords:
-    ranks = tuple(RankRecords(**(member | {"records": ()})) for member in found["ranks"])
-    segment = segment_on_host(found, number)
-    return GroupRecords(**(found | {"ranks": ranks, "segment": segment}))
 
 
 def accept_parts(wanted: bool) -> None:

@@ -19,6 +19,7 @@ from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import snapshot
 from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.from_json import build
 from unisono.watch.stack_server import request_stacks
 from unisono.watch.whereabouts import whereabouts
 
@@ -95,7 +96,7 @@ def look_at_job(
             ahead_s = clock[0] if clock is not None else 0.0
             groups += [_group_from(found, name, number, ahead_s) for found in answer["groups"]]
             for pid, found in answer["where"].items():
-                known[name, int(pid)] = _whereabouts_from(found)
+                known[name, int(pid)] = build(Whereabouts, found)
         groups = _with_absent(join_parts(groups), links, set(answers), known)
         silent += [
             name
@@ -204,36 +205,26 @@ def answer_other_hosts(wanted: bool) -> None:
 
 def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
     """A group of another host, whose clock is ahead of ours by so much."""
-    members = tuple(
-        RankRecords(
-            **(member | {"records": records_from(member["records"], ahead_s), "host": host})
-        )
-        for member in found["ranks"]
+    group = group_on_host(found, number)
+    members = []
+    for member in group.ranks:
+        records = tuple(by_our_clock(record, lambda _: ahead_s) for record in member.records)
+        members.append(replace(member, records=records, host=host))
+    return replace(group, ranks=tuple(members))
+
+
+def group_on_host(found: dict[str, Any], number: int) -> GroupRecords:
+    """A group as another host, the `number`-th, has described it; inodes are others here."""
+    group = build(GroupRecords, found)
+    return group if group.is_part else replace(group, segment=(-1 - number, group.segment[1]))
+
+
+def by_our_clock(record: Record, ahead_s: Callable[[float], float]) -> Record:
+    """A record of a host whose clock was ahead of ours by `ahead_s` of each moment."""
+    started_s, ended_s = record.started_s, record.ended_s
+    return replace(
+        record,
+        arrived_s=record.arrived_s - ahead_s(record.arrived_s),
+        started_s=None if started_s is None else started_s - ahead_s(started_s),
+        ended_s=None if ended_s is None else ended_s - ahead_s(ended_s),
     )
-    segment = segment_on_host(found, number)
-    return GroupRecords(**(found | {"ranks": members, "segment": segment}))
-
-
-def segment_on_host(found: dict[str, Any], number: int) -> tuple[int, int]:
-    """What names a group of another host, the `number`-th, here, where inodes are others."""
-    device, inode = found["segment"]
-    return (device, inode) if found["is_part"] else (-1 - number, inode)
-
-
-def records_from(found: Iterable[dict[str, Any]], ahead_s: float) -> tuple[Record, ...]:
-    """Records of a host whose clock is ahead of ours by so much, by our clock."""
-    times = ("arrived_s", "started_s", "ended_s")
-    return tuple(
-        Record(
-            **(
-                record
-                | {name: record[name] - ahead_s for name in times if record[name] is not None}
-            )
-        )
-        for record in found
-    )
-
-
-def _whereabouts_from(found: dict[str, Any]) -> Whereabouts:
-    lists = {"stack": tuple(found["stack"]), "source": tuple(found["source"])}
-    return Whereabouts(**(found | lists))

@@ -219,7 +219,7 @@ class Monitor:
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
-            if not late or key in self._reported or _waits_for_anybody(wait):
+            if not late or key in self._reported or wait.is_for_anybody():
                 continue
             if not self._asks_for_host(wait):
                 continue
@@ -359,8 +359,3 @@ def _is_same(other: Wait, wait: Wait) -> bool:
 
 def _is_in(member: RankRecords, report: Report) -> bool:
     return any((rank.host, rank.pid) == member.process for rank in report.ranks)
-
-
-def _waits_for_anybody(wait: Wait) -> bool:
-    """A receiver from anybody may serve others, and wait for as long as it takes."""
-    return wait.record.tag is not None and wait.record.peer is None

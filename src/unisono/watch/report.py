@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from unisono.errors import UnisonoError, name_ranks
+from unisono.watch.from_json import build
 
 _FORMAT = "unisono report 1"
 
@@ -214,43 +212,8 @@ def from_text(text: str, origin: str = "this") -> Report:
         written = found.pop("format")
         if written != _FORMAT and str(written).startswith(_FORMAT.rstrip("1")):
             raise UnisonoError(f"{origin} was written by another version of unisono")
-        report = _from_fields(found)
-        if written != _FORMAT or not _is_sound(report):
+        if written != _FORMAT:
             raise ValueError("of another shape")
-        return report
+        return build(Report, found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
-
-
-def _from_fields(found: dict[str, Any]) -> Report:
-    ranks = tuple(_rank_from_fields(rank) for rank in found["ranks"])
-    lists = {"culprits": tuple(found["culprits"]), "details": tuple(found["details"])}
-    return Report(**(found | lists | {"ranks": ranks}))
-
-
-def _rank_from_fields(found: dict[str, Any]) -> RankReport:
-    calls = tuple(
-        CallReport(**(call | {"waits_for": tuple(call["waits_for"])}))
-        for call in found.get("calls", ())
-    )
-    lists = {"stack": tuple(found["stack"]), "source": tuple(found.get("source", ()))}
-    return RankReport(**(found | lists | {"calls": calls}))
-
-
-_SHAPES: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: isinstance(value, str),
-    "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: type(value) is int,
-    "int | None": lambda value: value is None or type(value) is int,
-    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
-    "float | None": lambda value: value is None or _SHAPES["float"](value),
-    "tuple[int, ...]": lambda value: all(type(number) is int for number in value),
-    "tuple[str, ...]": lambda value: all(isinstance(text, str) for text in value),
-    "tuple[CallReport, ...]": lambda value: all(_is_sound(call) for call in value),
-    "tuple[RankReport, ...]": lambda value: all(_is_sound(rank) for rank in value),
-}
-
-
-def _is_sound(report: Report | RankReport | CallReport) -> bool:
-    """Whether every field has its type: a file may hold anything."""
-    return all(_SHAPES[str(field.type)](getattr(report, field.name)) for field in fields(report))

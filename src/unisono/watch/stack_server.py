@@ -22,7 +22,8 @@ from dataclasses import asdict
 
 from unisono.errors import UnisonoError
 from unisono.processes import handles_signal, state_of
-from unisono.watch.stacks import Frame, Stack, from_faulthandler, own_stacks
+from unisono.watch.from_json import build
+from unisono.watch.stacks import Stack, from_faulthandler, own_stacks
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
 PATIENCE_S = 1.5
@@ -125,7 +126,7 @@ def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) ->
             (length,) = _INTEGER.unpack_from(memory, _TEXT)
             with contextlib.suppress(ValueError):  # it is answering somebody else
                 found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
-                return [_stack(described) for described in found]
+                return [build(Stack, stack) for stack in found]
         meanwhile()
         time.sleep(_LOOK_S)
     return _ask_by_signal(pid, number, meanwhile) if number else []
@@ -140,11 +141,6 @@ def _post(memory: mmap.mmap) -> int:
         asked += 1
         _INTEGER.pack_into(memory, _ASKED, asked)
     return int(asked)
-
-
-def _stack(described: dict[str, object]) -> Stack:
-    frames: list[dict[str, object]] = described["frames"]  # type: ignore[assignment]
-    return Stack(str(described["thread"]), tuple(Frame(**frame) for frame in frames))  # type: ignore[arg-type]
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:

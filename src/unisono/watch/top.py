@@ -1,7 +1,4 @@
-"""The running jobs of this user on this machine, rank by rank: what `unisono top` shows.
-
-top_view.py says how it is laid out, top_screen.py what a terminal does with it.
-"""
+"""The running jobs of this user on this machine, rank by rank: what `unisono top` shows."""
 
 from __future__ import annotations
 
@@ -72,8 +69,7 @@ class Verdicts:
         """The report of the oldest call that has waited for STUCK_S, if there is one."""
         now = time.monotonic()
         for wait in waits(groups):
-            waits_for_anybody = wait.record.tag is not None and wait.record.peer is None
-            if now - wait.record.arrived_s < STUCK_S or waits_for_anybody:
+            if now - wait.record.arrived_s < STUCK_S or wait.is_for_anybody():
                 continue
             if len(wait.group.ranks) < wait.group.size and wait.group.is_part:
                 continue  # who is missing may have come on another host

@@ -9,9 +9,8 @@ import numpy
 import pytest
 import torch
 
-from expected import assert_reduced, assert_same, inputs, parts_of, reduced, values
+from expected import assert_reduced, assert_same, inputs, parts_of, promised, reduced, values
 from implementations import EVERY, QUICK_DTYPES, on_implementations
-from unisono import PremulSum
 from unisono.comm.base import Communicator
 from unisono.watch.settings import is_wanted
 
@@ -139,7 +138,7 @@ def test_a_wide_side_may_be_strided_and_is_cut_along_its_elements(comm: Communic
 
 
 def test_arrays_that_are_not_aligned(comm: Communicator) -> None:
-    for dtype in (torch.float32, torch.float64, torch.int16):
+    for dtype in (torch.float32, torch.float64, torch.int32):
         for count in (5, 4001, 100_001):
             given = inputs(comm.size, dtype, count)
             memory = bytearray(count * dtype.itemsize + 1)
@@ -157,8 +156,9 @@ def test_a_group_mixes_arrays_and_tensors(comm: Communicator) -> None:
         tensor: Any = given[comm.rank].clone()
         if comm.rank % 2:
             tensor = tensor.numpy()
-        comm.all_reduce(tensor)
-        assert_reduced(comm, tensor, reduced(given, "sum"), dtype)
+        if promised(comm, dtype, "sum"):
+            comm.all_reduce(tensor)
+            assert_reduced(comm, tensor, reduced(given, "sum"), dtype)
         output = numpy.zeros(1001 * comm.size, given[0].numpy().dtype)
         comm.all_gather(output, given[comm.rank])
         assert_same(output, torch.cat(given), dtype)
@@ -181,15 +181,16 @@ def test_shapes_may_differ_where_counts_agree(comm: Communicator) -> None:
 
 def test_coalesced_tensors_of_mixed_dtypes_travel_together(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
+    third = torch.bfloat16 if promised(comm, torch.bfloat16, "sum") else torch.float64
     kinds = [
         (torch.float32, 5),
         (torch.int64, 0),
         (torch.float32, 0),
-        (torch.bfloat16, 1001),
+        (third, 1001),
         (torch.float32, 70_001),
         (torch.int64, 33),
         (torch.float32, 1),
-        (torch.bfloat16, 2),
+        (third, 2),
     ]
     given = [inputs(size, dtype, count, seed) for seed, (dtype, count) in enumerate(kinds)]
     tensors = [rows[rank].clone() for rows in given]
@@ -308,6 +309,8 @@ def test_conjugated_and_negated_views_read_as_they_are(comm: Communicator, async
         for part, wanted in zip(lazy[0], plain, strict=True):
             assert_same(resolved(part), wanted, ("all_gather into them", number))
         for op, views in (("sum", lazy[1]), ("product", lazy[2])):  # which tells -1 from 1
+            if not promised(comm, plain[0].dtype, op):
+                continue
             done(comm.all_reduce(views[rank], op, async_op=async_op))
             assert_reduced(comm, resolved(views[rank]), reduced(plain, op), (op, number))
         both = [lazy[3][rank], torch.ones_like(plain[0])]
@@ -328,13 +331,11 @@ def test_tensors_that_require_grad_are_moved(comm: Communicator) -> None:
     assert parameter.tolist() == [size] * 3
     comm.all_reduce(parameter)
     assert parameter.tolist() == [size * size] * 3
-    comm.all_reduce(parameter, PremulSum(0.5))
-    assert parameter.tolist() == [size**3 / 2] * 3
     gathered = torch.zeros(3 * size)
     comm.all_gather(gathered, parameter * 2)
-    assert gathered.tolist() == [size**3] * 3 * size
+    assert gathered.tolist() == [2 * size * size] * 3 * size
     outputs = [torch.nn.Parameter(torch.zeros(3)) for _ in range(size)]
     comm.all_gather(outputs, parameter)
-    assert all(output.tolist() == [size**3 / 2] * 3 for output in outputs)
+    assert all(output.tolist() == [size * size] * 3 for output in outputs)
     assert parameter.requires_grad
     assert parameter.is_leaf

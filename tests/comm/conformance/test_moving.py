@@ -55,7 +55,7 @@ def test_every_dtype_of_torch_is_moved(comm: Communicator) -> None:
 
 def test_broadcast_and_reduce_from_and_to_every_root(comm: Communicator) -> None:
     for count in COUNTS:
-        given = inputs(comm.size, torch.int16, count)
+        given = inputs(comm.size, torch.int32, count)
         for root in range(comm.size):
             comm.broadcast(tensor := given[comm.rank].clone(), root)
             assert_same(tensor, given[root])

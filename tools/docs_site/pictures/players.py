@@ -6,7 +6,8 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from unisono.plan.player import write_catalog
+from unisono.plan import PRESETS, Algorithm, catalog
+from unisono.plan.player import schedule_page
 
 _RANKS = 8
 _HEIGHT_PX = 880
@@ -15,11 +16,13 @@ _HEIGHT_PX = 880
 def write_all(source: Path) -> dict[str, str]:
     """Write the pages; returns a picture "players": a frame for each algorithm, by collective."""
     folder = source / "_static/players"
-    entries = [(entry, path.name) for entry, path in write_catalog(folder, _RANKS)]
+    folder.mkdir(parents=True, exist_ok=True)
     lines = []
-    for collective, group in groupby(entries, key=lambda found: found[0].collective):
+    for collective, group in groupby(catalog(), key=lambda entry: entry.collective):
         lines.append(f"### {collective}\n")
-        for entry, file in group:
+        for entry in group:
+            file = f"{collective}-{entry.name}.html"
+            (folder / file).write_text(_page(entry), encoding="utf-8")
             title = f"{collective} by {entry.name}"
             lines.append(
                 f'<details class="player"><summary>{escape(entry.name)} '
@@ -28,3 +31,11 @@ def write_all(source: Path) -> dict[str, str]:
                 f'loading="lazy" height="{_HEIGHT_PX}"></iframe></details>\n'
             )
     return {"players": "\n".join(lines)}
+
+
+def _page(entry: Algorithm) -> str:
+    topology = PRESETS["h100"]
+    if "node_size" in entry.options:  # it is about hosts
+        topology = topology.with_nodes_of(_RANKS // 2)
+    schedule = entry.schedule(_RANKS, node_size=_RANKS // 2, pieces=4)
+    return schedule_page(schedule, topology)

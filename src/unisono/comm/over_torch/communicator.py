@@ -1,8 +1,8 @@
 """The implementation over torch: any torch.distributed process group (gloo, nccl, mpi).
 
-By the rules of all implementations: group ranks, tensors of any layout, every reduction of every
-dtype for which it has a meaning, lists of different sizes. What a backend lacks is composed of what
-it has. Sums of floats are taken in the backend's order, not in the order of ranks.
+By the rules of all implementations: group ranks, tensors of any layout, lists of different sizes.
+Reductions are the backend's own: those that it lacks are refused, and sums of floats are taken in
+its order, not in the order of ranks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.base import Communicator, Op
-from unisono.comm.over_torch.arithmetic import choose_encoding
+from unisono.comm.base import AnyOp, Communicator, Op, dtype_name
 from unisono.comm.over_torch.messages import TorchMessages
 from unisono.comm.over_torch.process_groups import new_group
+from unisono.comm.over_torch.reductions import averages, check_supported
 from unisono.comm.over_torch.transport import ON_STREAMS
 from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.comm.row_group import Rows
@@ -56,31 +56,34 @@ class TorchCommunicator(TorchMessages):
             made.barrier()  # who closes it at once would break off those that still connect
         return made
 
+    def _check_op(self, what: str, op: AnyOp, tensors: list[Any]) -> Op:
+        known = super()._check_op(what, op, tensors)
+        for tensor in tensors:
+            backend = self._transport.backend(torch.device(getattr(tensor, "device", "cpu")))
+            self._checked(what, check_supported, known, dtype_name(tensor), backend)
+        return known
+
     def _reduced(
         self, row: torch.Tensor, op: Op, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
-        encoding = choose_encoding(op, row.dtype, self._transport.backend(row.device))
-        wire = encoding.encode(row)
-        if encoding.fold is not None:
-            return encoding.decode(self._transport.fold(wire, encoding, call.timeout_s), self.size)
-        if keep and wire.data_ptr() == row.data_ptr():
-            wire = wire.clone()
+        wire = row.clone() if keep else row
+        numbers = torch.view_as_real(wire) if wire.is_complex() else wire
         if root is None:
-            self._transport.all_reduce(wire, encoding.op, call.timeout_s)
+            self._transport.all_reduce(numbers, op, call.timeout_s)
         else:
-            self._transport.reduce(wire, root, encoding.op, call.timeout_s)
-        return wire if encoding.is_plain else encoding.decode(wire, self.size)
+            self._transport.reduce(numbers, root, op, call.timeout_s)
+        if op == "avg" and not averages(self._transport.backend(row.device)):
+            numbers.div_(self.size)
+        return wire
 
     def _scattered(self, by_rank: Rows, op: Op, call: AnnouncedCall) -> torch.Tensor:
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
         lengths = [part.numel() for part in by_rank]
-        backend = self._transport.backend(by_rank[0].device)
-        encoding = choose_encoding(op, by_rank[0].dtype, backend)
-        if backend in ON_STREAMS and encoding.fold is None and len(set(lengths)) == 1:
-            parts = [encoding.encode(part) for part in by_rank]
-            result = torch.empty_like(parts[0])
-            self._transport.reduce_scatter(result, parts, encoding.op, call.timeout_s)
-            return encoding.decode(result, self.size)
+        on_stream = self._transport.backend(by_rank[0].device) in ON_STREAMS
+        if on_stream and len(set(lengths)) == 1 and not by_rank[0].is_complex():
+            result = torch.empty_like(by_rank[0])
+            self._transport.reduce_scatter(result, by_rank, op, call.timeout_s)
+            return result
         whole = self._reduced(torch.cat(by_rank), op, None, call, False)
         begin = sum(lengths[: self.rank])
         return whole[begin : begin + lengths[self.rank]]

@@ -22,9 +22,8 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S
-from unisono.comm.over_torch.arithmetic import Encoding, reduce_op
-from unisono.comm.rows import bytes_of
+from unisono.comm.base import DEFAULT_TIMEOUT_S, Op
+from unisono.comm.over_torch.reductions import reduce_op
 from unisono.errors import UnisonoError
 
 _AllToAllOptions: Any = AllToAllOptions  # torch's stubs do not know its fields
@@ -60,15 +59,15 @@ class Transport:
 
     # -- what is over when they return (for the device's stream, where the backend works on one) --
 
-    def all_reduce(self, row: torch.Tensor, op: str, timeout_s: float) -> None:
+    def all_reduce(self, row: torch.Tensor, op: Op, timeout_s: float) -> None:
         options = _options(AllreduceOptions(), timeout_s)
-        options.reduceOp = reduce_op(op)
+        options.reduceOp = reduce_op(op, self.backend(row.device))
         _wait(self.group.allreduce([row], options))
 
-    def reduce(self, row: torch.Tensor, root: int, op: str, timeout_s: float) -> None:
+    def reduce(self, row: torch.Tensor, root: int, op: Op, timeout_s: float) -> None:
         """`row` is scratch on the other ranks."""
         options = _options(ReduceOptions(), timeout_s)
-        options.reduceOp, options.rootRank = reduce_op(op), root
+        options.reduceOp, options.rootRank = reduce_op(op, self.backend(row.device)), root
         _wait(self.group.reduce([row], options))
 
     def broadcast(
@@ -89,11 +88,11 @@ class Transport:
         _wait(self.group.allgather([list(rows)], [row], options))
 
     def reduce_scatter(
-        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: str, timeout_s: float
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Op, timeout_s: float
     ) -> None:
         """`parts` are of one length."""
         options = _options(ReduceScatterOptions(), timeout_s)
-        options.reduceOp = reduce_op(op)
+        options.reduceOp = reduce_op(op, self.backend(output.device))
         _wait(self.group.reduce_scatter([output], [list(parts)], options))
 
     def exchange(
@@ -108,16 +107,6 @@ class Transport:
         call = getattr(self.group, "all_to_all_single", None) or self.group.alltoall_base
         options = _options(_AllToAllOptions(), timeout_s)
         _wait(call(output, input, list(from_each), list(to_each), options))
-
-    def fold(self, row: torch.Tensor, encoding: Encoding, timeout_s: float) -> torch.Tensor:
-        """A reduction that the backend lacks: everybody's row, combined here in rank order."""
-        assert encoding.fold is not None
-        rows = [torch.empty_like(row) for _ in range(self.size)]
-        self.all_gather([bytes_of(other) for other in rows], bytes_of(row), timeout_s)
-        result = rows[0]
-        for other in rows[1:]:
-            result = encoding.fold(result, other)
-        return result
 
     def barrier(self, timeout_s: float) -> None:
         options = _options(BarrierOptions(), timeout_s)

@@ -333,22 +333,24 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def gather_ragged(
         self,
         tensor: Any,
-        is_wanted: bool,
+        root: int | None,
         empty_like: Callable[[Any], Any],
         empty: Callable[[Any, int, tuple[int, ...]], Any],
     ) -> Gathered:
-        """Every rank's tensor, in new tensors, if all are small and `is_wanted` here; if not all
-        are small, every rank's dtype and shape. `empty_like(tensor)` makes such a tensor, and
-        `empty(tensor, dtype, shape)` any other beside it, of the dtype with this number."""
-        gathered = self._gather_ragged(tensor, is_wanted, empty_like, empty)
+        """Every rank's tensor, in new tensors on `root`, or with None on every rank, if all are
+        small; if not all are, every rank's dtype and shape. `empty_like(tensor)` makes such a
+        tensor, and `empty(tensor, dtype, shape)` any other beside it, of the dtype with this
+        number."""
+        gathered = self._gather_ragged(tensor, -1 if root is None else root, empty_like, empty)
         if isinstance(gathered, tuple):
             return gathered
+        operation = Operation.ALL_GATHER if root is None else Operation.GATHER
         if gathered is None:
             from unisono.comm.arguments import check_tensor
 
-            self._checked(_ALL_GATHER[0], check_tensor, tensor, False, ("cpu",))
-            self._refuse(_ALL_GATHER[0], "a tensor that DLPack does not show", TypeError)
-        raise self._exceptions.call_error(gathered, Operation.ALL_GATHER, 0, "uint8")
+            self._checked(operation, check_tensor, tensor, False, ("cpu",))
+            self._refuse(operation, "a tensor that DLPack does not show", TypeError)
+        raise self._exceptions.call_error(gathered, operation, 0, "uint8")
 
     def _compiled(self, algorithm: str | Schedule) -> tuple[int, bytes]:
         """An algorithm's mark in posts, and what this rank does in it, for the engine."""

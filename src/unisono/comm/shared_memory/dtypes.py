@@ -8,13 +8,13 @@ from typing import Any
 
 from unisono.comm.arguments import check_tensor
 from unisono.comm.base import dtype_name
-from unisono.comm.engine import which_overlap
+from unisono.comm.engine import check_types_apart
 
 _dtype_of = attrgetter("dtype")
 
 
 def sort_by_dtype(
-    collective: str, outputs: Sequence[Any], inputs: Sequence[Any]
+    outputs: Sequence[Any], inputs: Sequence[Any]
 ) -> list[tuple[list[Any], list[Any]]]:
     """Pairs of tensors sorted into lists of one dtype each, in order of first appearance.
 
@@ -33,12 +33,7 @@ def sort_by_dtype(
         pair[1].append(input)
     if len(alike) > 1:  # the engine sees one list after the other
         together = outputs if outputs is inputs else [*outputs, *inputs]
-        shared = which_overlap(together, len(outputs))
-        if shared is not None:
-            from unisono.comm.overlaps import describe_overlap  # it needs NumPy
-
-            of_each = len(outputs), 0 if outputs is inputs else len(inputs)
-            raise ValueError(describe_overlap(collective, *shared, *of_each))
+        check_types_apart(together, len(outputs))
     if outputs is inputs:
         return [(both, both) for both, _ in alike.values()]
     return list(alike.values())

@@ -102,9 +102,8 @@ class EngineCalls(GpuTensors):
 
         operation = call[0]
         self._checked(operation, check_coalesced, outputs, inputs)
-        name = operation.name.lower()
         try:
-            alike = self._checked(operation, sort_by_dtype, name, outputs, inputs)
+            alike = self._checked(operation, sort_by_dtype, outputs, inputs)
         except OnDevice:
             return self._run_on_gpu(call, outputs, inputs, async_op)
         if not alike:

@@ -28,6 +28,8 @@ _FLOAT8 = {
 }
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
+_RAGGED = 0x68656164 * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF
+"""What a gather of tensors of any shapes posts as its hash: HEADS in csrc/ragged.c."""
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
@@ -92,6 +94,10 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         return text
     if operation is Operation.ALL_GATHER and root == GPU_MARK:
         return "a call on CUDA tensors"
+    others = shape_hash >> 32  # the rest is the mark of the shapes
+    if others == _RAGGED and operation in (Operation.ALL_GATHER, Operation.GATHER):
+        to = "" if operation is Operation.ALL_GATHER else f", root {root}"
+        return f"{text} of tensors of any shapes{to}"
     details = [dtype_name(dtype)]
     if operation not in PAIRED:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
@@ -100,7 +106,6 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append(REDUCTION_NAMES[reduction])
     if operation in ROOTED:
         details.append(f"root {root}")
-    others = shape_hash >> 32  # the rest is the mark of the shapes
     if root == GPU_MARK and operation not in ROOTED:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:

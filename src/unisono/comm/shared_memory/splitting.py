@@ -37,7 +37,7 @@ def make_split(
             raise error
 
     request = JoinRequest(
-        f"{parent._membership.key}/{name}",
+        f"{parent._membership.key}/{name.removeprefix(parent.name)}",
         rank,
         len(members),
         Deadline(timeout_s),

@@ -1,5 +1,5 @@
 "use strict";
-/* Pictures of a model on canvases: what they share, the buffers, the use of links. */
+/* Pictures of a model on canvases: what they share, and the buffers. */
 
 const theme = {
   read() {
@@ -92,13 +92,19 @@ class Buffers {
   }
 
   draw() {
-    const context = this.sheet.clear(), { ranks, rows } = this.model;
-    if (this.column >= 15 && this.row >= 12) this.drawCells(context);
-    else this.drawImage(context);
-    context.font = font(10.5);
-    context.fillStyle = theme.soft;
+    const context = this.sheet.clear(), { ranks, rows, perRow } = this.model;
+    const pixels = new Uint32Array(this.image.data.buffer);
+    for (let at = 0; at < ranks * rows; at++) {
+      pixels[(at % rows) * ranks + Math.floor(at / rows)] = this.shades.of(this.model, at, at % rows);
+    }
+    this.small.getContext("2d").putImageData(this.image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(this.small, this.left, this.top, this.column * ranks, this.row * rows);
     context.textBaseline = "middle";
     context.textAlign = "center";
+    if (perRow === 1 && this.column >= 15 && this.row >= 12) this.drawCounts(context);
+    context.font = font(10.5);
+    context.fillStyle = theme.soft;
     const every = Math.max(1, 2 ** Math.ceil(Math.log2(24 / this.column)));
     for (let rank = 0; rank < ranks; rank += every) {
       context.fillText(String(rank), this.left + this.column * (rank + 0.5), 8);
@@ -106,92 +112,30 @@ class Buffers {
     context.textAlign = "right";
     const skip = Math.max(1, 2 ** Math.ceil(Math.log2(13 / this.row)));
     for (let row = 0; row < rows; row += skip) {
-      context.fillText(String(row * this.model.perRow), this.left - 6, this.top + this.row * (row + 0.5));
+      context.fillText(String(row * perRow), this.left - 6, this.top + this.row * (row + 0.5));
     }
   }
 
-  drawCells(context) {
+  /* Lines between the buffers, and the number of contributions in each. */
+  drawCounts(context) {
     const { model } = this;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
+    context.strokeStyle = theme.panel;
+    context.lineWidth = 2;
     context.font = font(11, 600);
     for (let rank = 0; rank < model.ranks; rank++) {
-      for (let row = 0; row < model.rows; row++) {
-        const at = rank * model.rows + row, share = Math.min(1, model.rowShare[at] / model.perRow);
-        const isFull = model.rowFull[at] === model.perRow;
-        const x = this.left + rank * this.column, y = this.top + row * this.row;
-        context.fillStyle = isFull ? theme.good : mix(theme.accent, share ? 0.12 + 0.88 * share : 0);
-        context.beginPath();
-        context.roundRect(x + 1, y + 1, this.column - 2, this.row - 2, 3);
-        context.fill();
-        if (model.perRow === 1 && share > 0) {
-          context.fillStyle = isFull || share > 0.45 ? theme.panel : theme.ink;
-          const count = model.values.count[model.held[rank * model.chunks + row]];
-          context.fillText(String(count), x + this.column / 2, y + this.row / 2 + 0.5);
-        }
+      for (let chunk = 0; chunk < model.chunks; chunk++) {
+        const x = this.left + rank * this.column, y = this.top + chunk * this.row;
+        context.strokeRect(x, y, this.column, this.row);
+        const count = model.values.count[model.held[rank * model.chunks + chunk]];
+        context.fillStyle = count > 0.45 * model.wanted ? theme.panel : theme.ink;
+        if (count) context.fillText(String(count), x + this.column / 2, y + this.row / 2 + 0.5);
       }
     }
-  }
-
-  drawImage(context) {
-    const { model } = this, pixels = new Uint32Array(this.image.data.buffer);
-    for (let rank = 0; rank < model.ranks; rank++) {
-      for (let row = 0; row < model.rows; row++) {
-        pixels[row * model.ranks + rank] = this.shades.of(model, rank * model.rows + row, row);
-      }
-    }
-    this.small.getContext("2d").putImageData(this.image, 0, 0);
-    context.imageSmoothingEnabled = false;
-    context.drawImage(this.small, this.left, this.top, this.column * model.ranks, this.row * model.rows);
   }
 
   cellAt([x, y]) {
     const rank = Math.floor((x - this.left) / this.column), row = Math.floor((y - this.top) / this.row);
     const isInside = rank >= 0 && rank < this.model.ranks && row >= 0 && row < this.model.rows;
     return isInside ? [rank, row * this.model.perRow] : null;
-  }
-}
-
-/* The share of the ranks that are sending, over time, up to the end of the slower schedule. */
-class Use {
-  constructor(parent, model, duration) {
-    Object.assign(this, { model, duration });
-    this.sheet = new Sheet(parent, "use", "the share of ranks that are sending, over time");
-  }
-
-  resize(width) {
-    this.sheet.resize(width, 58);
-    this.bins = this.model.use(Math.max(40, Math.min(400, Math.floor(width / 2))));
-  }
-
-  draw(time) {
-    const context = this.sheet.clear(), { width } = this.sheet, top = 6, floor = 50;
-    const all = (width * this.model.duration) / this.duration, step = all / this.bins.length;
-    context.fillStyle = theme.sunken;
-    context.fillRect(0, top, width, floor - top);
-    for (const [from, to, colour, alpha] of [[0, width, theme.accent, 0.3], [0, (width * time) / this.duration, theme.accent, 1]]) {
-      context.save();
-      context.beginPath();
-      context.rect(from, 0, to - from, floor);
-      context.clip();
-      context.beginPath();
-      context.moveTo(0, floor);
-      this.bins.forEach((share, bin) => {
-        context.lineTo(bin * step, floor - share * (floor - top));
-        context.lineTo((bin + 1) * step, floor - share * (floor - top));
-      });
-      context.lineTo(all, floor);
-      context.globalAlpha = alpha;
-      context.fillStyle = colour;
-      context.fill();
-      context.restore();
-    }
-    context.fillStyle = theme.ink;
-    context.fillRect(Math.min(width - 1.5, (width * time) / this.duration), 0, 1.5, floor + 4);
-    context.strokeStyle = theme.line;
-    context.beginPath();
-    context.moveTo(0, floor + 0.5);
-    context.lineTo(width, floor + 0.5);
-    context.stroke();
   }
 }

@@ -73,7 +73,11 @@ class Model {
     });
     const empty = new Int32Array(ranks * chunks);
     each(data.before, (rank, at) => { empty[at] = rank + 1; });
-    this.messages = this.readMessages(times);
+    const total = data.messages, numbers = () => new Int32Array(total);
+    this.messages = {
+      begin: times.subarray(0, total), end: times.subarray(total), isFull: new Uint8Array(total).fill(1),
+      source: numbers(), destination: numbers(), chunk: numbers(), size: numbers(),
+    };
     this.findChanges(empty.slice());
     empty.forEach((value, at) => { if (value) this.put(at, value); });
   }
@@ -97,19 +101,6 @@ class Model {
     }
   }
 
-  readMessages(times) {
-    const total = this.data.messages;
-    const found = { begin: times.subarray(0, total), left: times.subarray(total, 2 * total) };
-    found.end = times.subarray(2 * total);
-    found.source = new Int32Array(total);
-    found.destination = new Int32Array(total);
-    found.step = new Int32Array(total);
-    found.chunk = new Int32Array(total);
-    found.size = new Int32Array(total);
-    found.isFull = new Uint8Array(total).fill(1);
-    return found;
-  }
-
   findChanges(held) {
     const { messages, chunks, values } = this;
     let total = 0;
@@ -127,7 +118,6 @@ class Model {
           messages.source[message] = transfer.source;
           messages.destination[message] = transfer.destination;
           messages.chunk[message] = transfer.chunk;
-          messages.step[message] = number;
           numbers.set(pair, message++);
         }
         transfer.message = numbers.get(pair);
@@ -217,25 +207,5 @@ class Model {
     let done = 0;
     while (done < this.stepEnds.length && this.stepEnds[done] <= this.now) done++;
     return done;
-  }
-
-  /* Of every moment, the share of the ranks that are sending. */
-  use(bins) {
-    const found = new Float64Array(bins), width = this.duration / bins || 1;
-    const { begin, left } = this.messages;
-    for (let at = 0; at < begin.length; at++) {
-      const first = Math.min(bins - 1, Math.floor(begin[at] / width));
-      const last = Math.min(bins - 1, Math.floor(left[at] / width));
-      for (let bin = first; bin <= last; bin++) {
-        found[bin] += Math.min(left[at], (bin + 1) * width) - Math.max(begin[at], bin * width);
-      }
-    }
-    return found.map((busy) => Math.min(1, busy / width / this.ranks));
-  }
-
-  /* How many contributions each chunk of a rank has now. */
-  contributions(rank) {
-    const held = this.held.subarray(rank * this.chunks, (rank + 1) * this.chunks);
-    return Array.from(held, (value) => this.values.count[value]);
   }
 }

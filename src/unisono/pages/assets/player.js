@@ -10,13 +10,6 @@ function formatTime(seconds) {
   return `${(seconds * 1e6).toFixed(2)} us`;
 }
 
-function formatBytes(bytes) {
-  for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
-    if (bytes >= factor) return `${Number((bytes / factor).toPrecision(3))} ${unit}`;
-  }
-  return `${Math.round(bytes)} B`;
-}
-
 /* 0–3, 5, 7 of [0, 1, 2, 3, 5, 7] */
 function nameRanks(ranks) {
   const runs = [];
@@ -51,58 +44,30 @@ function make(tag, attributes = {}, ...children) {
 }
 
 class Part {
-  constructor(parent, model, duration) {
+  constructor(parent, model) {
     this.model = model;
-    const { schedule, links } = model.data;
+    const some = model.wanted > 1;
     this.root = make("section", { class: "part panel", "aria-label": model.data.title });
     parent.append(this.root);
     this.facts = {};
     const facts = make("dl", { class: "facts" });
-    const inHosts = model.data.node_size < model.ranks;
     for (const [name, label] of [["step", "steps done"], ["done", "in place"], ["sending", "under way"], ["ends", "takes"]]) {
       this.facts[name] = make("dd", { "data-fact": name });
       facts.append(make("div", {}, make("dt", { text: label }), this.facts[name]));
     }
-    this.root.append(make("div", { class: "part-head" }, make("h2", { text: schedule.algorithm }), facts));
+    this.root.append(make("div", { class: "part-head" }, make("h2", { text: model.data.schedule.algorithm }), facts));
     this.stage = new Stage(this.root, model);
-    this.root.append(make("h3", { class: "label", text: "Ranks that are sending" }));
-    this.use = new Use(this.root, model, duration);
-    const what = model.wanted > 1 ? `Contributions in each chunk, of ${model.wanted}` : "Chunks that each rank has";
+    const what = some ? `Contributions in each chunk, of ${model.wanted}` : "Chunks that each rank has";
     this.root.append(make("h3", { class: "label", text: `${what}: ranks across, chunks down` }));
-    const grid = make("div", { class: "scroll" });
-    this.root.append(grid);
-    this.buffers = new Buffers(grid, model);
-    this.root.append(this.legend());
-    if (links.length) this.root.append(this.links(links, inHosts));
+    this.buffers = new Buffers(this.root, model);
+    const legend = make("ul", { class: "legend" });
+    if (some) legend.append(make("li", { class: "part-sum", text: "a part of the sum" }));
+    legend.append(make("li", { class: "full", text: some ? "the whole sum" : "there" }), make("li", { class: "empty", text: "nothing yet" }));
     this.tip = make("div", { class: "tip", role: "status", hidden: "" });
-    this.root.append(this.tip);
-    const rankTip = (event) => this.showRank(this.stage.rankAt(this.stage.sheet.at(event)), event);
-    const cellTip = (event) => this.showCell(this.buffers.cellAt(this.buffers.sheet.at(event)), event);
-    for (const [sheet, show] of [[this.stage.sheet, rankTip], [this.buffers.sheet, cellTip]]) {
-      sheet.canvas.addEventListener("pointermove", show);
-      sheet.canvas.addEventListener("pointerdown", show);
-      sheet.canvas.addEventListener("pointerleave", () => this.showTip(null));
-    }
-  }
-
-  legend() {
-    const some = this.model.wanted > 1;
-    const list = make("ul", { class: "legend" });
-    if (some) list.append(make("li", { class: "part-sum", text: "a part of the sum" }));
-    list.append(make("li", { class: "full", text: some ? "the whole sum" : "there" }), make("li", { class: "empty", text: "nothing yet" }));
-    return list;
-  }
-
-  links(links, inHosts) {
-    const list = make("ol", { class: "links" });
-    for (const link of links) {
-      const share = link.busy_s / this.model.data.time_s;
-      const bar = make("span", { class: "bar" }, make("i", { style: `width:${(100 * share).toFixed(1)}%` }));
-      const text = `${Math.round(100 * share)}% busy, ${formatBytes(link.bytes)}`;
-      list.append(make("li", {}, make("span", { text: link.name.replace("node", "host") }), bar, make("span", { class: "soft", text })));
-    }
-    const title = inHosts ? "Busiest ports and cards, from begin to end" : "Busiest ports, from begin to end";
-    return make("details", { open: "" }, make("summary", { text: title }), list);
+    this.root.append(legend, this.tip);
+    const { canvas } = this.buffers.sheet;
+    for (const kind of ["pointermove", "pointerdown"]) canvas.addEventListener(kind, (event) => this.showCell(event));
+    canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
   }
 
   width() {
@@ -113,7 +78,6 @@ class Part {
   resize(height) {
     const width = this.width();
     this.stage.resize(width, height);
-    this.use.resize(width);
     this.buffers.resize(width);
   }
 
@@ -121,7 +85,6 @@ class Part {
     const { model, facts } = this;
     model.seek(time);
     const active = this.stage.draw();
-    this.use.draw(time);
     this.buffers.draw();
     facts.step.textContent = `${model.stepsDone()} of ${model.stepEnds.length}`;
     facts.done.textContent = `${Math.floor((100 * model.doneTotal) / (model.requiredTotal || 1))}%`;
@@ -130,35 +93,17 @@ class Part {
     this.root.classList.toggle("is-done", model.doneTotal === model.requiredTotal);
   }
 
-  showRank(rank, event) {
-    this.stage.marked = rank;
-    if (rank === null) return this.showTip(null);
-    const { model } = this;
-    const counts = model.contributions(rank), full = counts.filter((count) => count >= model.wanted).length;
-    const some = counts.filter((count) => count > 0).length;
-    const text = `rank ${rank}: has ${some} of ${model.chunks} chunks` + (model.wanted > 1 ? `, ${full} of them the whole sum` : "");
-    return this.showTip(text, event);
-  }
-
-  showCell(cell, event) {
-    this.stage.marked = cell ? cell[0] : null;
-    if (!cell) return this.showTip(null);
-    const { model } = this, [rank, chunk] = cell;
-    const from = model.values.ranks(model.held[rank * model.chunks + chunk]);
+  showCell(event) {
+    const { model } = this, cell = this.buffers.cellAt(this.buffers.sheet.at(event));
+    this.tip.hidden = !cell;
+    if (!cell) return;
+    const [rank, chunk] = cell, from = model.values.ranks(model.held[rank * model.chunks + chunk]);
     const what = from.length ? `from ${from.length === 1 ? "rank" : "ranks"} ${nameRanks(from)}` : "nothing yet";
-    return this.showTip(`rank ${rank}, chunk ${chunk}: ${what}`, event);
-  }
-
-  showTip(text, event) {
-    this.tip.hidden = text === null;
-    if (text !== null) {
-      this.tip.textContent = text;
-      const box = this.root.getBoundingClientRect();
-      const left = Math.min(event.clientX - box.left + 14, box.width - this.tip.offsetWidth - 8);
-      this.tip.style.left = `${Math.max(4, left)}px`;
-      this.tip.style.top = `${event.clientY - box.top + 18}px`;
-    }
-    player.refresh();
+    this.tip.textContent = `rank ${rank}, chunk ${chunk}: ${what}`;
+    const box = this.root.getBoundingClientRect();
+    const left = Math.min(event.clientX - box.left + 14, box.width - this.tip.offsetWidth - 8);
+    this.tip.style.left = `${Math.max(4, left)}px`;
+    this.tip.style.top = `${event.clientY - box.top + 18}px`;
   }
 }
 
@@ -178,7 +123,7 @@ const player = {
     this.controls(main);
     const parts = make("div", { class: models.length > 1 ? "parts two" : "parts" });
     main.append(parts);
-    this.parts = models.map((model) => new Part(parts, model, this.duration));
+    this.parts = models.map((model) => new Part(parts, model));
     this.keys();
     new ResizeObserver(() => this.resize()).observe(parts);
     window.addEventListener("resize", () => this.resize());
@@ -196,7 +141,7 @@ const player = {
     this.playButton = button("play", "play (space)", () => this.toggle());
     this.scrubber = make("input", { type: "range", min: 0, max: 10000, value: 0, step: 1, "aria-label": "time" });
     this.scrubber.addEventListener("input", () => {
-      this.pause();
+      this.setPlaying(false);
       this.seek((this.scrubber.value / 10000) * this.duration);
     });
     this.clock = make("output", { class: "clock", "aria-live": "off" });
@@ -238,7 +183,7 @@ const player = {
   },
 
   toggle() {
-    if (this.isPlaying) this.pause(); else this.play();
+    if (this.isPlaying) this.setPlaying(false); else this.play();
   },
 
   play() {
@@ -251,13 +196,9 @@ const player = {
       const gone = before === null ? 0 : Math.min(0.1, (now - before) / 1000);
       before = now;
       this.seek(Math.min(this.duration, this.time + (gone * Number(this.speed.value) * this.duration) / this.seconds));
-      if (this.time >= this.duration) this.pause(); else requestAnimationFrame(frame);
+      if (this.time >= this.duration) this.setPlaying(false); else requestAnimationFrame(frame);
     };
     requestAnimationFrame(frame);
-  },
-
-  pause() {
-    this.setPlaying(false);
   },
 
   setPlaying(isPlaying) {
@@ -267,7 +208,7 @@ const player = {
   },
 
   jump(time) {
-    this.pause();
+    this.setPlaying(false);
     this.seek(time);
   },
 
@@ -282,10 +223,6 @@ const player = {
     this.scrubber.value = String(Math.round((time / this.duration) * 10000));
     this.clock.textContent = `${formatTime(time)} / ${formatTime(this.duration)}`;
     this.parts.forEach((part) => part.show(time));
-  },
-
-  refresh() {
-    if (!this.isPlaying) this.seek(this.time);
   },
 
   resize() {

@@ -1,70 +1,27 @@
 "use strict";
 /* The ranks of a model, where its layout has them, and what moves between them. */
 
-/* The buffers of many ranks that stand in a ring, on its inside: chunk 0 is the outermost. */
-class Disc {
-  constructor(model, radius) {
-    const size = Math.ceil(2 * radius), scale = window.devicePixelRatio || 1;
-    Object.assign(this, { model, radius, shades: new Shades() });
-    this.canvas = document.createElement("canvas");
-    this.canvas.width = this.canvas.height = Math.round(size * scale);
-    const side = this.canvas.width, outer = side / 2, inner = outer * 0.42;
-    this.image = new ImageData(side, side);
-    this.pixels = new Uint32Array(this.image.data.buffer);
-    this.cells = new Int32Array(side * side).fill(-1);
-    for (let y = 0; y < side; y++) {
-      for (let x = 0; x < side; x++) {
-        const away = Math.hypot(x + 0.5 - outer, y + 0.5 - outer);
-        if (away < inner || away >= outer) continue;
-        const turn = (Math.atan2(y + 0.5 - outer, x + 0.5 - outer) / (2 * Math.PI) + 1.25) % 1;
-        const rank = Math.floor(turn * model.ranks + 0.5) % model.ranks;
-        const row = Math.floor(((outer - away) / (outer - inner)) * model.rows);
-        this.cells[y * side + x] = rank * model.rows + Math.min(row, model.rows - 1);
-      }
-    }
-    this.colours = new Uint32Array(model.ranks * model.rows);
-  }
-
-  draw(context, [x, y]) {
-    const { model, colours, cells, pixels } = this;
-    for (let at = 0; at < colours.length; at++) colours[at] = this.shades.of(model, at, at % model.rows);
-    for (let at = 0; at < cells.length; at++) if (cells[at] >= 0) pixels[at] = colours[cells[at]];
-    this.canvas.getContext("2d").putImageData(this.image, 0, 0);
-    context.drawImage(this.canvas, x - this.radius, y - this.radius, 2 * this.radius, 2 * this.radius);
-  }
-}
-
 /* The ranks, where the layout has them, and the messages between them. */
 class Stage {
   constructor(parent, model) {
     this.model = model;
-    this.wide = this.layout = model.data.layout;
-    const { tall } = this.wide;
-    this.tall = tall && { ...this.wide, ...tall, places: [{ points: tall.points, pairs: this.wide.places[0].pairs }] };
+    this.layout = model.data.layout;
     this.second = new Set(this.layout.second);
     this.sheet = new Sheet(parent, "stage", `${model.ranks} ranks and the messages between them`);
   }
 
-  layoutFor(width) {
-    return (width < 560 && this.tall) || this.wide;
-  }
-
   heightFor(width) {
     const tallest = Math.min(640, Math.max(300, window.innerHeight * 0.72));
-    return Math.min(tallest, Math.max(240, width / this.layoutFor(width).aspect));
+    return Math.min(tallest, Math.max(240, width / this.layout.aspect));
   }
 
   resize(width, height) {
-    this.layout = this.layoutFor(width);
-    const { kind } = this.layout;
     this.sheet.resize(width, height);
-    const isRound = kind === "circle" || kind === "star";
-    const guess = isRound ? Math.min(width, height) : 0;
+    const isRound = this.layout.kind === "circle", least = Math.min(width, height);
+    const across = isRound ? least : width, down = isRound ? least : height;
+    const left = (width - across) / 2, top = (height - down) / 2;
     for (let round = 0, margin = 24; round < 3; round++) {
-      const across = isRound ? guess : width, down = isRound ? guess : height;
-      const left = (width - across) / 2, top = (height - down) / 2;
-      const hosts = this.layout.hosts.length && isRound ? 18 : 0;
-      const side = margin + hosts;
+      const side = margin + (this.layout.arcs.length ? 18 : 0);
       this.scale = ([x, y]) => [left + side + x * (across - 2 * side), top + side + y * (down - 2 * side)];
       this.points = this.layout.places.map((place) => place.points.map(this.scale));
       this.size = this.sizeOf(this.points[0]);
@@ -72,16 +29,15 @@ class Stage {
     }
     this.middle = this.scale([0.5, 0.5]);
     this.radius = this.scale([1, 0.5])[0] - this.middle[0];
-    const isRing = kind === "circle" && this.layout.places[0].pairs.length <= this.model.ranks;
-    const room = this.radius - this.size.radius - 26;
-    this.disc = isRing && !this.size.isCard && room > 60 && this.layout.places[0].pairs.length ? new Disc(this.model, room) : null;
+    const [first, second] = this.points[0];
+    this.between = second ? Math.hypot(second[0] - first[0], second[1] - first[1]) : 1;
   }
 
   /* Cards with chunks where there is room, otherwise dots. */
   sizeOf(points) {
     let closest = Infinity;
     const all = this.points.flat();
-    let across = Infinity, down = Infinity;
+    let across = Infinity;
     all.forEach(([x, y], at) => {
       for (let other = at + 1; other < all.length; other++) {
         const dx = Math.abs(all[other][0] - x), dy = Math.abs(all[other][1] - y);
@@ -102,7 +58,6 @@ class Stage {
     const context = this.sheet.clear();
     this.drawHosts(context);
     this.drawPairs(context);
-    if (this.disc) this.disc.draw(context, this.middle);
     const active = this.model.underWay();
     for (const message of active) this.drawWay(context, message, active.length);
     this.points.forEach((points, place) => points.forEach((point, rank) => {
@@ -114,44 +69,24 @@ class Stage {
   }
 
   drawHosts(context) {
-    context.lineWidth = 1;
+    const outer = this.radius + (this.size.isCard ? this.size.height / 2 : this.size.radius) + 10;
+    context.lineWidth = 3;
     context.font = font(11.5, 600);
-    this.layout.hosts.forEach((host, number) => {
-      context.fillStyle = number % 2 ? theme.sunken : theme.panel;
-      context.strokeStyle = theme.line;
-      if (host.box) {
-        const [x, y] = this.scale([host.box[0], host.box[1]]);
-        const [right, bottom] = this.scale([host.box[0] + host.box[2], host.box[1] + host.box[3]]);
-        const isBand = this.layout.kind === "trees", room = isBand ? 14 : 0;
-        context.beginPath();
-        context.roundRect(x, y - room, right - x, bottom - y + 2 * room, 8);
-        context.fillStyle = theme.sunken;
-        if (!isBand || number % 2) context.fill();
-        if (!isBand) context.stroke();
-        context.textAlign = "left";
-        context.textBaseline = "top";
-        context.fillStyle = theme.soft;
-        if (right - x > 44) context.fillText(host.name, x + 9, y - room + 6);
-      } else {
-        const outer = this.radius + (this.size.isCard ? this.size.height / 2 : this.size.radius) + 10;
-        context.beginPath();
-        context.arc(...this.middle, outer, host.arc[0], host.arc[1]);
-        context.lineWidth = 3;
-        context.strokeStyle = number % 2 ? theme.faint : theme.soft;
-        context.stroke();
-        context.lineWidth = 1;
-        const angle = (host.arc[0] + host.arc[1]) / 2;
-        if ((host.arc[1] - host.arc[0]) * outer > 34) {
-          context.save();
-          context.translate(this.middle[0] + (outer + 10) * Math.cos(angle), this.middle[1] + (outer + 10) * Math.sin(angle));
-          context.rotate(angle + Math.PI / 2 + (Math.sin(angle) > 0.01 ? Math.PI : 0));
-          context.textAlign = "center";
-          context.textBaseline = "middle";
-          context.fillStyle = theme.soft;
-          context.fillText(host.name, 0, 0);
-          context.restore();
-        }
-      }
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    this.layout.arcs.forEach(([begin, end], number) => {
+      context.beginPath();
+      context.arc(...this.middle, outer, begin, end);
+      context.strokeStyle = number % 2 ? theme.faint : theme.soft;
+      context.stroke();
+      if ((end - begin) * outer < 34) return;
+      const angle = (begin + end) / 2;
+      context.save();
+      context.translate(this.middle[0] + (outer + 10) * Math.cos(angle), this.middle[1] + (outer + 10) * Math.sin(angle));
+      context.rotate(angle + Math.PI / 2 + (Math.sin(angle) > 0.01 ? Math.PI : 0));
+      context.fillStyle = theme.soft;
+      context.fillText(`host ${number}`, 0, 0);
+      context.restore();
     });
   }
 
@@ -175,23 +110,11 @@ class Stage {
      two ways between the same ranks are seen apart. */
   way(from, to, aside) {
     const dx = to[0] - from[0], dy = to[1] - from[1], length = Math.hypot(dx, dy) || 1;
-    const { kind } = this.layout;
-    let bend = 0;
-    if (kind === "hosts") bend = 0.1 * length;
-    if (kind === "grid") bend = length > 1.6 * this.closest(from) ? 0.16 * length : 0;
+    const bend = this.layout.kind === "grid" && length > 1.6 * this.between ? 0.16 * length : 0;
     const sign = dx + dy * 0.5 > 0 ? 1 : -1;
     const x = (from[0] + to[0]) / 2 + (dy / length) * bend * sign - (dy / length) * aside * 2;
     const y = (from[1] + to[1]) / 2 - (dx / length) * bend * sign + (dx / length) * aside * 2;
     return [from, [x, y], to];
-  }
-
-  closest() {
-    if (this.between === undefined || this.betweenWidth !== this.sheet.width) {
-      const [first, second] = this.points[0];
-      this.between = second ? Math.hypot(second[0] - first[0], second[1] - first[1]) : 1;
-      this.betweenWidth = this.sheet.width;
-    }
-    return this.between;
   }
 
   wayOf(message) {
@@ -259,8 +182,8 @@ class Stage {
     context.roundRect(left, top, width, height, 7);
     context.fillStyle = theme.panel;
     context.fill();
-    context.lineWidth = rank === this.marked ? 2.5 : 1.3;
-    context.strokeStyle = rank === this.marked ? theme.ink : isDone ? theme.good : theme.faint;
+    context.lineWidth = 1.3;
+    context.strokeStyle = isDone ? theme.good : theme.faint;
     context.stroke();
     context.font = font(12, 650);
     context.textAlign = "left";
@@ -304,36 +227,18 @@ class Stage {
     const share = Math.min(1, model.share[rank]);
     context.fillStyle = isDone ? theme.good : mix(theme.accent, share ? 0.15 + 0.85 * share : 0);
     context.fill();
-    if (rank === this.marked) {
-      context.lineWidth = 2;
-      context.strokeStyle = theme.ink;
-      context.stroke();
-    }
     context.textAlign = "center";
     context.textBaseline = "middle";
     if (radius >= 9) {
       context.font = font(Math.min(12, radius), 600);
       context.fillStyle = isDone || share > 0.45 ? theme.panel : theme.ink;
       context.fillText(String(rank), x, y + 0.5);
-    } else if (this.layout.kind === "circle" && rank % this.labelEvery() === 0) {
+    } else if (this.layout.kind === "circle" && rank % (2 ** Math.max(0, Math.ceil(Math.log2(model.ranks / 32)))) === 0) {
       const dx = x - this.middle[0], dy = y - this.middle[1], length = Math.hypot(dx, dy) || 1;
-      const away = this.layout.hosts.length ? -14 : 12;
+      const away = this.layout.arcs.length ? -radius - 11 : radius + 12;
       context.font = font(10.5);
       context.fillStyle = theme.soft;
-      context.fillText(String(rank), x + (dx / length) * (radius + away), y + (dy / length) * (radius + away));
+      context.fillText(String(rank), x + (dx / length) * away, y + (dy / length) * away);
     }
-  }
-
-  labelEvery() {
-    return 2 ** Math.max(0, Math.ceil(Math.log2(this.model.ranks / 32)));
-  }
-
-  rankAt([x, y]) {
-    let best = null, nearest = this.size.isCard ? this.size.width / 2 : this.size.radius + 6;
-    this.points.forEach((points) => points.forEach((point, rank) => {
-      const away = Math.hypot(point[0] - x, point[1] - y);
-      if (away < nearest) [best, nearest] = [rank, away];
-    }));
-    return best;
   }
 }

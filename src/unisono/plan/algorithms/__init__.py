@@ -4,13 +4,12 @@ Importing this package registers them all; `unisono.plan.catalog` lists them.
 """
 
 from unisono.plan.algorithms import (  # noqa: F401 - an import registers
-    binary_tree,
+    binary_trees,
     binomial,
     bruck,
     chain,
     direct,
     dissemination,
-    double_tree,
     hierarchical,
     lanes,
     mates,

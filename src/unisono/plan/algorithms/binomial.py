@@ -21,10 +21,8 @@ from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
-SOURCE = "Thakur, Rabenseifner and Gropp 2005"
 
-
-@algorithm("broadcast", "binomial", steps="ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
+@algorithm("broadcast", "binomial")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """Every rank ends with the root's tensor. Nearest ranks last, so that nodes talk inside."""
     steps = []
@@ -35,13 +33,13 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
     return Schedule.from_steps("broadcast", "binomial", ranks, 1, steps, root)
 
 
-@algorithm("reduce", "binomial", steps="ceil(lg n)", sends="1", source=SOURCE)
+@algorithm("reduce", "binomial")
 def reduce(ranks: int, root: int = 0) -> Schedule:
     """The root ends with the sum of all."""
     return backwards(broadcast(ranks, root), "binomial")
 
 
-@algorithm("scatter", "binomial", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+@algorithm("scatter", "binomial")
 def scatter(ranks: int, root: int = 0) -> Schedule:
     """Rank r ends with chunk r of the root: each sender gives away the far half of what it has."""
     steps = []
@@ -56,13 +54,13 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
     return Schedule.from_steps("scatter", "binomial", ranks, ranks, steps, root)
 
 
-@algorithm("gather", "binomial", steps="ceil(lg n)", sends="1/2", source=SOURCE)
+@algorithm("gather", "binomial")
 def gather(ranks: int, root: int = 0) -> Schedule:
     """The root ends with the chunks of all."""
     return backwards(scatter(ranks, root), "binomial")
 
 
-@algorithm("all_reduce", "binomial", steps="2 ceil(lg n)", sends="ceil(lg n)", source=SOURCE)
+@algorithm("all_reduce", "binomial")
 def all_reduce(ranks: int) -> Schedule:
     """Every rank ends with the sum of all, which rank 0 had first."""
     phases = reduce(ranks).phases + broadcast(ranks).phases

@@ -22,10 +22,8 @@ from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
-SOURCE = "Bruck and others 1997"
 
-
-@algorithm("all_gather", "bruck", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+@algorithm("all_gather", "bruck")
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends with the chunks of all."""
     rank = np.arange(ranks)
@@ -36,15 +34,13 @@ def all_gather(ranks: int) -> Schedule:
     return Schedule.from_steps("all_gather", "bruck", ranks, ranks, steps)
 
 
-@algorithm("reduce_scatter", "bruck", steps="ceil(lg n)", sends="(n-1)/n", source=SOURCE)
+@algorithm("reduce_scatter", "bruck")
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank r ends with chunk r, the sum of all."""
     return backwards(all_gather(ranks), "bruck")
 
 
-@algorithm(
-    "all_to_all", "bruck", steps="ceil(lg n)", sends="lg n / 2", source=SOURCE, most_ranks=512
-)
+@algorithm("all_to_all", "bruck", most_ranks=512)
 def all_to_all(ranks: int) -> Schedule:
     """Rank d ends with the chunk s -> d of every rank s."""
     origin = np.arange(ranks)[:, None]

@@ -18,10 +18,8 @@ from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
-SOURCE = "Pješivac-Grbović and others 2007"
 
-
-@algorithm("broadcast", "chain", steps="n - 2 + pieces", sends="1", source=SOURCE)
+@algorithm("broadcast", "chain")
 def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
     """Every rank ends with the root's tensor."""
     if pieces < 1:
@@ -34,7 +32,7 @@ def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
     return Schedule.from_steps("broadcast", "chain", ranks, pieces, steps, root)
 
 
-@algorithm("reduce", "chain", steps="n - 2 + pieces", sends="1", source=SOURCE)
+@algorithm("reduce", "chain")
 def reduce(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
     """The root ends with the sum of all."""
     return backwards(broadcast(ranks, root, pieces), "chain")

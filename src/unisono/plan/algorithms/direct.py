@@ -23,7 +23,7 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
 
-@algorithm("all_gather", "direct", steps="1", sends="(n-1)/n", source="folklore", most_ranks=1024)
+@algorithm("all_gather", "direct", most_ranks=1024)
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends with the chunks of all."""
     source, destination = _pairs(ranks)
@@ -31,9 +31,7 @@ def all_gather(ranks: int) -> Schedule:
     return Schedule.from_steps("all_gather", "direct", ranks, ranks, [step])
 
 
-@algorithm(
-    "reduce_scatter", "direct", steps="1", sends="(n-1)/n", source="folklore", most_ranks=1024
-)
+@algorithm("reduce_scatter", "direct", most_ranks=1024)
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank r ends with chunk r, the sum of all."""
     source, destination = _pairs(ranks)
@@ -41,7 +39,7 @@ def reduce_scatter(ranks: int) -> Schedule:
     return Schedule.from_steps("reduce_scatter", "direct", ranks, ranks, [step])
 
 
-@algorithm("scatter", "linear", steps="1", sends="(n-1)/n", source="folklore")
+@algorithm("scatter", "linear")
 def scatter(ranks: int, root: int = 0) -> Schedule:
     """Rank r ends with chunk r of the root."""
     other = (root + np.arange(1, ranks)) % ranks
@@ -49,7 +47,7 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
     return Schedule.from_steps("scatter", "linear", ranks, ranks, [step], root)
 
 
-@algorithm("gather", "linear", steps="1", sends="1/n", source="folklore")
+@algorithm("gather", "linear")
 def gather(ranks: int, root: int = 0) -> Schedule:
     """The root ends with the chunks of all."""
     return backwards(scatter(ranks, root), "linear")

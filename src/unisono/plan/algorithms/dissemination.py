@@ -15,10 +15,8 @@ import numpy as np
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
-SOURCE = "Hensgen, Finkel and Manber 1988"
 
-
-@algorithm("barrier", "dissemination", steps="ceil(lg n)", sends="no bytes", source=SOURCE)
+@algorithm("barrier", "dissemination")
 def barrier(ranks: int) -> Schedule:
     """No rank is done before every rank has begun."""
     rank = np.arange(ranks)

@@ -19,13 +19,7 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Action, Schedule, Step
 
 
-@algorithm(
-    "all_reduce",
-    "hierarchical",
-    steps="2 + 2 lg m (+ 2), m nodes",
-    sends="2(g-1)/g + 2(m-1)/n, n = m g",
-    source="Horovod 2018; Cho and others 2019",
-)
+@algorithm("all_reduce", "hierarchical")
 def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
     """Every rank ends with the sum of all. Ranks 0 to node_size - 1 are the first node.
 

@@ -29,8 +29,8 @@ import numpy as np
 from unisono.plan.algorithms.over_hosts import (
     Hosts,
     Move,
-    check_pieces,
-    in_blocks,
+    host_of,
+    hosts_of,
     make_step,
     origins_of,
     pipeline,
@@ -39,7 +39,6 @@ from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
-SOURCE = "unisono; Horovod 2018"
 MOST_RANKS = 1024
 
 
@@ -48,25 +47,13 @@ def count_lanes(hosts: Hosts) -> int:
     return min(map(len, hosts))
 
 
-@algorithm(
-    "all_reduce",
-    "lanes",
-    steps="pieces + 3",
-    sends="2(g-1)/g + 2(h-1)/n, n = h g",
-    source=SOURCE,
-    most_ranks=MOST_RANKS,
-)
-def all_reduce(ranks: int, node_size: int = 1, pieces: int = 4) -> Schedule:
+@algorithm("all_reduce", "lanes", most_ranks=MOST_RANKS)
+def all_reduce(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
     """Every rank ends with the sum of all."""
-    return all_reduce_over(in_blocks(ranks, node_size), pieces)
-
-
-def all_reduce_over(hosts: Hosts, pieces: int) -> Schedule:
-    """all_reduce for any placement of ranks."""
-    check_pieces(pieces)
+    hosts = hosts_of(ranks, node_size)
     lanes, parts = count_lanes(hosts), len(hosts)
     piece = lanes * parts
-    into = [(s, d, lane * parts, parts) for s, d, lane in _into_lanes(hosts)]
+    into = [(s, d, lane * parts, parts) for s, d, lane in _into_lanes(hosts, lanes)]
     far = [*_along_lanes(hosts)]
     stages = [
         make_step(into, "reduce"),
@@ -75,63 +62,32 @@ def all_reduce_over(hosts: Hosts, pieces: int) -> Schedule:
         make_step([(d, s, chunk, count) for s, d, chunk, count in into], "copy"),
     ]
     steps = pipeline(stages, pieces, piece, piece * pieces)
-    return Schedule.from_steps("all_reduce", "lanes", _count(hosts), piece * pieces, steps)
+    return Schedule.from_steps("all_reduce", "lanes", ranks, piece * pieces, steps)
 
 
-@algorithm(
-    "reduce",
-    "lanes",
-    steps="pieces + 2",
-    sends="(g-1)/g + 1/g",
-    source=SOURCE,
-    most_ranks=MOST_RANKS,
-)
-def reduce(ranks: int, root: int = 0, node_size: int = 1, pieces: int = 4) -> Schedule:
+@algorithm("reduce", "lanes", most_ranks=MOST_RANKS)
+def reduce(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
     """The root ends with the sum of all."""
-    return reduce_over(in_blocks(ranks, node_size), root, pieces)
-
-
-def reduce_over(hosts: Hosts, root: int, pieces: int) -> Schedule:
-    """reduce for any placement of ranks."""
-    check_pieces(pieces)
-    lanes, home = count_lanes(hosts), _host_of(hosts, root)
+    hosts = hosts_of(ranks, node_size)
+    lanes, home = count_lanes(hosts), host_of(hosts, root)
     stages = [
-        make_step([(s, d, lane, 1) for s, d, lane in _into_lanes(hosts)], "reduce"),
+        make_step([(s, d, lane, 1) for s, d, lane in _into_lanes(hosts, lanes)], "reduce"),
         make_step(
             [(s, d, lane, 1) for s, d, lane, _, to in _along_lanes(hosts) if to == home], "reduce"
         ),
-        make_step(
-            [
-                (rank, root, lane, 1)
-                for lane, rank in enumerate(hosts[home][:lanes])
-                if rank != root
-            ],
-            "copy",
-        ),
+        make_step([(rank, root, lane, 1) for lane, rank in enumerate(hosts[home][:lanes])], "copy"),
     ]
     steps = pipeline(stages, pieces, lanes, lanes * pieces)
-    return Schedule.from_steps("reduce", "lanes", _count(hosts), lanes * pieces, steps, root)
+    return Schedule.from_steps("reduce", "lanes", ranks, lanes * pieces, steps, root)
 
 
-@algorithm(
-    "broadcast",
-    "lanes",
-    steps="pieces + h",
-    sends="g - 1 + 1/g",
-    source=SOURCE,
-    most_ranks=MOST_RANKS,
-)
-def broadcast(ranks: int, root: int = 0, node_size: int = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with the root's tensor."""
-    return broadcast_over(in_blocks(ranks, node_size), root, pieces)
-
-
-def broadcast_over(hosts: Hosts, root: int, pieces: int) -> Schedule:
-    """broadcast for any placement of ranks: hosts pass it on in a chain."""
-    check_pieces(pieces)
-    lanes, home = count_lanes(hosts), _host_of(hosts, root)
+@algorithm("broadcast", "lanes", most_ranks=MOST_RANKS)
+def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
+    """Every rank ends with the root's tensor. Hosts pass it on in a chain."""
+    hosts = hosts_of(ranks, node_size)
+    lanes, home = count_lanes(hosts), host_of(hosts, root)
     chain = [hosts[(home + position) % len(hosts)] for position in range(len(hosts))]
-    first: list[Move] = [(root, rank, 0, lanes) for rank in chain[0] if rank != root]
+    first: list[Move] = [(root, rank, 0, lanes) for rank in chain[0]]
     stages = [make_step(first, "copy")]
     shared: list[Move] = []
     for before, here in itertools.pairwise(chain):
@@ -140,27 +96,15 @@ def broadcast_over(hosts: Hosts, root: int, pieces: int) -> Schedule:
         shared = [(d, s, lane, 1) for s, d, lane in _into_lanes([here], lanes)]
     stages.append(make_step(shared, "copy"))
     steps = pipeline(stages, pieces, lanes, lanes * pieces)
-    return Schedule.from_steps("broadcast", "lanes", _count(hosts), lanes * pieces, steps, root)
+    return Schedule.from_steps("broadcast", "lanes", ranks, lanes * pieces, steps, root)
 
 
-@algorithm(
-    "all_gather",
-    "lanes",
-    steps="pieces + 1",
-    sends="(g-1)/g + (h-1)/n",
-    source=SOURCE,
-    most_ranks=MOST_RANKS,
-)
-def all_gather(ranks: int, node_size: int = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with everybody's part."""
-    return all_gather_over(in_blocks(ranks, node_size), pieces)
-
-
-def all_gather_over(hosts: Hosts, pieces: int) -> Schedule:
-    """all_gather for any placement of ranks. Uneven hosts share inside first; what a host has is
+@algorithm("all_gather", "lanes", most_ranks=MOST_RANKS)
+def all_gather(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
+    """Every rank ends with everybody's part. Uneven hosts share inside first; what a host has is
     then cut into as many parts as there are lanes."""
-    check_pieces(pieces)
-    lanes, ranks = count_lanes(hosts), _count(hosts)
+    hosts = hosts_of(ranks, node_size)
+    lanes = count_lanes(hosts)
     is_even = all(len(host) == lanes for host in hosts)
     units = 1 if is_even else lanes  # of each rank, so that they can be dealt out among the lanes
     carried = [  # by host and lane: the first chunk of each unit
@@ -171,7 +115,7 @@ def all_gather_over(hosts: Hosts, pieces: int) -> Schedule:
     ]
     own = units * pieces
     first = [(source, to, source * own, own) for host in hosts for source in host for to in host]
-    steps: list[Step] = [] if is_even else [make_step(_but_to_itself(first), "copy")]
+    steps: list[Step] = [] if is_even else [make_step(first, "copy")]
     between = [
         (s, d, chunk, 1) for s, d, lane, of, _ in _along_lanes(hosts) for chunk in carried[of][lane]
     ]
@@ -184,47 +128,22 @@ def all_gather_over(hosts: Hosts, pieces: int) -> Schedule:
         for chunk in carried[of][lane]
         for to in host
     ]
-    stages = [make_step(between, "copy"), make_step(_but_to_itself(inside), "copy")]
+    stages = [make_step(between, "copy"), make_step(inside, "copy")]
     piped = pipeline(stages, pieces, 1, pieces)
     return Schedule.from_steps("all_gather", "lanes", ranks, ranks * own, [*steps, *piped])
 
 
-@algorithm(
-    "reduce_scatter",
-    "lanes",
-    steps="pieces + 1",
-    sends="(g-1)/g + (h-1)/n",
-    source=SOURCE,
-    most_ranks=MOST_RANKS,
-)
-def reduce_scatter(ranks: int, node_size: int = 1, pieces: int = 4) -> Schedule:
+@algorithm("reduce_scatter", "lanes", most_ranks=MOST_RANKS)
+def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
     """Every rank ends with its part of the sum of all."""
-    return reduce_scatter_over(in_blocks(ranks, node_size), pieces)
+    return backwards(all_gather(ranks, node_size, pieces), "lanes")
 
 
-def reduce_scatter_over(hosts: Hosts, pieces: int) -> Schedule:
-    """reduce_scatter for any placement of ranks."""
-    return backwards(all_gather_over(hosts, pieces), "lanes")
-
-
-@algorithm(
-    "all_to_all",
-    "lanes",
-    steps="pieces + 1",
-    sends="(g-1)/g + (h-1)/h",
-    source=SOURCE,
-    most_ranks=512,
-)
-def all_to_all(ranks: int, node_size: int = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with what each had for it."""
-    return all_to_all_over(in_blocks(ranks, node_size), pieces)
-
-
-def all_to_all_over(hosts: Hosts, pieces: int) -> Schedule:
-    """all_to_all for any placement of ranks: what a rank has for another host goes to one rank
+@algorithm("all_to_all", "lanes", most_ranks=512)
+def all_to_all(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
+    """Every rank ends with what each had for it. What a rank has for another host goes to one rank
     there, its mate; each hands on what it got and what it has of its own."""
-    check_pieces(pieces)
-    ranks = _count(hosts)
+    hosts = hosts_of(ranks, node_size)
     between = [
         (source, there[index % len(there)], (source * ranks + to) * pieces, 1)
         for host in hosts
@@ -240,7 +159,7 @@ def all_to_all_over(hosts: Hosts, pieces: int) -> Schedule:
         for origin in origins_of(hosts, number, index)
         for to in host
     ]
-    stages = [make_step(between, "copy"), make_step(_but_to_itself(inside), "copy")]
+    stages = [make_step(between, "copy"), make_step(inside, "copy")]
     steps = pipeline(stages, pieces, 1, pieces)
     return Schedule.from_steps("all_to_all", "lanes", ranks, ranks * ranks * pieces, steps)
 
@@ -248,14 +167,11 @@ def all_to_all_over(hosts: Hosts, pieces: int) -> Schedule:
 # -- who talks to whom ---------------------------------------------------------------------------
 
 
-def _into_lanes(hosts: Hosts, lanes: int | None = None) -> Iterator[tuple[int, int, int]]:
+def _into_lanes(hosts: Hosts, lanes: int) -> Iterator[tuple[int, int, int]]:
     """From each rank to each rank of its host that has a lane, and which lane."""
-    lanes = lanes or count_lanes(hosts)
     for host in hosts:
         for source in host:
-            for lane, to in enumerate(host[:lanes]):
-                if to != source:
-                    yield source, to, lane
+            yield from ((source, to, lane) for lane, to in enumerate(host[:lanes]))
 
 
 def _along_lanes(hosts: Hosts) -> Iterator[tuple[int, int, int, int, int]]:
@@ -265,18 +181,3 @@ def _along_lanes(hosts: Hosts) -> Iterator[tuple[int, int, int, int, int]]:
             for to, there in enumerate(hosts):
                 if to != of:
                     yield host[lane], there[lane], lane, of, to
-
-
-def _but_to_itself(moves: list[Move]) -> list[Move]:
-    return [move for move in moves if move[0] != move[1]]
-
-
-def _count(hosts: Hosts) -> int:
-    return sum(map(len, hosts))
-
-
-def _host_of(hosts: Hosts, rank: int) -> int:
-    found = [number for number, host in enumerate(hosts) if rank in host]
-    if not found:
-        raise ValueError(f"root {rank} is not among {_count(hosts)} ranks")
-    return found[0]

@@ -16,111 +16,77 @@ in: run by theirs, all_reduce and reduce_scatter would add in another order on e
 
 from __future__ import annotations
 
-from unisono.plan.algorithms.over_hosts import (
-    Hosts,
-    Move,
-    in_blocks,
-    make_step,
-    mate_on,
-    origins_of,
-)
+from unisono.plan.algorithms.over_hosts import Hosts, hosts_of, make_step, mate_on, origins_of
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
-SOURCE = "unisono"
-_ALL = "h - 1 + g - 1"
 _ORDER = "by its schedule each rank would add in an order of its own; lanes may be run"
 
 
-@algorithm(
-    "all_reduce",
-    "mates",
-    steps="2",
-    sends=_ALL,
-    source=SOURCE,
-    most_ranks=1024,
-    only_planned=_ORDER,
-)
-def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
+@algorithm("all_reduce", "mates", most_ranks=1024, only_planned=_ORDER)
+def all_reduce(ranks: int, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends with the sum of all."""
-    return combine_over("all_reduce", in_blocks(ranks, node_size))
+    return _combine("all_reduce", ranks, node_size, 1)
 
 
-@algorithm(
-    "reduce_scatter",
-    "mates",
-    steps="2",
-    sends=_ALL,
-    source=SOURCE,
-    most_ranks=1024,
-    only_planned=_ORDER,
-)
-def reduce_scatter(ranks: int, node_size: int = 1) -> Schedule:
+@algorithm("reduce_scatter", "mates", most_ranks=1024, only_planned=_ORDER)
+def reduce_scatter(ranks: int, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends with the sum of all, its own part among it."""
-    return combine_over("reduce_scatter", in_blocks(ranks, node_size))
+    return _combine("reduce_scatter", ranks, node_size, ranks)
 
 
-@algorithm("barrier", "mates", steps="2", sends="0", source=SOURCE, most_ranks=1024)
-def barrier(ranks: int, node_size: int = 1) -> Schedule:
+@algorithm("barrier", "mates", most_ranks=1024)
+def barrier(ranks: int, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends knowing that all have come."""
-    return combine_over("barrier", in_blocks(ranks, node_size))
+    return _combine("barrier", ranks, node_size, 1)
 
 
-@algorithm(
-    "all_gather", "mates", steps="2", sends="(h-1)/n + (g-1)/g", source=SOURCE, most_ranks=1024
-)
-def all_gather(ranks: int, node_size: int = 1) -> Schedule:
+@algorithm("all_gather", "mates", most_ranks=1024)
+def all_gather(ranks: int, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends with everybody's part."""
-    return collect_over("all_gather", in_blocks(ranks, node_size))
+    return _collect("all_gather", ranks, node_size, 1)
 
 
-@algorithm("all_to_all", "mates", steps="2", sends="h - 1 + (g-1) h", source=SOURCE, most_ranks=512)
-def all_to_all(ranks: int, node_size: int = 1) -> Schedule:
+@algorithm("all_to_all", "mates", most_ranks=512)
+def all_to_all(ranks: int, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends with what each had for each."""
-    return collect_over("all_to_all", in_blocks(ranks, node_size))
+    return _collect("all_to_all", ranks, node_size, ranks)
 
 
-@algorithm("broadcast", "mates", steps="2", sends=_ALL, source=SOURCE, most_ranks=1024)
-def broadcast(ranks: int, root: int = 0, node_size: int = 1) -> Schedule:
+@algorithm("broadcast", "mates", most_ranks=1024)
+def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1) -> Schedule:
     """Every rank ends with the root's tensor."""
-    return broadcast_over(in_blocks(ranks, node_size), root)
-
-
-def combine_over(collective: str, hosts: Hosts) -> Schedule:
-    """A collective that adds, for any placement of ranks."""
-    ranks = sum(map(len, hosts))
-    chunks = ranks if collective == "reduce_scatter" else 1
-    between = [(source, to, 0, chunks) for source, to in _to_mates(hosts)]
-    inside = [(source, to, 0, chunks) for source, to in _inside(hosts)]
-    steps = [make_step(between, "reduce"), make_step(inside, "reduce")]
-    return Schedule.from_steps(collective, "mates", ranks, chunks, steps)
-
-
-def collect_over(collective: str, hosts: Hosts) -> Schedule:
-    """all_gather or all_to_all for any placement of ranks: everybody's row goes everywhere."""
-    ranks = sum(map(len, hosts))
-    row = ranks if collective == "all_to_all" else 1
-    between = [(source, to, source * row, row) for source, to in _to_mates(hosts)]
-    inside: list[Move] = [
-        (source, to, origin * row, row)
-        for number, host in enumerate(hosts)
-        for index, source in enumerate(host)
-        for origin in origins_of(hosts, number, index)
-        for to in host
-        if to != source
-    ]
-    steps = [make_step(between, "copy"), make_step(inside, "copy")]
-    return Schedule.from_steps(collective, "mates", ranks, ranks * row, steps)
-
-
-def broadcast_over(hosts: Hosts, root: int) -> Schedule:
-    """broadcast for any placement of ranks."""
-    ranks = sum(map(len, hosts))
+    hosts = hosts_of(ranks, node_size)
     between = [(source, to, 0, 1) for source, to in _to_mates(hosts) if source == root]
     have = {root, *(to for _, to, _, _ in between)}
     inside = [(source, to, 0, 1) for source, to in _inside(hosts) if source in have]
     steps = [make_step(between, "copy"), make_step(inside, "copy")]
     return Schedule.from_steps("broadcast", "mates", ranks, 1, steps, root)
+
+
+def _combine(collective: str, ranks: int, node_size: int | Hosts, chunks: int) -> Schedule:
+    """A collective that adds."""
+    hosts = hosts_of(ranks, node_size)
+    steps = [
+        make_step([(source, to, 0, chunks) for source, to in pairs], "reduce")
+        for pairs in (_to_mates(hosts), _inside(hosts))
+    ]
+    return Schedule.from_steps(collective, "mates", ranks, chunks, steps)
+
+
+def _collect(collective: str, ranks: int, node_size: int | Hosts, row: int) -> Schedule:
+    """Everybody's `row` chunks go everywhere."""
+    hosts = hosts_of(ranks, node_size)
+    between = [(source, to, source * row, row) for source, to in _to_mates(hosts)]
+    inside = [
+        (source, to, origin * row, row)
+        for number, host in enumerate(hosts)
+        for index, source in enumerate(host)
+        for origin in origins_of(hosts, number, index)
+        for to in host
+    ]
+    steps = [make_step(between, "copy"), make_step(inside, "copy")]
+    return Schedule.from_steps(collective, "mates", ranks, ranks * row, steps)
 
 
 def _to_mates(hosts: Hosts) -> list[tuple[int, int]]:
@@ -134,4 +100,4 @@ def _to_mates(hosts: Hosts) -> list[tuple[int, int]]:
 
 
 def _inside(hosts: Hosts) -> list[tuple[int, int]]:
-    return [(source, to) for host in hosts for source in host for to in host if to != source]
+    return [(source, to) for host in hosts for source in host for to in host]

@@ -1,7 +1,7 @@
 """What the algorithms for ranks on several hosts have in common: who is where, and pipelines.
 
-A host is the list of its ranks. The catalog's algorithms have them in blocks of `node_size`, the
-last one perhaps smaller; the functions below take any placement.
+A host is the list of its ranks. `node_size` says how many there are on each, in blocks, the last
+one perhaps smaller; where ranks lie otherwise, it is the list of hosts.
 """
 
 from __future__ import annotations
@@ -17,28 +17,35 @@ Move = tuple[int, int, int, int]
 """From which rank to which, the first chunk, how many."""
 
 
-def in_blocks(ranks: int, node_size: int) -> Hosts:
+def hosts_of(ranks: int, node_size: int | Hosts) -> Hosts:
     """Ranks 0 to node_size - 1 on the first host, and so on; what is left on the last."""
+    if not isinstance(node_size, int):
+        return node_size
     if node_size < 1:
         raise ValueError(f"a host has at least one rank, not {node_size}")
     return [range(first, min(first + node_size, ranks)) for first in range(0, ranks, node_size)]
 
 
-def check_pieces(pieces: int) -> None:
-    """Raises ValueError where there is nothing to move."""
-    if pieces < 1:
-        raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
+def host_of(hosts: Hosts, rank: int) -> int:
+    """Which of the hosts a root is on."""
+    for number, host in enumerate(hosts):
+        if rank in host:
+            return number
+    raise ValueError(f"root {rank} is not among {sum(map(len, hosts))} ranks")
 
 
 def make_step(moves: Iterable[Move], action: Action) -> Step:
-    """A step of such moves."""
-    source, destination, chunk, count = np.array([*moves], np.int64).reshape(-1, 4).T
+    """A step of such moves; those from a rank to itself are left out."""
+    others = [move for move in moves if move[0] != move[1]]
+    source, destination, chunk, count = np.array(others, np.int64).reshape(-1, 4).T
     return Step.of(source, destination, chunk, action, count)
 
 
 def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> list[Step | Phase]:
     """Each piece goes through the stages, each stage a piece behind the one before. `stages` are
     those of the first piece; the chunks of the next lie `shift` further in blocks of `within`."""
+    if pieces < 1:
+        raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
     stages = [stage for stage in stages if len(stage)]
 
     def at(time: int) -> Step:

@@ -15,10 +15,8 @@ import numpy as np
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
-SOURCE = "Thakur, Rabenseifner and Gropp 2005"
 
-
-@algorithm("all_to_all", "pairwise", steps="n - 1", sends="(n-1)/n", source=SOURCE)
+@algorithm("all_to_all", "pairwise")
 def all_to_all(ranks: int) -> Schedule:
     """Rank d ends with the chunk s -> d of every rank s."""
     rank = np.arange(ranks)

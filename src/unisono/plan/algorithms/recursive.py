@@ -22,12 +22,10 @@ from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
-SOURCE = "Thakur, Rabenseifner and Gropp 2005"
-
 Ranks = NDArray[np.int64]
 
 
-@algorithm("all_reduce", "recursive_doubling", steps="lg n (+ 2)", sends="lg n", source=SOURCE)
+@algorithm("all_reduce", "recursive_doubling")
 def all_reduce_doubling(ranks: int) -> Schedule:
     """Every rank ends with the sum of all: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
@@ -42,13 +40,7 @@ def all_reduce_doubling(ranks: int) -> Schedule:
     )
 
 
-@algorithm(
-    "all_reduce",
-    "halving_doubling",
-    steps="2 lg n (+ 2)",
-    sends="2(n-1)/n",
-    source="Rabenseifner 2004",
-)
+@algorithm("all_reduce", "halving_doubling")
 def all_reduce_halving(ranks: int) -> Schedule:
     """Every rank ends with the sum of all: reduce_scatter by halving, all_gather by doubling."""
     leader, folded = _fold(ranks)
@@ -74,7 +66,7 @@ def all_reduce_halving(ranks: int) -> Schedule:
     )
 
 
-@algorithm("all_gather", "recursive_doubling", steps="lg n (+ 2)", sends="(n-1)/n", source=SOURCE)
+@algorithm("all_gather", "recursive_doubling")
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends with the chunks of all: partners exchange all that they have."""
     leader, folded = _fold(ranks)
@@ -87,9 +79,7 @@ def all_gather(ranks: int) -> Schedule:
     return Schedule.from_steps("all_gather", "recursive_doubling", ranks, ranks, steps)
 
 
-@algorithm(
-    "reduce_scatter", "recursive_halving", steps="lg n (+ 2)", sends="(n-1)/n", source=SOURCE
-)
+@algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank r ends with chunk r, the sum of all: partners give away the other's half."""
     return backwards(all_gather(ranks), "recursive_halving")

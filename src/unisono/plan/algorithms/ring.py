@@ -18,22 +18,20 @@ import numpy as np
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
-SOURCE = "Patarasuk and Yuan 2009"
 
-
-@algorithm("reduce_scatter", "ring", steps="n - 1", sends="(n-1)/n", source=SOURCE)
+@algorithm("reduce_scatter", "ring")
 def reduce_scatter(ranks: int) -> Schedule:
     """Rank r ends with chunk r, the sum of all."""
     return Schedule.from_steps("reduce_scatter", "ring", ranks, ranks, [_summing(ranks)])
 
 
-@algorithm("all_gather", "ring", steps="n - 1", sends="(n-1)/n", source=SOURCE)
+@algorithm("all_gather", "ring")
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends with the chunks of all."""
     return Schedule.from_steps("all_gather", "ring", ranks, ranks, [_passing_on(ranks)])
 
 
-@algorithm("all_reduce", "ring", steps="2(n - 1)", sends="2(n-1)/n", source=SOURCE)
+@algorithm("all_reduce", "ring")
 def all_reduce(ranks: int) -> Schedule:
     """Every rank ends with the sum of all."""
     return Schedule.from_steps(

@@ -23,13 +23,7 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
 
-@algorithm(
-    "all_reduce",
-    "ring_2d",
-    steps="2(w - 1) + 2(h - 1), n = w h",
-    sends="2(n-1)/n",
-    source="Mikami and others 2018",
-)
+@algorithm("all_reduce", "ring_2d")
 def all_reduce(ranks: int, node_size: int = 0) -> Schedule:
     """Every rank ends with the sum of all. Chunk c * h + r belongs to column c and row r.
 

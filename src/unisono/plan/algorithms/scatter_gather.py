@@ -18,26 +18,14 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
 
-@algorithm(
-    "broadcast",
-    "scatter_all_gather",
-    steps="ceil(lg n) + n - 1",
-    sends="2(n-1)/n",
-    source="Barnett and others 1994",
-)
+@algorithm("broadcast", "scatter_all_gather")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """Every rank ends with the root's tensor."""
     phases = binomial.scatter(ranks, root).phases + ring.all_gather(ranks).phases
     return Schedule("broadcast", "scatter_all_gather", ranks, ranks, phases, root)
 
 
-@algorithm(
-    "reduce",
-    "reduce_scatter_gather",
-    steps="n - 1 + ceil(lg n)",
-    sends="3/2",
-    source="Rabenseifner 2004",
-)
+@algorithm("reduce", "reduce_scatter_gather")
 def reduce(ranks: int, root: int = 0) -> Schedule:
     """The root ends with the sum of all."""
     phases = ring.reduce_scatter(ranks).phases + binomial.gather(ranks, root).phases

@@ -6,9 +6,9 @@ in common (`Communicator.join`); both call `update()`, and `weight_update` is bo
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -17,17 +17,11 @@ import torch
 
 from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.aliasing import check_can_alias, serve_there
 from unisono.training.weights.description import Description, UpdateOptions
-from unisono.training.weights.gpu_memory import (
-    ExportedWeights,
-    GpuPart,
-    ToldMemory,
-    open_part,
-)
-from unisono.training.weights.plan import Unit, WeightPlan
+from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
+from unisono.training.weights.plan import WeightPlan
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.reading import Place
+from unisono.training.weights.reading import Place, Unit, bytes_of
 from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
 from unisono.training.weights.staging import Staging, do_all_or_none
 from unisono.training.weights.transfers import Progress
@@ -38,6 +32,7 @@ __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "wei
 BUCKET_BYTES = 32 * 1024 * 1024
 
 NewTensors = dict[str, torch.Tensor]
+Held = Mapping[str, HeldTensor]
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,8 @@ class WeightUpdate:
     moved in so many `buckets`, in `seconds` since all ranks had come, for which this one
     `waited_s`.
 
-    >>> update = unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0)
-    >>> update.gb_per_s
+    >>> unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0).gb_per_s
     2.0
-    >>> 0 < update.share_of_copy_floor
-    True
     """
 
     version: int
@@ -65,42 +57,27 @@ class WeightUpdate:
         """Bytes that this rank sent or received per second, in 1e9."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
-    @property
-    def share_of_copy_floor(self) -> float:
-        """How long copying these bytes twice in memory takes, as a share of `seconds`."""
-        floor_s = 2 * self.bytes / copy_bytes_per_s()
-        return floor_s / self.seconds if self.seconds else 0.0
-
     def __str__(self) -> str:
         return (
             f"version {self.version}: {self.bytes / 1e9:.3g} GB in "
             f"{name_number(self.tensors, 'tensor')} and {name_number(self.buckets, 'bucket')}, "
-            f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s, "
-            f"{100 * self.share_of_copy_floor:.0f} % of the copy floor"
+            f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s"
         )
 
 
-@functools.cache
-def copy_bytes_per_s() -> float:
-    """How fast this process copies memory; measured once."""
-    source, target = torch.ones(32 << 20), torch.ones(32 << 20)  # more than caches hold
-    best_s = float("inf")
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        target.copy_(source)
-        best_s = min(best_s, time.perf_counter() - begin_s)
-    return source.numel() * 4 / best_s
-
-
-class _Endpoint:
+class _Endpoint(ABC):
     """What senders and receivers have in common."""
 
-    def __init__(self, group: Any, progress: Progress | None) -> None:
+    def __init__(self, group: Any, weights: Any, version: int, progress: Progress | None) -> None:
         self._protocol = UpdateProtocol(resolve(group))
+        self._weights = weights
         self._progress = progress
         self._reader = WeightReader()
         self._text = ""
-        """The description of what was read last."""
+        """The description of what was read last, while this rank's shared memory was `_parts`."""
+        self._parts: list[tuple[int, int, int]] = []
+        self.version = version
+        """The last version that was sent, or the one that the engine serves."""
 
     def attach(self, group: Any) -> None:
         """Go on over another `group`: the one that was joined after the last one had ended. Raises
@@ -114,7 +91,9 @@ class _Endpoint:
         self._protocol = UpdateProtocol(resolve(group))
 
     def close(self) -> None:
-        """Give back what the updates needed. The group is not closed.
+        """Give back what the updates needed, the second copy included. The group is not closed.
+        What an engine serves stays as it is, but once a sender is closed, engines must not serve
+        its memory on a GPU any longer.
 
         >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
         """
@@ -126,16 +105,44 @@ class _Endpoint:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _summary(self, plan: WeightPlan, begin_s: float, agreed_s: float) -> WeightUpdate:
+    def _update(self, wanted: int | None, timeout_s: float | None) -> WeightUpdate:
+        """An update, whichever side this is. `wanted` is the version that a sender asks for."""
+        begin_s = time.perf_counter()
+        mine: dict[str, HeldTensor] = {}
+        with self._protocol.update(timeout_s):
+            describe = partial(self._describe, mine)
+            plan = self._protocol.agree(describe, self.version, wanted)
+            agreed_s = time.perf_counter()
+            self._carry_out(plan, mine)
         rank = self._protocol.comm.rank
-        steps = plan.steps(rank)
-        names = {unit.name for transfer, i in steps for unit in transfer.buckets[i].units}
-        names |= plan.aliases.get(rank, {}).keys()
-        seconds = time.perf_counter() - agreed_s
-        waited_s = agreed_s - begin_s
+        units = plan.units(rank)
         return WeightUpdate(
-            plan.version, len(names), len(steps), plan.bytes(rank), seconds, waited_s
+            version=plan.version,
+            tensors=len({unit.name for unit in units} | plan.aliases.get(rank, {}).keys()),
+            buckets=len(plan.steps(rank)),
+            bytes=bytes_of(units),
+            seconds=time.perf_counter() - agreed_s,
+            waited_s=agreed_s - begin_s,
         )
+
+    def _describe(self, mine: dict[str, HeldTensor]) -> str:
+        """Read what this rank holds into `mine`. Returns the text of its description, which is made
+        anew where more than the contents has changed."""
+        is_as_before = True
+        if self._weights is not None:
+            held, is_as_before = self._reader.read(self._weights)
+            mine.update(held)
+        parts = self._protocol.comm._own_parts()
+        if not self._text or not is_as_before or parts != self._parts:
+            self._text, self._parts = "", list(parts)
+            self._text = self._description(mine).text()
+        return self._text
+
+    @abstractmethod
+    def _description(self, mine: Held) -> Description: ...
+
+    @abstractmethod
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None: ...
 
 
 class WeightSender(_Endpoint):
@@ -177,15 +184,11 @@ class WeightSender(_Endpoint):
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(group, progress)
+        super().__init__(group, weights, 0, progress)
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
-        self._weights = weights
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
         self._exported = ExportedWeights()
-        self._parts: list[tuple[int, int, int]] = []
-        self.version = 0
-        """The last version that was sent."""
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
         """Send the weights as they are now, as `version`: by default one more than the highest that
@@ -205,61 +208,26 @@ class WeightSender(_Endpoint):
         >>> update.version, weights["w"]
         (7, tensor([0, 0]))
         """
+        return self._update(version, timeout_s)
+
+    def _description(self, mine: Held) -> Description:
+        return Description.of("sender", mine, partial(Place.of, self._parts), options=self._options)
+
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
         protocol = self._protocol
-        begin_s = time.perf_counter()
-        mine: dict[str, HeldTensor] = {}
-
-        def describe() -> str:
-            held, is_as_before = self._reader.read(self._weights)
-            mine.update(held)
-            parts = protocol.comm._own_parts()
-            if not self._text or not is_as_before or parts != self._parts:
-                self._text, self._parts = "", list(parts)
-                place_of = partial(Place.of, parts)
-                made = Description.of("sender", mine, place_of, options=self._options)
-                self._text = made.text()
-            return self._text
-
-        with protocol.update(timeout_s):
-            plan = protocol.agree(describe, self.version, version)
-            agreed_s = time.perf_counter()
-            names = plan.exports.get(protocol.comm.rank, ())
-            served = {name: mine[name].tensor for name in names}
-            protocol.exchange_memory(plan, partial(self._exported.describe, served))
-            protocol.begin(plan, bool(plan.transfers))
-            device = protocol.groups.device_for(plan, mine)
-            protocol.groups.move(
-                plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
-            )
-            protocol.decide(partial(self._exported.keep, served))
+        served = {name: mine[name].tensor for name in plan.exports.get(protocol.comm.rank, ())}
+        protocol.exchange_memory(plan, partial(self._exported.describe, served))
+        protocol.begin(plan, bool(plan.transfers))
+        device = protocol.groups.device_for(plan, mine)
+        protocol.groups.move(
+            plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
+        )
+        protocol.decide(partial(self._exported.keep, served))
         self.version = plan.version
-        return self._summary(plan, begin_s, agreed_s)
 
     def close(self) -> None:
-        """Give back what the updates needed. The group is not closed. Engines that serve this
-        trainer's memory on a GPU must not do so any longer.
-
-        >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
-        """
         super().close()
         self._exported.close()
-
-
-class _Settled:
-    """An engine serves what a plan says, where trainers have told that it lies on a GPU: an update
-    for which both are the same changes nothing but the version."""
-
-    def __init__(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> None:
-        self._aliases, self._told = plan.aliases, dict(told)
-
-    def is_for(self, plan: WeightPlan, told: Mapping[int, ToldMemory]) -> bool:
-        """Whether this is the same update again. (The texts that were told are read once.)"""
-        return (
-            bool(told)
-            and self._aliases is plan.aliases
-            and self._told.keys() == told.keys()
-            and all(self._told[rank] is memory for rank, memory in told.items())
-        )
 
 
 class WeightReceiver(_Endpoint):
@@ -303,19 +271,17 @@ class WeightReceiver(_Endpoint):
         version: int = 0,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(group, progress)
+        super().__init__(group, weights, version, progress)
         if weights is None and commit is None:
             raise ValueError("an engine without weights needs a commit, which takes them")
-        self._weights = weights
         self._prepare = prepare
         self._commit = commit
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
-        self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
-        self._settled: _Settled | None = None
-        self.version = version
-        """The version that the engine serves."""
+        self._settled: tuple[object, object] | None = None
+        """What the engine serves on a GPU, and where it lies: an update for which both are the same
+        changes nothing but the version."""
 
     def update(self, *, timeout_s: float | None = None) -> WeightUpdate:
         """Receive the next version. Afterwards `version` is that of all engines.
@@ -334,83 +300,58 @@ class WeightReceiver(_Endpoint):
         >>> weights["w"]
         tensor([0, 0])
         """
+        return self._update(None, timeout_s)
+
+    def _description(self, mine: Held) -> Description:
+        self._settled = None
+        takes_all = self._weights is None
+        return Description.of(
+            "receiver", mine, partial=self._partial, alias=self._alias, takes_all=takes_all
+        )
+
+    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
         protocol = self._protocol
-        begin_s = time.perf_counter()
-        mine: dict[str, HeldTensor] = {}
-
-        def describe() -> str:
-            is_as_before = True
-            if self._weights is not None:
-                held, is_as_before = self._reader.read(self._weights)
-                mine.update(held)
-            if not self._text or not is_as_before:
-                self._text, self._settled = "", None
-                known = None if self._weights is None else mine
-                made = Description.of("receiver", known, partial=self._partial, alias=self._alias)
-                self._text = made.text()
-            return self._text
-
-        with protocol.update(timeout_s):
-            plan = protocol.agree(describe, self.version, None)
-            agreed_s = time.perf_counter()
-            told = protocol.exchange_memory(plan)
-            device = protocol.groups.device_for(plan, mine)
-            is_settled = self._settled is not None and self._settled.is_for(plan, told)
-            try:
-                with protocol.keep_failure():
-                    if self._alias and not is_settled:
-                        self._settled = None
-                        self._find_views(plan, mine, told)
-                    elif not self._alias:
-                        self._allocate(plan, mine, device)
-                protocol.begin(plan, not is_settled)
-                part = self._receiving_part(plan, mine)
-                damaged = protocol.groups.move(plan, part, device, self._progress)
-                with protocol.keep_failure():
-                    if damaged:
-                        raise RuntimeError("; ".join(damaged))
-                    if self._prepare is not None:
-                        self._prepare(dict(self._staging.tensors))
-                protocol.decide(lambda: self._change_over(plan, mine, is_settled))
-                if self._alias and self._commit is None and self._prepare is None:
-                    self._settled = _Settled(plan, told)
-            finally:
-                if self._alias:
-                    self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
-        return self._summary(plan, begin_s, agreed_s)
+        told = protocol.exchange_memory(plan)
+        device = protocol.groups.device_for(plan, mine)
+        is_settled = bool(told) and self._settled == (plan.aliases, told)
+        try:
+            if not self._alias:
+                protocol.attempt(lambda: self._allocate(plan, mine, device))
+            elif not is_settled:
+                self._settled = None
+                protocol.attempt(lambda: self._find_views(plan, mine, told))
+            protocol.begin(plan, not is_settled)
+            part = partial(self._part, plan, mine)
+            damaged = protocol.groups.move(plan, part, device, self._progress)
+            protocol.attempt(lambda: self._check(damaged))
+            protocol.decide(lambda: self._change_over(plan, mine, is_settled))
+            if self._alias and self._commit is None and self._prepare is None:
+                self._settled = plan.aliases, told
+        finally:
+            if self._alias:
+                self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
 
     def close(self) -> None:
-        """Give back what the updates needed, the second copy included. The group is not closed.
-        What the engine serves stays as it is, the trainer's memory, too.
-
-        >>> unisono.training.WeightReceiver(comm, {"w": torch.ones(2)}).close()
-        """
         super().close()
         self._staging.hand_over()
 
-    def _find_views(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor], told: Mapping[int, ToldMemory]
-    ) -> None:
+    def _find_views(self, plan: WeightPlan, mine: Held, told: Mapping[int, ToldMemory]) -> None:
         """Have the trainer's memory where the engine will serve it."""
         mapped = self._protocol.groups.mapped
         views = {}
-        for name, part in plan.aliases[self._protocol.comm.rank].items():
-            if isinstance(part, GpuPart):
+        for name, unit in plan.aliases[self._protocol.comm.rank].items():
+            if unit.gpu:
                 own = mine[name].tensor if name in mine else None
-                views[name] = open_part(part, name, told[part.sender], own)
+                views[name] = open_unit(unit, told[unit.sender], own)
             else:
-                views[name] = mapped.find(part)
+                views[name] = mapped.find(unit)
         self._staging.alias(plan, None if self._weights is None else mine, views)
         if self._commit is None:
-            check_can_alias(mine, self._staging.tensors, self._served)
+            self._staging.check_can_serve(mine)
 
-    def _allocate(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor], device: torch.device
-    ) -> None:
+    def _allocate(self, plan: WeightPlan, mine: Held, device: torch.device) -> None:
         """Have memory for what will come."""
-        mapped = self._protocol.groups.mapped
-        steps = plan.steps(self._protocol.comm.rank)
-        mapped.hold(unit.source for step, i in steps for unit in step.buckets[i].units)
+        self._protocol.groups.mapped.hold(plan.units(self._protocol.comm.rank))
         if plan.options.transactional:
             self._staging.prepare(plan, mine if self._weights is not None else None, device)
         elif self._weights is None or self._prepare or self._commit:
@@ -418,20 +359,22 @@ class WeightReceiver(_Endpoint):
         elif any(held.tensor.device.type != device.type for held in mine.values()):
             raise ValueError(f"weights that go straight into place must lie on {device.type}")
 
-    def _receiving_part(
-        self, plan: WeightPlan, mine: dict[str, HeldTensor]
-    ) -> Callable[[Unit], torch.Tensor]:
+    def _check(self, damaged: Sequence[str]) -> None:
+        """Whether the engine can serve what has come."""
+        if damaged:
+            raise RuntimeError("; ".join(damaged))
+        if self._prepare is not None:
+            self._prepare(dict(self._staging.tensors))
+
+    def _part(self, plan: WeightPlan, mine: Held, unit: Unit) -> torch.Tensor:
+        """Where a unit is received."""
         if not plan.options.transactional:
-            return lambda unit: mine[unit.name].part(unit.box)
+            return mine[unit.name].part(unit.box)
+        whole = plan.tensors[unit.name].whole
+        own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
+        return part_of(self._staging.tensors[unit.name], own, unit.box)
 
-        def staged_part(unit: Unit) -> torch.Tensor:
-            whole = plan.tensors[unit.name].whole
-            own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
-            return part_of(self._staging.tensors[unit.name], own, unit.box)
-
-        return staged_part
-
-    def _change_over(self, plan: WeightPlan, mine: dict[str, HeldTensor], is_settled: bool) -> None:
+    def _change_over(self, plan: WeightPlan, mine: Held, is_settled: bool) -> None:
         now_served = partial(setattr, self, "version", plan.version)
         if is_settled:
             now_served()
@@ -439,9 +382,7 @@ class WeightReceiver(_Endpoint):
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
         elif self._alias:
-            serve_there(mine, self._staging.tensors, now_served)
-            views = self._staging.tensors.items()
-            self._served = {name: view.data_ptr() for name, view in views}
+            self._staging.serve(mine, now_served)
         elif plan.options.transactional:
             self._staging.swap(mine, now_served)
         else:

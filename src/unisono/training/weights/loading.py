@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 from unisono.errors import WeightUpdateError
-from unisono.training.weights.update_group import WeightUpdateGroup, init_weight_update_group
+from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.update_group import WeightUpdateGroup
 
 
 class LoadsWeights(Protocol):
@@ -20,11 +21,12 @@ class LoadsWeights(Protocol):
         """Load tensors by name. Raises what it likes where one does not fit."""
 
 
-class WeightUpdateWorker:
-    """A worker's side of updates parameter by parameter, around a `model` with `load_weights`.
+class WeightUpdateExtension:
+    """A worker's side of updates parameter by parameter, for vLLM's workers:
+    `LLM(..., worker_extension_cls="unisono.training.WeightUpdateExtension")`.
 
-    Its methods are what the trainer calls on every worker from outside, in the shape of vLLM's and
-    OpenRLHF's calls. `worker_rank` is the worker's number in its engine.
+    vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker, in
+    the shape of vLLM's and OpenRLHF's own calls.
 
     Without `begin_weight_update` a parameter is loaded as it comes. With it, parameters are kept
     until `end_weight_update`, and then loaded in every engine or in none: a model that is a
@@ -33,26 +35,32 @@ class WeightUpdateWorker:
 
     >>> from types import SimpleNamespace
     >>> served = {}
+    >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
+    ...     rank = 0
+    ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
     >>> if comm.rank == 0:
     ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
     ...         group.broadcast(torch.ones(2))
     ... else:
-    ...     model = SimpleNamespace(load_weights=served.update)
-    ...     worker = unisono.training.WeightUpdateWorker(model)
+    ...     worker = Worker()
     ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
     ...     worker.update_weight("w", "float32", [2])
     ...     assert served["w"].tolist() == [1, 1]
     ...     worker.close_weight_update_group()
     """
 
-    def __init__(self, model: LoadsWeights, worker_rank: int = 0) -> None:
-        if not callable(getattr(model, "load_weights", None)):
-            raise TypeError(f"{type(model).__name__} has no load_weights(pairs)")
-        self._model, self._worker_rank = model, worker_rank
-        self._group: WeightUpdateGroup | None = None
-        self._staged: list[tuple[str, torch.Tensor]] | None = None
-        self.updates = 0
-        """How many updates of all or none were loaded."""
+    # vLLM calls no __init__ of this class, and refuses names that its workers have already.
+    _weights_group: WeightUpdateGroup | None = None
+    _weights_kept: list[tuple[str, torch.Tensor]] | None = None
+
+    def _weights_model(self) -> tuple[LoadsWeights, int]:
+        """The model, and this worker's number in its engine."""
+        import torch.distributed as dist
+
+        worker: Any = self
+        in_world = dist.is_available() and dist.is_initialized()
+        rank = dist.get_rank() if in_world else int(getattr(worker, "rank", 0))
+        return worker.model_runner.model, rank
 
     def init_weight_update_group(
         self,
@@ -72,30 +80,44 @@ class WeightUpdateWorker:
         Raises as that function, and WeightUpdateError if the worker is in such a group already.
 
         >>> from types import SimpleNamespace
-        >>> served = {}
-        >>> if comm.rank == 0:
-        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
-        ...         pass
-        ... else:
-        ...     model = SimpleNamespace(load_weights=served.update)
-        ...     worker = unisono.training.WeightUpdateWorker(model)
-        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
-        ...     assert worker.updates == 0
-        ...     worker.close_weight_update_group()
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
+        >>> worker.close_weight_update_group()
         """
-        if self._group is not None:
+        if self._weights_group is not None:
             raise WeightUpdateError(
                 "this worker is in a weight update group already: close_weight_update_group first"
             )
-        self._group = init_weight_update_group(
-            master_address,
-            master_port,
-            rank_offset,
-            world_size,
-            group_name,
-            backend,
-            worker_rank=self._worker_rank,
+        self._weights_group = init_weight_update_group(
+            *(master_address, master_port, rank_offset, world_size, group_name, backend),
+            worker_rank=self._weights_model()[1],
             **options,
+        )
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "auto",
+        use_ray: bool = False,
+    ) -> None:
+        """`init_weight_update_group` by OpenRLHF's name for it: `master_address`, `master_port`,
+        `rank_offset`, `world_size`, `group_name` and `backend` are the same.
+
+        Raises the same, and ValueError for `use_ray`: Ray's own collectives are not used.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_process_group("127.0.0.1", port, comm.rank, 2, "weights")
+        >>> worker.close_weight_update_group()
+        """
+        if use_ray:
+            raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
+        self.init_weight_update_group(
+            master_address, master_port, rank_offset, world_size, group_name, backend
         )
 
     def update_weight(
@@ -109,11 +131,11 @@ class WeightUpdateWorker:
         `empty_cache` gives unused memory of CUDA back afterwards.
 
         >>> from types import SimpleNamespace
-        >>> served = {}
         >>> if comm.rank == 0:
         ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
         ...         group.broadcast(torch.arange(2))
         ... else:
+        ...     served = {}
         ...     model = SimpleNamespace(load_weights=served.update)
         ...     worker = unisono.training.WeightUpdateWorker(model)
         ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
@@ -121,17 +143,17 @@ class WeightUpdateWorker:
         ...     assert served["w"].tolist() == [0, 1]
         ...     worker.close_weight_update_group()
         """
-        group = self._joined()
+        group = self._joined_weights_group()
         try:
             weight = group.receive(name, dtype, shape)
         except BaseException:
-            self._staged = None
+            self._weights_kept = None
             raise
-        if self._staged is not None:
-            self._staged.append((name, weight))
+        if self._weights_kept is not None:
+            self._weights_kept.append((name, weight))
             return
         try:
-            self._model.load_weights([(name, weight)])
+            self._weights_model()[0].load_weights([(name, weight)])
         except Exception as error:
             raise WeightUpdateError(
                 f"rank {group.rank} could not load {name!r}, and may hold parts of two versions: "
@@ -146,24 +168,13 @@ class WeightUpdateWorker:
         has begun already, or before the worker has joined.
 
         >>> from types import SimpleNamespace
-        >>> served = {}
-        >>> if comm.rank == 0:
-        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
-        ...         group.begin_weight_update()
-        ...         group.broadcast(torch.ones(2))
-        ...         group.end_weight_update()
-        ... else:
-        ...     model = SimpleNamespace(load_weights=served.update)
-        ...     worker = unisono.training.WeightUpdateWorker(model)
-        ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
-        ...     worker.begin_weight_update()
-        ...     worker.update_weight("w", "float32", [2])
-        ...     assert not served
-        ...     worker.end_weight_update()
-        ...     worker.close_weight_update_group()
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
+        >>> worker.begin_weight_update()
+        >>> worker.close_weight_update_group()
         """
-        self._joined().begin_weight_update()
-        self._staged = []
+        self._joined_weights_group().begin_weight_update()
+        self._weights_kept = []
 
     def end_weight_update(self) -> None:
         """Load what has come, together with all other workers. The trainer calls its group's
@@ -173,34 +184,34 @@ class WeightUpdateWorker:
         not load, or a rank died before all had voted; `committed` says if that was later.
 
         >>> from types import SimpleNamespace
-        >>> served = {}
         >>> if comm.rank == 0:
         ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
         ...         group.begin_weight_update()
         ...         group.broadcast(torch.ones(2))
         ...         group.end_weight_update()
         ... else:
+        ...     served = {}
         ...     model = SimpleNamespace(load_weights=served.update)
         ...     worker = unisono.training.WeightUpdateWorker(model)
         ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
         ...     worker.begin_weight_update()
         ...     worker.update_weight("w", "float32", [2])
+        ...     assert not served
         ...     worker.end_weight_update()
-        ...     assert served["w"].tolist() == [1, 1] and worker.updates == 1
+        ...     assert served["w"].tolist() == [1, 1]
         ...     worker.close_weight_update_group()
         """
-        group, model = self._joined(), self._model
-        staged, self._staged = self._staged or [], None
+        group, (model, _) = self._joined_weights_group(), self._weights_model()
+        weights, self._weights_kept = self._weights_kept or [], None
 
         def load() -> None:
-            model.load_weights(staged)
+            model.load_weights(weights)
 
         if isinstance(model, torch.nn.Module):
-            kept = _KeptWeights(model)
-            group.end_weight_update(partial(kept.keep, load), undo=kept.give_back)
+            old = _KeptWeights(model)
+            group.end_weight_update(partial(old.keep, load), undo=old.give_back)
         else:
             group.end_weight_update(commit=load)
-        self.updates += 1
 
     def close_weight_update_group(self) -> None:
         """Leave the group; another may be joined. Without a group it does nothing.
@@ -209,14 +220,31 @@ class WeightUpdateWorker:
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
         >>> worker.close_weight_update_group()
         """
-        group, self._group, self._staged = self._group, None, None
+        group, self._weights_group, self._weights_kept = self._weights_group, None, None
         if group is not None:
             group.close()
 
-    def _joined(self) -> WeightUpdateGroup:
-        if self._group is None:
+    def _joined_weights_group(self) -> WeightUpdateGroup:
+        if self._weights_group is None:
             raise WeightUpdateError("call init_weight_update_group first")
-        return self._group
+        return self._weights_group
+
+
+class WeightUpdateWorker(WeightUpdateExtension):
+    """What `WeightUpdateExtension` makes of vLLM's workers, around any `model` with `load_weights`.
+    `worker_rank` is the worker's number in its engine.
+
+    >>> from types import SimpleNamespace
+    >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+    """
+
+    def __init__(self, model: LoadsWeights, worker_rank: int = 0) -> None:
+        if not callable(getattr(model, "load_weights", None)):
+            raise TypeError(f"{type(model).__name__} has no load_weights(pairs)")
+        self._model, self._worker_rank = model, worker_rank
+
+    def _weights_model(self) -> tuple[LoadsWeights, int]:
+        return self._model, self._worker_rank
 
 
 class _KeptWeights:
@@ -246,129 +274,3 @@ class _KeptWeights:
             data.copy_(copy)
             tensor.data = data
             owner[name] = tensor
-
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _explained_by(explained: Callable[..., Any]) -> Callable[[_Method], _Method]:
-    """Give a method the docstring of the one that it calls."""
-
-    def explain(method: _Method) -> _Method:
-        method.__doc__ = explained.__doc__
-        return method
-
-    return explain
-
-
-class WeightUpdateExtension:
-    """vLLM's workers as `WeightUpdateWorker`s:
-    `LLM(..., worker_extension_cls="unisono.training.WeightUpdateExtension")`.
-
-    vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker.
-
-    >>> from types import SimpleNamespace
-    >>> served = {}
-    >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
-    ...     rank = 0
-    ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
-    >>> if comm.rank == 0:
-    ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
-    ...         group.broadcast(torch.ones(2))
-    ... else:
-    ...     worker = Worker()
-    ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
-    ...     worker.update_weight("w", "float32", [2])
-    ...     assert served["w"].tolist() == [1, 1]
-    ...     worker.close_weight_update_group()
-    """
-
-    _weight_update_worker: WeightUpdateWorker | None = None
-
-    @_explained_by(WeightUpdateWorker.init_weight_update_group)
-    def init_weight_update_group(
-        self,
-        master_address: str,
-        master_port: int | str,
-        rank_offset: int,
-        world_size: int,
-        group_name: str = "weights",
-        backend: str = "auto",
-        **options: Any,
-    ) -> None:
-        if self._weight_update_worker is None:
-            worker: Any = self
-            self._weight_update_worker = WeightUpdateWorker(
-                worker.model_runner.model, _rank_in_engine(worker)
-            )
-        self._weight_update_worker.init_weight_update_group(
-            master_address, master_port, rank_offset, world_size, group_name, backend, **options
-        )
-
-    def init_process_group(
-        self,
-        master_address: str,
-        master_port: int | str,
-        rank_offset: int,
-        world_size: int,
-        group_name: str,
-        backend: str = "auto",
-        use_ray: bool = False,
-    ) -> None:
-        """`init_weight_update_group` by OpenRLHF's name for it: `master_address`, `master_port`,
-        `rank_offset`, `world_size`, `group_name` and `backend` are the same.
-
-        Raises the same, and ValueError for `use_ray`: Ray's own collectives are not used.
-
-        >>> from types import SimpleNamespace
-        >>> served = {}
-        >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
-        ...     rank = 0
-        ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
-        >>> if comm.rank == 0:
-        ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
-        ...         group.broadcast(torch.ones(2))
-        ... else:
-        ...     worker = Worker()
-        ...     worker.init_process_group("127.0.0.1", port, 1, 2, "weights")
-        ...     worker.update_weight("w", "float32", [2])
-        ...     assert served["w"].tolist() == [1, 1]
-        ...     worker.close_weight_update_group()
-        """
-        if use_ray:
-            raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
-        self.init_weight_update_group(
-            master_address, master_port, rank_offset, world_size, group_name, backend
-        )
-
-    @_explained_by(WeightUpdateWorker.update_weight)
-    def update_weight(
-        self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
-    ) -> None:
-        self._joined_worker().update_weight(name, dtype, shape, empty_cache)
-
-    @_explained_by(WeightUpdateWorker.begin_weight_update)
-    def begin_weight_update(self) -> None:
-        self._joined_worker().begin_weight_update()
-
-    @_explained_by(WeightUpdateWorker.end_weight_update)
-    def end_weight_update(self) -> None:
-        self._joined_worker().end_weight_update()
-
-    @_explained_by(WeightUpdateWorker.close_weight_update_group)
-    def close_weight_update_group(self) -> None:
-        self._joined_worker().close_weight_update_group()
-
-    def _joined_worker(self) -> WeightUpdateWorker:
-        if self._weight_update_worker is None:
-            raise WeightUpdateError("call init_weight_update_group first")
-        return self._weight_update_worker
-
-
-def _rank_in_engine(worker: Any) -> int:
-    """A worker's number in its engine, whose world torch.distributed knows."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    return int(getattr(worker, "rank", 0))

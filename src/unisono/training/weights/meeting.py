@@ -23,6 +23,7 @@ from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
+from unisono.training.weights.update_group import WeightUpdateGroup
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0
@@ -41,43 +42,72 @@ class _Member:
     pid: int
 
 
-def meet_at(
-    address: str,
-    port: int | str,
-    rank: int,
-    size: int,
-    name: str,
-    backend: str,
-    timeout_s: float | None,
-    join_timeout_s: float | None,
-) -> tuple[Communicator, Any]:
-    """The group of all ranks, and, on rank 0, the store that it hosts there until it lets go of it.
+def init_weight_update_group(
+    master_address: str,
+    master_port: int | str,
+    rank_offset: int,
+    world_size: int,
+    group_name: str = "weights",
+    backend: str = "auto",
+    *,
+    worker_rank: int = 0,
+    timeout_s: float | None = None,
+    join_timeout_s: float | None = None,
+) -> WeightUpdateGroup:
+    """Meet the trainer and all workers of all engines, and make a group of them.
 
-    Raises RendezvousError on every rank that has come if ranks were told different things, if one
-    does not come in time, or if the port is taken; UnisonoError if the backend cannot be had.
+    The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
+    until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
+    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
+    different names: `group_name` is that of this one.
+
+    `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
+    each rank), or "auto", which is unisono. The group is outside torch.distributed's world, and
+    needs none.
+
+    `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
+    how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
+
+    Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
+    if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
+
+    >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
+    >>> group.size, group.comm.backend
+    (2, 'unisono')
+    >>> group.close()
     """
+    for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
+        if not isinstance(number, int) or number < 0:
+            raise ValueError(f"{what} is a whole number from 0, not {number!r}")
+    if not isinstance(world_size, int):
+        raise ValueError(f"world_size is a whole number, not {world_size!r}")
     if backend not in BACKENDS:
         raise ValueError(f"{backend!r} does not carry weights: choose from {', '.join(BACKENDS)}")
-    if not isinstance(address, str) or not address:
-        raise ValueError(f"{address!r} is not an address to meet at")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{name!r} is not the name of a group")
+    for what, text in {"master_address": master_address, "group_name": group_name}.items():
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{what} is a text that is not empty, not {text!r}")
+    rank, name = rank_offset + worker_rank, group_name
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
-    reach = partial(store_at, address, str(port), rank, size, group=name)
+    reach = partial(store_at, master_address, str(master_port), rank, world_size, group=name)
     # The group has a connection of its own: the port is free again once the store itself is let go,
     # whatever still holds the group, an exception's frames perhaps.
     hosted = reach(deadline.timeout_s, hosts=True) if rank == 0 else None
     try:
         store = reach(deadline.left_s(), hosts=False)
-        where = f"the weight update group {name!r} at {address}:{port}"
+        where = f"the weight update group {name!r} at {master_address}:{master_port}"
         bounded = BoundedStore(store, deadline.left_s)
-        _Meeting(bounded, name, rank, size, where).gather(backend, deadline)
+        _Meeting(bounded, name, rank, world_size, where).gather(backend, deadline)
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         left_s = max(deadline.left_s(), 1.0)
-        if backend not in ("auto", "unisono"):
-            return StatelessCommunicator(backend, store, name, rank, size, limit_s, left_s), hosted
-        comm = Communicator.join(name, rank, size, store, timeout_s=limit_s, join_timeout_s=left_s)
-        return comm, hosted
+        comm: Communicator
+        if backend in ("auto", "unisono"):
+            comm = Communicator.join(
+                name, rank, world_size, store, timeout_s=limit_s, join_timeout_s=left_s
+            )
+        else:
+            limits_s = limit_s, left_s
+            comm = StatelessCommunicator(backend, store, name, rank, world_size, *limits_s)
+        return WeightUpdateGroup(comm, hosted)
     except BaseException:
         del hosted
         raise

@@ -1,17 +1,10 @@
-"""The rounds of a weight update: agree, be ready, vote, decide, acknowledge; and what may fail.
-
-The decision is the abort reason of a group that is made for it: the first rank to write it wins,
-whoever reads it later reads the same, and it outlives every rank. A rank that has seen all votes
-writes "commit"; a rank that has seen a failure writes "keep"; the death of a member writes itself.
-So all survivors decide alike, wherever in the last round somebody dies. Over several hosts it is
-written in the store by which they met, and lives as long as that.
-"""
+"""The rounds of a weight update: agree, be ready, vote, acknowledge; and what may fail."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator
@@ -27,8 +20,9 @@ from unisono.training.weights.description import Description
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import WeightPlan, make_plan
 from unisono.training.weights.transfers import TransferGroups
+from unisono.training.weights.vote import Vote
 
-_COMMIT, _KEEP = "commit", "keep"
+T = TypeVar("T")
 
 
 class UpdateProtocol:
@@ -37,13 +31,14 @@ class UpdateProtocol:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.groups = TransferGroups(comm)
-        self._verdict: Communicator | None = None
+        self._vote: Vote | None = None
         self._descriptions: tuple[str, ...] = ()
         self._next: WeightPlan | None = None
         """The plan for what these descriptions say."""
         self._plan: WeightPlan | None = None
         self._committed = False
         self._moving = False
+        self._usual_s = comm.timeout_s
         self._own_failure: Exception | None = None
         """What went wrong on this rank. Forgotten with the update: an exception holds the frames
         that it has passed, and they hold this rank's weights and groups."""
@@ -57,15 +52,44 @@ class UpdateProtocol:
         """Whether all have decided for the new weights."""
         return self._committed
 
-    def update(self, timeout_s: float | None, *, in_place: bool = False) -> _Update:
-        """Around an update: limits, and what its failures mean. `in_place`: a failure leaves
-        engines with parts of two versions."""
-        return _Update(self, timeout_s, in_place)
+    # -- around an update --------------------------------------------------------------------------
 
-    def keep_failure(self) -> _KeptFailure:
-        """Around something: its exception is kept for the next round, in which all ranks learn of
-        it."""
-        return _KeptFailure(self)
+    # No generator: what passes one is held by frames of contextlib, which the exception holds in
+    # turn, and this rank's weights and groups would stay with both until garbage is collected.
+
+    def update(self, timeout_s: float | None = None, in_place: bool = False) -> Self:
+        """Begin an update, for `with`: how long its steps wait, and what its failures mean.
+        `in_place`: one leaves engines with parts of two versions."""
+        self._plan, self._committed, self._moving = None, False, in_place
+        self._usual_s = self.comm.timeout_s
+        if timeout_s is not None:
+            self.comm.timeout_s = timeout_s
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if isinstance(error, (GroupError, RendezvousError)):
+                raise self._group_failure(error) from error
+            if error is not None and not isinstance(error, WeightUpdateError):
+                self._abort(f"rank {self.comm.rank} failed: {error!r}")
+        finally:
+            self._own_failure = None
+            if self.comm.errored is None:
+                self.comm.timeout_s = self._usual_s
+            vote, self._vote = self._vote, None
+            if vote is not None:
+                vote.close()
+
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """Do something; what it raises is kept for the next round, in which all hear of it."""
+        try:
+            return action()
+        except Exception as error:
+            self._own_failure = error
+            return None
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -75,22 +99,16 @@ class UpdateProtocol:
 
         Raises WeightMismatch on every rank if it does not fit together.
         """
-        holds = ""
-        with self.keep_failure():
-            holds = describe()
-        problem = "" if self._own_failure is None else _text_of(self._own_failure)
-        everyone = all_gather_object(
-            (problem, version, wanted, self.groups.names(), holds), self.comm
+        holds = self.attempt(describe) or ""
+        versions, asked, group_names, descriptions = self.gather(
+            version, wanted, self.groups.names(), holds
         )
-        problems, versions, asked, group_names, descriptions = zip(*everyone, strict=True)
-        self.raise_problems({rank: text for rank, text in enumerate(problems) if text})
         asked_for = set(asked) - {None}
         if len(asked_for) > 1:
             raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
         self.groups.keep(group_names)
         if descriptions != self._descriptions:  # usually they are those of the last update
-            described = [Description.from_plain(json.loads(text)) for text in descriptions]
-            self._next = make_plan(described)
+            self._next = make_plan([Description.from_text(text) for text in descriptions])
             self._descriptions = descriptions
         assert self._next is not None
         number = asked_for.pop() if asked_for else max(versions) + 1
@@ -106,66 +124,67 @@ class UpdateProtocol:
             return {}
         told = ""
         if describe is not None and self.comm.rank in plan.exports:
-            with self.keep_failure():
-                told = describe()
-        everyone = all_gather_object((self.failure, told), self.comm)
-        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
-        return {rank: read_told(everyone[rank][1]) for rank in plan.exports}
+            told = self.attempt(describe) or ""
+        (texts,) = self.gather(told)
+        return {rank: read_told(texts[rank]) for rank in plan.exports}
 
     def begin(self, plan: WeightPlan, changes: bool = True) -> None:
         """Make the groups; go on where every rank is ready. Where no rank has anything that
         `changes`, there is nothing to decide."""
-        everyone = all_gather_object((self.failure, changes), self.comm)
-        self.raise_problems({rank: text for rank, (text, _) in enumerate(everyone) if text})
+        (changing,) = self.gather(changes)
         self.groups.open(plan)
-        if plan.options.transactional and any(some for _, some in everyone):
+        if plan.options.transactional and any(changing):
             self.open_vote()
         self._moving = not plan.options.transactional
 
     def open_vote(self) -> None:
         """Make what the decision is written to."""
-        self._verdict = self.comm.split(range(self.comm.size), "verdict")
+        self._vote = Vote(self.comm)
 
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
-        if self._verdict is None:  # weights went into place: there is nothing to decide
-            self.raise_problems(self._gather_problems())
+        if self._vote is None:  # weights went into place: there is nothing to decide
+            self.gather()
             return commit()
         try:
-            problems = self._gather_problems()
+            _, problems = self._gather()
         except BaseException:  # an interrupt too: others may have seen all votes
-            self._settle(self._verdict, _KEEP, commit)
+            self._settle(self._vote, False, commit)
             raise
-        self._settle(self._verdict, _KEEP if problems else _COMMIT, commit)
+        self._settle(self._vote, not problems, commit)
         self.raise_problems(problems)
         if not self._committed:
-            raise _ending_of(self._verdict)
-        self.raise_problems(self._gather_problems())
+            ending = self._vote.ending
+            assert ending is not None
+            raise ending
+        self.gather()
         return None
 
-    def _settle(self, verdict: Communicator, wanted: str, commit: Callable[[], None]) -> None:
-        """Commit if that is what all decide: what the first rank to come here wants."""
+    def _settle(self, vote: Vote, wanted: bool, commit: Callable[[], None]) -> None:
+        """Commit if that is what all decide."""
         try:
-            self._committed = verdict._conclude(wanted) == _COMMIT
+            self._committed = vote.decide(wanted)
         except RendezvousError:  # the store is gone: others may have decided before
             self._moving = True
             raise
         if self._committed:
-            with self.keep_failure():
-                commit()
+            self.attempt(commit)
 
-    @property
-    def failure(self) -> str:
-        """What went wrong on this rank; "" if nothing has."""
-        own = self._own_failure
-        if own is None or isinstance(own, WeightUpdateError):
-            return "" if own is None else _text_of(own)
-        return f"{type(own).__name__}: {_text_of(own)}"
+    def gather(self, *mine: Any) -> list[tuple[Any, ...]]:
+        """For each of these things, what every rank says of it. Raises WeightUpdateError, if
+        anything has gone wrong on any rank."""
+        columns, problems = self._gather(*mine)
+        self.raise_problems(problems)
+        return columns
 
-    def _gather_problems(self) -> dict[int, str]:
-        """What is wrong on which rank."""
-        everyone = all_gather_object(self.failure, self.comm)
-        return {rank: text for rank, text in enumerate(everyone) if text}
+    def _gather(self, *mine: Any) -> tuple[list[tuple[Any, ...]], dict[int, str]]:
+        """What every rank says, and what has gone wrong on which."""
+        own, text = self._own_failure, ""
+        if own is not None:
+            text = str(own) or type(own).__name__
+            text = text if isinstance(own, WeightUpdateError) else f"{type(own).__name__}: {text}"
+        texts, *columns = zip(*all_gather_object((text, *mine), self.comm), strict=True)
+        return columns, {rank: text for rank, text in enumerate(texts) if text}
 
     def raise_problems(self, problems: dict[int, str]) -> None:
         """Raise WeightUpdateError, if anything is wrong on any rank."""
@@ -203,7 +222,7 @@ class UpdateProtocol:
             what = f"the other engines serve {served}"
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
-            mixed = "hold parts of two" if self._verdict is None else "serve different"
+            mixed = "hold parts of two" if self._vote is None else "serve different"
             what = f"{moved} was not completed: engines may {mixed} versions"
         else:
             new = "" if version < 0 else f" to version {version}"
@@ -223,58 +242,3 @@ class UpdateProtocol:
     def _abort(self, reason: str) -> None:
         self.groups.abort(reason)
         self.comm.abort(reason)
-
-
-# No generators: what passes one is held by frames of contextlib, which the exception holds in turn,
-# and this rank's weights and groups would stay with both until the garbage is collected.
-
-
-class _Update:
-    def __init__(self, protocol: UpdateProtocol, timeout_s: float | None, in_place: bool) -> None:
-        self._protocol, self._timeout_s, self._in_place = protocol, timeout_s, in_place
-
-    def __enter__(self) -> None:
-        protocol, comm = self._protocol, self._protocol.comm
-        protocol._plan, protocol._committed, protocol._moving = None, False, self._in_place
-        self._usual_s = comm.timeout_s
-        if self._timeout_s is not None:
-            comm.timeout_s = self._timeout_s
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        protocol, comm = self._protocol, self._protocol.comm
-        try:
-            if isinstance(error, (GroupError, RendezvousError)):
-                raise protocol._group_failure(error) from error
-            if error is not None and not isinstance(error, WeightUpdateError):
-                protocol._abort(f"rank {comm.rank} failed: {error!r}")
-        finally:
-            protocol._own_failure = None
-            if self._timeout_s is not None and comm.errored is None:
-                comm.timeout_s = self._usual_s
-            verdict, protocol._verdict = protocol._verdict, None
-            if verdict is not None:
-                verdict.close()
-
-
-class _KeptFailure:
-    def __init__(self, protocol: UpdateProtocol) -> None:
-        self._protocol = protocol
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, Exception):
-            self._protocol._own_failure = error
-            return True
-        return False
-
-
-def _ending_of(comm: Communicator) -> GroupError:
-    ending = comm.errored
-    assert ending is not None
-    return ending
-
-
-def _text_of(error: Exception) -> str:
-    return str(error) or type(error).__name__

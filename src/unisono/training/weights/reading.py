@@ -1,5 +1,5 @@
-"""Weights in memory that all ranks of a group have mapped: engines read them where they lie, or
-serve them there (aliasing.py)."""
+"""Parts of weights, and where they lie: engines read or serve them in place, in memory that all
+ranks of a group have mapped."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ class Place:
     offset: int
     strides: Lengths
 
-    def plain(self) -> list[Any]:
-        """As plain data."""
-        return [self.number, self.offset, self.strides]
-
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
         """The place of one of this rank's tensors in `parts`, its own ones of the group's memories,
@@ -42,15 +38,29 @@ class Place:
 
 
 @dataclass(frozen=True)
-class PlacedPart:
-    """The elements of a `box` of a tensor, which rank `sender` holds at `place` as the box
-    `held`."""
+class Unit:
+    """The elements of a `box` of a tensor, which rank `sender` holds as part of the box `held`, and
+    which travel, or are read or served, in one piece."""
 
-    sender: int
-    place: Place
-    held: Box
-    box: Box
+    name: str
     dtype: torch.dtype
+    box: Box
+    sender: int
+    held: Box
+    place: Place | None = None
+    """Where other ranks can read it; None: it is sent, or served on a GPU."""
+    gpu: str = ""
+    """The GPU on which an engine serves it."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the way."""
+        return self.box.count * self.dtype.itemsize
+
+
+def bytes_of(units: Iterable[Unit]) -> int:
+    """The size of all of these on the way."""
+    return sum(unit.bytes for unit in units)
 
 
 class MappedWeights:
@@ -60,33 +70,34 @@ class MappedWeights:
         self._comm = comm
         self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
 
-    def find(self, part: PlacedPart) -> torch.Tensor:
-        """A view of a part. RuntimeError: its owner has dropped it."""
-        view = torch.empty(0, dtype=part.dtype)
-        offset = part.place.offset // part.dtype.itemsize
-        view.set_(self._storage_of(part), offset, part.held.shape, part.place.strides)
-        return view if part.box == part.held else part_of(view, part.held, part.box)
+    def find(self, unit: Unit) -> torch.Tensor:
+        """A view of a unit that has a place. RuntimeError: its owner has dropped it."""
+        assert unit.place is not None
+        view = torch.empty(0, dtype=unit.dtype)
+        offset = unit.place.offset // unit.dtype.itemsize
+        view.set_(self._storage_of(unit), offset, unit.held.shape, unit.place.strides)
+        return part_of(view, unit.held, unit.box)
 
-    def hold(self, parts: Iterable[PlacedPart | None]) -> None:
-        """Have the memory of all these. RuntimeError as above."""
-        for part in parts:
-            if part is not None:
-                self._storage_of(part)
+    def hold(self, units: Iterable[Unit]) -> None:
+        """Have the memory of those that have a place. RuntimeError as above."""
+        for unit in units:
+            if unit.place is not None:
+                self._storage_of(unit)
 
     def let_go(self) -> None:
         """Keep nothing mapped on their account."""
         self._storages.clear()
 
-    def _storage_of(self, part: PlacedPart) -> torch.UntypedStorage:
+    def _storage_of(self, unit: Unit) -> torch.UntypedStorage:
         """All that a sender has in a memory."""
-        key = part.place.number, part.sender
-        storage = self._storages.get(key)
-        if storage is None:
-            memory = self._comm._memory(part.place.number)
+        assert unit.place is not None
+        key = unit.place.number, unit.sender
+        if key not in self._storages:
+            memory = self._comm._memory(unit.place.number)
             if memory is None:
                 raise RuntimeError(
-                    f"rank {part.sender}'s weights are not in shared memory any more"
+                    f"rank {unit.sender}'s weights are not in shared memory any more"
                 )
-            first: Any = memory.tensor(part.sender, 0, (1,), torch.uint8)
-            storage = self._storages[key] = first.untyped_storage()
-        return storage
+            first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)
+            self._storages[key] = first.untyped_storage()
+        return self._storages[key]

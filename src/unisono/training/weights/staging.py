@@ -26,6 +26,7 @@ class Staging:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name; tied names share a tensor."""
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
+        self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
 
     @outlasting_inference_mode()
     def prepare(
@@ -33,23 +34,16 @@ class Staging:
     ) -> None:
         """Have a tensor for every name that will come."""
         spare, self.tensors = self.tensors, {}
-        if mine is None:
-            for name, tensor in plan.tensors.items():
-                if tensor.first == name:
-                    self.tensors[name] = torch.empty(
-                        tensor.whole, dtype=tensor.dtype, device=device
-                    )
-            self._share_tied({name: tensor.first for name, tensor in plan.tensors.items()})
-            return
-        firsts = tied_names(mine)
-        for name, held in mine.items():
-            old = spare.pop(name, None)
-            if firsts[name] != name:
+        self._firsts = _firsts_of(plan, mine)
+        for name in set(self._firsts.values()):
+            if mine is None:
+                self.tensors[name] = _empty(plan, name, device)
                 continue
-            if old is None or not _is_like(old, held.tensor, device) or not is_alone(old):
-                old = torch.empty_like(held.tensor.detach(), device=device)
+            own, old = mine[name].tensor, spare.pop(name, None)
+            if old is None or not _is_like(old, own, device) or not is_alone(old):
+                old = torch.empty_like(own.detach(), device=device)
             self.tensors[name] = old
-        self._share_tied(firsts)
+        self._share_tied()
 
     @outlasting_inference_mode()
     def alias(
@@ -59,24 +53,19 @@ class Staging:
         views: Mapping[str, torch.Tensor],
     ) -> None:
         """Have `views` of the trainer's memory for every name, instead of memory of our own."""
-        if mine is None:
-            firsts = {name: tensor.first for name, tensor in plan.tensors.items()}
-        else:
-            firsts = {name: first for name, first in tied_names(mine).items() if first in views}
-        device = next((view.device for view in views.values()), None)
-        empty = {
-            name: torch.empty(
-                plan.tensors[name].whole, dtype=plan.tensors[name].dtype, device=device
-            )
-            for name in firsts
-            if firsts[name] == name and name not in views
+        firsts = _firsts_of(plan, mine)
+        self._firsts = {
+            name: first for name, first in firsts.items() if mine is None or first in views
         }
-        self.tensors = {**views, **empty}
-        self._share_tied(firsts)
+        device = next((view.device for view in views.values()), None)
+        self.tensors = {
+            first: views[first] if first in views else _empty(plan, first, device)
+            for first in set(self._firsts.values())
+        }
+        self._share_tied()
 
-    def _share_tied(self, firsts: Mapping[str, str]) -> None:
-        self._firsts = firsts
-        self.tensors = {name: self.tensors[first] for name, first in firsts.items()}
+    def _share_tied(self) -> None:
+        self.tensors = {name: self.tensors[first] for name, first in self._firsts.items()}
 
     def hand_over(self) -> dict[str, torch.Tensor]:
         """Give the tensors to a commit, which may keep them."""
@@ -103,6 +92,49 @@ class Staging:
         keeping = partial(setattr, self, "tensors", twins)
         with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
             do_all_or_none([*swaps, *copies, keeping, then], returns)
+
+    def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
+        """Raise ValueError for tensors whose memory cannot be exchanged for the trainer's."""
+        for name, own in self._to_be_moved(mine):
+            # All shared tensors of a trainer are one storage.
+            was_put_there = own.device.type == "cpu" and self._served.get(name) == own.data_ptr()
+            if own.is_inference() or (shares_storage(own) and not was_put_there):
+                why = "made in inference mode" if own.is_inference() else "seen by other tensors"
+                raise ValueError(
+                    f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, "
+                    f"for it is {why}"
+                )
+
+    def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
+        """Let the engine's tensors be the trainer's memory, and do `then`: all of it, or none."""
+        moved = self._to_be_moved(mine)
+        with outlasting_inference_mode():
+            steps = [partial(setattr, own, "data", self.tensors[name]) for name, own in moved]
+            returns = [partial(setattr, own, "data", own.data) for _, own in moved]
+        do_all_or_none([*steps, then], returns)
+        self._served = {name: view.data_ptr() for name, view in self.tensors.items()}
+
+    def _to_be_moved(self, mine: Mapping[str, HeldTensor]) -> list[tuple[str, torch.Tensor]]:
+        """The engine's tensors that do not lie there already, each once, whatever its names."""
+        moved = {}
+        for name, view in self.tensors.items():
+            own = mine[name].tensor
+            if own.data_ptr() != view.data_ptr() or own.stride() != view.stride():
+                moved[id(own)] = name, own
+        return list(moved.values())
+
+
+def _firsts_of(plan: WeightPlan, mine: Mapping[str, HeldTensor] | None) -> dict[str, str]:
+    """Each name -> the first of those that it is tied to: on the engine, or on the trainer where
+    the engine has no weights of its own."""
+    if mine is None:
+        return {name: tensor.first for name, tensor in plan.tensors.items()}
+    return tied_names(mine)
+
+
+def _empty(plan: WeightPlan, name: str, device: torch.device | None) -> torch.Tensor:
+    ours = plan.tensors[name]
+    return torch.empty(ours.whole, dtype=ours.travels_as, device=device)
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:

@@ -1,4 +1,5 @@
-"""How weights travel: in buckets, two under way at a time, straight from memory to memory.
+"""How weights travel: in buckets, two under way at a time, straight from memory to memory; and a
+checksum that says whether they arrived.
 
 A transfer has a group of its own, of a sender and those receivers that take the same from it. So
 no other sender has to hold what passes, and senders work at the same time. On shared memory a
@@ -9,19 +10,22 @@ tensors are not sent at all: receivers read them where they lie, and say when th
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 
-from unisono.collectives.integers import device_of
+from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.base import Communicator, Work
 from unisono.comm.shared_memory.engine_calls import GpuTensors
-from unisono.training.weights.checksum import checksum
-from unisono.training.weights.plan import Unit, WeightBucket, WeightPlan, WeightTransfer
-from unisono.training.weights.reading import MappedWeights
+from unisono.training.weights.plan import WeightPlan, WeightTransfer
+from unisono.training.weights.reading import MappedWeights, Unit, bytes_of
 from unisono.training.weights.shards import HeldTensor
+
+_ROW_INTEGERS = 512
 
 Progress = Callable[[int, int], Any]
 """Called with the bytes that have moved and the bytes that will."""
@@ -33,7 +37,6 @@ class TransferGroups:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
         self._groups: dict[tuple[int, ...], Communicator] = {}
-        self._packing: list[torch.Tensor] = []
         self.mapped = MappedWeights(comm)
 
     def names(self) -> list[str]:
@@ -77,10 +80,10 @@ class TransferGroups:
         sends = rank in plan.senders
         steps = plan.steps(rank)
         transfers = [transfer for transfer in plan.transfers if rank in transfer.members]
-        # A receiver serves all transfers at once; a sender has two buffers for what must be packed.
+        # A receiver serves all transfers at once; a sender holds converted copies of two buckets.
         most = 2 if sends else 2 * len(transfers)
         sums: dict[int, list[int]] = {id(transfer): [] for transfer in transfers}
-        total, done = plan.bytes(rank), 0
+        total, done = bytes_of(plan.units(rank)), 0
         under_way: deque[tuple[WeightTransfer, int, list[torch.Tensor], Work | None]] = deque()
 
         def finish() -> int:
@@ -89,20 +92,23 @@ class TransferGroups:
                 work.wait()
             if plan.options.checksum and not sends:
                 sums[id(transfer)].append(checksum(tensors))
-            moved = done + transfer.buckets[index].bytes
+            moved = done + bytes_of(transfer.buckets[index])
             if progress is not None:
                 progress(moved, total)
             return moved
 
-        for number, (transfer, index) in enumerate(steps):
+        for transfer, index in steps:
             if len(under_way) == most:
                 done = finish()
             bucket = transfer.buckets[index]
-            tensors = [part(unit) for unit in bucket.units]
+            tensors = [part(unit) for unit in bucket]
             work = None
             if not transfer.is_read:
                 if sends:
-                    tensors = list(self._pack(bucket, tensors, device, number % 2))
+                    tensors = [
+                        _as_it_travels(unit, tensor, device)
+                        for unit, tensor in zip(bucket, tensors, strict=True)
+                    ]
                 work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
             elif not sends:
                 self._read(bucket, tensors)
@@ -111,36 +117,16 @@ class TransferGroups:
                 sums[id(transfer)].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
-        self._packing.clear()
         self.mapped.let_go()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
         return self._find_damage(transfers, sums) if plan.options.checksum else []
 
     @torch.inference_mode()  # in which tensors of both kinds can be written to
-    def _read(self, bucket: WeightBucket, tensors: list[torch.Tensor]) -> None:
+    def _read(self, bucket: list[Unit], tensors: list[torch.Tensor]) -> None:
         """Copy a bucket out of its sender's memory."""
-        for unit, tensor in zip(bucket.units, tensors, strict=True):
-            assert unit.source is not None
-            tensor.copy_(self.mapped.find(unit.source))
-
-    def _pack(
-        self, bucket: WeightBucket, tensors: list[torch.Tensor], device: torch.device, which: int
-    ) -> Iterator[torch.Tensor]:
-        """The tensors as they travel: themselves, or converted, in a buffer."""
-        for unit, offset, tensor in zip(bucket.units, bucket.offsets, tensors, strict=True):
-            plain = tensor.dtype == unit.dtype and tensor.device.type == device.type
-            if plain and not _is_expanded(tensor):
-                yield tensor
-                continue
-            while len(self._packing) < 2:
-                self._packing.append(torch.empty(0, dtype=torch.uint8, device=device))
-            buffer = self._packing[which]
-            if buffer.numel() < bucket.packed_bytes:
-                buffer = torch.empty(bucket.packed_bytes, dtype=torch.uint8, device=device)
-                self._packing[which] = buffer
-            packed = buffer[offset : offset + unit.bytes].view(unit.dtype).view(unit.box.shape)
-            yield packed.copy_(tensor)
+        for unit, tensor in zip(bucket, tensors, strict=True):
+            tensor.copy_(self.mapped.find(unit))
 
     def _find_damage(
         self, transfers: list[WeightTransfer], sums: Mapping[int, list[int]]
@@ -153,7 +139,7 @@ class TransferGroups:
             self._groups[transfer.members].broadcast(theirs, 0)
             for index, (sent, arrived) in enumerate(zip(theirs.tolist(), mine, strict=True)):
                 if sent != arrived:
-                    names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index].units))
+                    names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index]))
                     listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
                     found.append(
                         f"bucket {index} from rank {transfer.sender} ({listed}) arrived damaged, "
@@ -180,9 +166,52 @@ class TransferGroups:
             group.close()
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory: such a tensor cannot be broadcast."""
-    if tensor.is_contiguous():
-        return False
+def _as_it_travels(unit: Unit, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor itself, or a copy where it has to be converted, lies on another device, or has
+    elements that share memory: such a one cannot be broadcast."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(length > 1 and stride == 0 for length, stride in pairs)
+    if any(length > 1 and stride == 0 for length, stride in pairs):
+        tensor = tensor.contiguous()
+    if tensor.device.type == device.type:
+        device = tensor.device
+    return tensor.to(device, unit.dtype)
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """A 63-bit number for the bytes of these tensors, in order, whatever their strides.
+
+    The 64-bit integers of each 4 KiB are added up, at the speed of memory, and the sums are
+    hashed: one changed integer is always noticed, and so are rows that changed places, but not
+    integers that changed places within a row. It guards against accidents, not against an attacker.
+    On a GPU the sums are added up once more, each times an odd number of its own, so that little
+    crosses the bus: a number to be compared with that of other tensors on a GPU.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    given = list(tensors)
+    if given and all(tensor.is_cuda for tensor in given):
+        sums = torch.cat([_sums_on_gpu(tensor) for tensor in given])
+        digest.update(sums.cpu().numpy().data)
+        given = []
+    for tensor in given:
+        data = flat_bytes(tensor).cpu().numpy()
+        whole_rows = len(data) // (8 * _ROW_INTEGERS)
+        cut = whole_rows * 8 * _ROW_INTEGERS
+        integers = data[:cut].view(numpy.int64).reshape(whole_rows, _ROW_INTEGERS)
+        digest.update(integers.sum(axis=1).data)
+        digest.update(data[cut:].data)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def _sums_on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A few integers for the bytes of a tensor on a GPU."""
+    data = flat_bytes(tensor)
+    if data.storage_offset() % 8:
+        data = data.clone()
+    cut = data.numel() // (8 * _ROW_INTEGERS) * (8 * _ROW_INTEGERS)
+    rows = data[:cut].view(torch.int64).view(-1, _ROW_INTEGERS).sum(dim=1)
+    rest = data.new_zeros(8 * _ROW_INTEGERS)
+    rest[: data.numel() - cut] = data[cut:]
+    sums = torch.cat([rows, rest.view(torch.int64)])
+    sums = torch.nn.functional.pad(sums, (0, -sums.numel() % _ROW_INTEGERS))
+    odd = 2 * torch.arange(_ROW_INTEGERS, device=data.device) + 1
+    return (sums.view(-1, _ROW_INTEGERS) * odd).sum(dim=1)

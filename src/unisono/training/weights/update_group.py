@@ -1,83 +1,25 @@
 """Weight updates parameter by parameter, in the shape of vLLM's and OpenRLHF's calls.
 
-The trainer calls `init_weight_update_group`, and so does every worker, which was told to by a call
-from outside. Then for each parameter the trainer announces name, type and shape by such calls, the
-workers receive, and the trainer broadcasts.
+For each parameter the trainer announces name, type and shape by calls from outside, the workers
+receive, and the trainer broadcasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
 
 from unisono.collectives.encoding import torch_dtype
-from unisono.collectives.objects import all_gather_object
 from unisono.comm.base import Communicator, dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.meeting import meet_at
-from unisono.training.weights.plan import differences_table, tensor_text
+from unisono.training.weights.description import differences_table, tensor_text
 from unisono.training.weights.protocol import UpdateProtocol
 
 TRAINER = 0
 """The rank that sends."""
-
-_Announced = tuple[str, bool, str, str, Sequence[int]]
-"""What is wrong here, whether all or none is wanted, name, dtype and shape."""
-
-
-def init_weight_update_group(
-    master_address: str,
-    master_port: int | str,
-    rank_offset: int,
-    world_size: int,
-    group_name: str = "weights",
-    backend: str = "auto",
-    *,
-    worker_rank: int = 0,
-    timeout_s: float | None = None,
-    join_timeout_s: float | None = None,
-) -> WeightUpdateGroup:
-    """Meet the trainer and all workers of all engines, and make a group of them.
-
-    The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
-    until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
-    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
-    different names: `group_name` is that of this one.
-
-    `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
-    each rank), or "auto", which is unisono. The group is outside
-    torch.distributed's world, and needs none.
-
-    `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
-    how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
-
-    Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
-    if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
-
-    >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
-    >>> group.size, group.comm.backend
-    (2, 'unisono')
-    >>> group.close()
-    """
-    for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
-        if not isinstance(number, int) or number < 0:
-            raise ValueError(f"{what} is a whole number from 0, not {number!r}")
-    if not isinstance(world_size, int):
-        raise ValueError(f"world_size is a whole number, not {world_size!r}")
-    comm, store = meet_at(
-        master_address,
-        master_port,
-        rank_offset + worker_rank,
-        world_size,
-        group_name,
-        backend,
-        timeout_s,
-        join_timeout_s,
-    )
-    return WeightUpdateGroup(comm, store)
 
 
 class WeightUpdateGroup:
@@ -205,13 +147,16 @@ class WeightUpdateGroup:
         """
         protocol = self._protocol
         began, self._all_or_none = self._all_or_none, False
-        with protocol.update(None):
+
+        def prepare_if_begun() -> None:
+            if not began:
+                raise ValueError("end_weight_update without begin_weight_update")
+            prepare()
+
+        with protocol.update():
             protocol.open_vote()
             try:
-                with protocol.keep_failure():
-                    if not began:
-                        raise ValueError("end_weight_update without begin_weight_update")
-                    prepare()
+                protocol.attempt(prepare_if_begun)
                 protocol.decide(commit)
             finally:
                 if not protocol.committed:
@@ -243,11 +188,10 @@ class WeightUpdateGroup:
     def _move(self, name: str, prepare: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Broadcast one parameter, once all ranks have prepared a tensor that fits. A failure ends
         an update of all or none."""
-        tensor = torch.empty(0)
         try:
-            with torch.no_grad(), self._protocol.update(None, in_place=not self._all_or_none):
-                with self._protocol.keep_failure():
-                    tensor = prepare()
+            with torch.no_grad(), self._protocol.update(in_place=not self._all_or_none):
+                prepared = self._protocol.attempt(prepare)
+                tensor = torch.empty(0) if prepared is None else prepared
                 self._agree(name, tensor)
                 self.comm.broadcast(tensor, TRAINER)
         except BaseException:
@@ -257,31 +201,24 @@ class WeightUpdateGroup:
 
     def _agree(self, name: str, tensor: torch.Tensor) -> None:
         """Hear what all ranks have in mind, and raise on all of them where it does not fit."""
-        problem, shape = self._protocol.failure, list(tensor.shape)
-        mine: _Announced = (problem, self._all_or_none, name, dtype_name(tensor), shape)
-        everyone: list[_Announced] = all_gather_object(mine, self.comm)
-        self._protocol.raise_problems(_problems(everyone))
-        trainer = tensor_text(*everyone[TRAINER][3:])
+        protocol = self._protocol
+        begun, names, *tensors = protocol.gather(
+            self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape)
+        )
+        problems = {}
+        for rank, (here, told) in enumerate(zip(begun, names, strict=True)):
+            if here != begun[TRAINER]:
+                called = "called" if here else "not called"
+                problems[rank] = f"begin_weight_update was {called}, unlike on rank {TRAINER}"
+            elif rank != TRAINER and told != names[TRAINER + 1]:
+                first = f"rank {TRAINER + 1} {names[TRAINER + 1]!r}"
+                problems[rank] = f"it was told to receive {told!r}, and {first}"
+        protocol.raise_problems(problems)
+        texts = [tensor_text(*each) for each in zip(*tensors, strict=True)]
         differences = [
-            (told, trainer, f"rank {rank}: {tensor_text(dtype, shape)}")
-            for rank, (_, _, told, dtype, shape) in enumerate(everyone)
-            if rank != TRAINER and tensor_text(dtype, shape) != trainer
+            (names[rank], texts[TRAINER], f"rank {rank}: {text}")
+            for rank, text in enumerate(texts)
+            if text != texts[TRAINER]
         ]
         if differences:
             raise WeightMismatch(differences_table(differences), differences=differences)
-
-
-def _problems(everyone: Sequence[_Announced]) -> dict[int, str]:
-    """What is wrong on which rank."""
-    found = {rank: entry[0] for rank, entry in enumerate(everyone) if entry[0]}
-    if found:
-        return found
-    first = everyone[TRAINER + 1][2]
-    for rank, (_, here, name, *_) in enumerate(everyone):
-        if here != everyone[TRAINER][1]:
-            found[rank] = (
-                f"begin_weight_update was {'' if here else 'not '}called, unlike on rank 0"
-            )
-        elif rank != TRAINER and name != first:
-            found[rank] = f"it was told to receive {name!r}, and rank {TRAINER + 1} {first!r}"
-    return found
