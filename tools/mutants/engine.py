@@ -97,7 +97,7 @@ ENGINE = (
         "if (sources & (sources - 1))",
         "if (sources < 0)",
         "an average over three ranks is multiplied by a rounded third instead of divided",
-        ("tests/comm/test_half_types.py",),
+        ("tests/comm/test_bitwise.py",),
     ),
     Mutant(
         "order-of-sums",
@@ -163,7 +163,10 @@ ENGINE = (
         "g->messages.waiters == 1 && ",
         "",
         "two threads of each rank wait, a third has yet to send: that is no deadlock",
-        ("threads messages that end badly",),
+        (
+            "tests/comm/test_after_faults.py"
+            "::test_ranks_that_another_thread_will_help_are_no_deadlock",
+        ),
     ),
     Mutant(
         "deadlock-unread",
