@@ -197,12 +197,12 @@ ENGINE = (
         ("tests/comm/test_death.py::test_a_rank_that_left_in_order_is_no_death",),
     ),
     Mutant(
-        "closed-behind-its-call",
+        "closed-is-noticed",
         "csrc/wait.c",
         "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
-        "->closed, memory_order_acquire))",
-        "a peer that closes right after its last call takes the others down",
-        ("tests/comm/test_groups.py::test_a_peer_may_close_as_soon_as_its_own_call_is_done",),
+        "->closed, memory_order_acquire) &&\n        false)",
+        "who needs a peer that has closed the group waits for it until the deadline",
+        ("tests/comm/test_groups.py::test_those_who_wait_for_a_peer_that_closed_learn_who_it_was",),
     ),
     Mutant(
         "dead-before-watched",
