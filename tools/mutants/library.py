@@ -83,7 +83,7 @@ LIBRARY = (
         "return self._group._conclude(_COMMIT if commit else _KEEP) == _COMMIT",
         "return commit",
         "each engine decides by itself: after a death some serve the new version, some the old",
-        (f"{_FAULTS}whenever_in_the_last_rounds_a_rank_dies_the_others_agree",),
+        (f"{_FAULTS}ranks_that_want_different_things_decide_alike",),
     ),
     Mutant(
         "vote-of-failures",
