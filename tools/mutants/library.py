@@ -121,14 +121,6 @@ LIBRARY = (
     ),
     # -- watch -----------------------------------------------------------------------------------
     Mutant(
-        "shift-by-lines",
-        "src/unisono/watch/diagnose.py",
-        "if usual is None or len(odd) != 1:",
-        "if usual is None:",
-        "two branches of a program are reported as a call that somebody left out",
-        (f"{_WATCH}check_compares_before_data_moves",),
-    ),
-    Mutant(
         "who-is-missing",
         "src/unisono/watch/calls.py",
         "last_call_number(other) >= record.call",
