@@ -205,6 +205,14 @@ ENGINE = (
         ("tests/comm/test_groups.py::test_those_who_wait_for_a_peer_that_closed_learn_who_it_was",),
     ),
     Mutant(
+        "closed-behind-its-call",
+        "csrc/wait.c",
+        "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
+        "->closed, memory_order_acquire))",
+        "a peer that closes right after its last call takes the others down (not noticed yet)",
+        ("tests/comm/test_groups.py::test_a_peer_may_close_as_soon_as_its_own_call_is_done",),
+    ),
+    Mutant(
         "dead-before-watched",
         "csrc/watcher.c",
         "        if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);\n",

@@ -144,4 +144,29 @@ LIBRARY = (
         "a rank that is busy with the exception of a failed call is blamed for it",
         (f"{_WATCH}whose_call_has_just_failed_had_waited_too",),
     ),
+    # -- not noticed by any test yet --------------------------------------------------------------
+    Mutant(
+        "blame-over-hosts",
+        "src/unisono/comm/hosts/group.py",
+        "for member in stopped] or [rank]",
+        "for member in [peer]] or [rank]",
+        "a rank that waits for a stopped one is blamed in its place",
+        ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
+    ),
+    Mutant(
+        "not-in-a-call",
+        "src/unisono/watch/diagnose.py",
+        "if where.state or not where.in_call:",
+        "if where.state:",
+        "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
+        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+    ),
+    Mutant(
+        "shift-by-lines",
+        "src/unisono/watch/diagnose.py",
+        "if usual is None or len(odd) != 1:",
+        "if usual is None:",
+        "two branches of a program are reported as a call that somebody left out",
+        (f"{_WATCH}a_branch_that_makes_the_same_call_is_no_fault",),
+    ),
 )
