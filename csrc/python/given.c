@@ -57,7 +57,8 @@ static bool is_false(PyObject *answer) { /* and lets go of it */
     return answer == Py_False;
 }
 
-/* What options ask for; false where that is not for this way. torch's average of integers is not ours. */
+/* What options ask for; false for what the short way does not handle. torch's average of integers is
+ * not ours. */
 static bool read_options(un_call *call, const Group *self, PyObject *options) {
     if (!is_profiling || !is_false(PyObject_CallNoArgs(is_profiling)) ||
         !is_false(PyObject_GetAttr(options, async_op)))

@@ -6,12 +6,14 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from expected import assert_same, inputs, raw, reduced
 from ranks import subgroup
-from unisono.comm.base import Communicator
+from unisono.comm.base import REDUCTION_NAMES, Communicator
+from unisono.comm.engine import combine
 
 COUNT = 150_001  # several slots of float64, and no multiple of anything
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
@@ -43,6 +45,18 @@ def digests_of_sums(comm: Communicator) -> list[str]:
                 comm.all_reduce(tensor, op)
                 digests.append(digest(tensor))
     return digests
+
+
+@pytest.mark.parametrize("dtype", [numpy.float32, numpy.float64])
+@pytest.mark.parametrize("sources", [2, 3, 4, 7])
+def test_an_average_is_the_sum_divided(dtype: type, sources: int) -> None:
+    rows = numpy.random.default_rng(sources).normal(size=(sources, 1001)).astype(dtype)
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    got = numpy.empty_like(total)
+    combine(got, list(rows), REDUCTION_NAMES.index("avg"))
+    assert numpy.array_equal(got, total / dtype(sources))
 
 
 @pytest.mark.ranks([2, 3, 4, 8])

@@ -9,7 +9,17 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from expected import OPS, REDUCIBLE, assert_same, copy_of, inputs, meaningful, reduced
+from expected import (
+    COMPLEXES,
+    FLOATS,
+    OPS,
+    REDUCIBLE,
+    assert_same,
+    copy_of,
+    inputs,
+    meaningful,
+    reduced,
+)
 from ranks import subgroup
 from unisono import PremulSum
 from unisono.comm.base import Communicator
@@ -37,12 +47,26 @@ def test_one_process_with_a_gpu_starts_on_nccl(comm: Communicator) -> None:
     comm.barrier()
 
 
+def nccl_has(dtype: torch.dtype, op: str | PremulSum) -> bool:
+    """Whether NCCL has a reduction that has a meaning; what it lacks is refused."""
+    if isinstance(op, PremulSum):
+        return False
+    if dtype in COMPLEXES:
+        return op in ("sum", "avg", "mean")
+    small = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+    return op not in ("band", "bor", "bxor") and dtype in (*small, *FLOATS)
+
+
 def test_every_reduction_on_the_device(comm: Communicator) -> None:
     for dtype in REDUCIBLE:
         for op in (*OPS, PremulSum(-3), PremulSum(0.3)):
             if meaningful(dtype, op):
                 given = inputs(1, dtype, 37)
                 tensor = copy_of(given[0]).to("cuda")
+                if not nccl_has(dtype, op):
+                    with pytest.raises(TypeError, match="nccl"):
+                        comm.all_reduce(tensor, op)
+                    continue
                 comm.all_reduce(tensor, op)
                 assert_same(tensor.cpu(), reduced(given, op), (dtype, op))
                 output = torch.empty_like(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -140,12 +141,26 @@ def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
 
 def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
     outcomes = fresh_pool.outcomes(leave_in_order, 3, connected=False)
-    assert [outcome.value for outcome in outcomes] == ["closed", "closed", "closed"]
+    assert [outcome.value for outcome in outcomes] == ["closed", "closed", None]
+    assert outcomes[2].exit_code == 0
 
 
 def leave_in_order(rank: int, size: int, path: str) -> str:
     comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
     comm.barrier()
+    if rank == 2:
+        comm.close()
+        os._exit(0)
+    pid = comm._membership.members[2].pid
+    ended = select.poll()
+    ended.register(os.pidfd_open(pid), select.POLLIN)
+    assert ended.poll(30_000)
+    for _ in range(100):  # the others go on, for longer than it takes to hear of a death
+        if rank == 0:
+            comm.send(torch.ones(1), 1)
+        else:
+            comm.recv(torch.ones(1), 0)
+        time.sleep(0.002)
     comm.close()
     return "closed"
 

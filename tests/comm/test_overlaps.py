@@ -200,6 +200,9 @@ def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> Non
             refused(comm.all_to_all, [same] * size, torch.ones(size * length), **option)
             twice = list(torch.zeros(size, length))
             refused(comm.all_to_all, twice, [twice[0]] * size, **option)
+            pair, own = torch.zeros(2, size, length), comm.rank
+            crossed = [pair[1, own], pair[0, own]]  # each lies in place, but in the other's output
+            refused(comm.all_gather, list(pair), crossed, **option)
         for lists in ([memory, memory], [memory[:6], memory[5:]], [memory[::2], memory[2:4]]):
             refused(comm.all_reduce, lists, **option)
             refused(comm.reduce, lists, **option)

@@ -149,7 +149,7 @@ def test_backward_raises_when_a_rank_does_not_come(
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("wrap", [*WRAPS, with_idle_cores], ids=lambda wrap: wrap.__name__)
+@pytest.mark.parametrize("wrap", [ddp, fsdp, with_idle_cores], ids=lambda wrap: wrap.__name__)
 def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
     process_group: Any, wrap: Wrap
 ) -> None:

@@ -17,10 +17,11 @@ import torch
 from test_weights import endpoint
 
 from ranks import RankPool, attempt
-from unisono import Communicator, GroupAborted, WeightUpdateError
+from unisono import Communicator, WeightUpdateError
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
+from unisono.training.weights.vote import Vote
 from unisono.world.world import resolve
 from user_programs import DEADLINE_S, read_line, write_program
 
@@ -212,7 +213,7 @@ def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float
 
 @pytest.mark.ranks(4)
 def test_ranks_that_want_different_things_decide_alike(comm: Communicator) -> None:
-    """What the decision stands on: the first reason for a group's end is everybody's."""
+    """By the first of them, though no two come at the same time."""
     decide_alike(comm, 50)
 
 
@@ -223,16 +224,12 @@ def test_ranks_on_gloo_decide_alike(process_group: Any) -> None:
 
 def decide_alike(comm: Communicator, turns: int) -> None:
     for turn in range(turns):
-        verdict = comm.split(range(comm.size))
-        assert verdict is not None
-        verdict.abort("commit" if (comm.rank + turn) % comm.size < 2 else "keep")
-        ending = verdict.errored
-        assert isinstance(ending, GroupAborted)
-        assert ending.reason in ("commit", "keep")
+        vote = Vote(comm)
+        decided = vote.decide((comm.rank + turn) % comm.size < 2)
         everyone = torch.zeros(comm.size, dtype=torch.int64)
-        comm.all_gather(everyone, torch.tensor([ending.reason == "commit"], dtype=torch.int64))
+        comm.all_gather(everyone, torch.tensor([decided], dtype=torch.int64))
         assert len(set(everyone.tolist())) == 1
-        verdict.close()
+        vote.close()
 
 
 # -- failures in good order ------------------------------------------------------------------------

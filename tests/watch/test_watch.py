@@ -675,4 +675,4 @@ def test_check_compares_before_data_moves(program: WriteProgram) -> None:
             print("refused", x.tolist() == [1.0] * len(x), error.call)
     """)
     outcome = run_on_ranks(script, 2, "checked")
-    assert [text.splitlines()[-1] for text in outcome.said] == ["refused True 2"] * 2, outcome.said
+    assert all("refused True 2" in text.splitlines() for text in outcome.said), outcome.said

@@ -97,7 +97,7 @@ ENGINE = (
         "if (sources & (sources - 1))",
         "if (sources < 0)",
         "an average over three ranks is multiplied by a rounded third instead of divided",
-        ("tests/comm/test_half_types.py",),
+        ("tests/comm/test_bitwise.py",),
     ),
     Mutant(
         "order-of-sums",
@@ -163,7 +163,10 @@ ENGINE = (
         "g->messages.waiters == 1 && ",
         "",
         "two threads of each rank wait, a third has yet to send: that is no deadlock",
-        ("threads messages that end badly",),
+        (
+            "tests/comm/test_after_faults.py"
+            "::test_ranks_that_another_thread_will_help_are_no_deadlock",
+        ),
     ),
     Mutant(
         "deadlock-unread",
@@ -194,11 +197,19 @@ ENGINE = (
         ("tests/comm/test_death.py::test_a_rank_that_left_in_order_is_no_death",),
     ),
     Mutant(
+        "closed-is-noticed",
+        "csrc/wait.c",
+        "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
+        "->closed, memory_order_acquire) &&\n        false)",
+        "who needs a peer that has closed the group waits for it until the deadline",
+        ("tests/comm/test_groups.py::test_those_who_wait_for_a_peer_that_closed_learn_who_it_was",),
+    ),
+    Mutant(
         "closed-behind-its-call",
         "csrc/wait.c",
         "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
         "->closed, memory_order_acquire))",
-        "a peer that closes right after its last call takes the others down",
+        "a peer that closes right after its last call takes the others down (not noticed yet)",
         ("tests/comm/test_groups.py::test_a_peer_may_close_as_soon_as_its_own_call_is_done",),
     ),
     Mutant(

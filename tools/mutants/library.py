@@ -68,14 +68,6 @@ LIBRARY = (
         "different calls on several hosts are not told apart",
         ("tests/comm/test_hosts.py",),
     ),
-    Mutant(
-        "blame-over-hosts",
-        "src/unisono/comm/hosts/group.py",
-        "for member in stopped] or [rank]",
-        "for member in [peer]] or [rank]",
-        "a rank that waits for a stopped one is blamed in its place",
-        ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
-    ),
     # -- weights ---------------------------------------------------------------------------------
     Mutant(
         "vote-for-all",
@@ -83,7 +75,7 @@ LIBRARY = (
         "return self._group._conclude(_COMMIT if commit else _KEEP) == _COMMIT",
         "return commit",
         "each engine decides by itself: after a death some serve the new version, some the old",
-        (f"{_FAULTS}whenever_in_the_last_rounds_a_rank_dies_the_others_agree",),
+        (f"{_FAULTS}ranks_that_want_different_things_decide_alike",),
     ),
     Mutant(
         "vote-of-failures",
@@ -129,28 +121,12 @@ LIBRARY = (
     ),
     # -- watch -----------------------------------------------------------------------------------
     Mutant(
-        "not-in-a-call",
-        "src/unisono/watch/diagnose.py",
-        "if where.state or not where.in_call:",
-        "if where.state:",
-        "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
-        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
-    ),
-    Mutant(
-        "shift-by-lines",
-        "src/unisono/watch/diagnose.py",
-        "if usual is None or len(odd) != 1:",
-        "if usual is None:",
-        "two branches of a program are reported as a call that somebody left out",
-        (f"{_WATCH}a_branch_that_makes_the_same_call_is_no_fault",),
-    ),
-    Mutant(
         "who-is-missing",
         "src/unisono/watch/calls.py",
         "last_call_number(other) >= record.call",
         "last_call_number(other) > record.call",
         "ranks that have come to a call are reported as missing",
-        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+        (f"{_WATCH}the_sentence",),
     ),
     Mutant(
         "waits-still",
@@ -167,5 +143,30 @@ LIBRARY = (
         "own = waits(groups, other.process)",
         "a rank that is busy with the exception of a failed call is blamed for it",
         (f"{_WATCH}whose_call_has_just_failed_had_waited_too",),
+    ),
+    # -- not noticed by any test yet --------------------------------------------------------------
+    Mutant(
+        "blame-over-hosts",
+        "src/unisono/comm/hosts/group.py",
+        "for member in stopped] or [rank]",
+        "for member in [peer]] or [rank]",
+        "a rank that waits for a stopped one is blamed in its place",
+        ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
+    ),
+    Mutant(
+        "not-in-a-call",
+        "src/unisono/watch/diagnose.py",
+        "if where.state or not where.in_call:",
+        "if where.state:",
+        "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
+        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+    ),
+    Mutant(
+        "shift-by-lines",
+        "src/unisono/watch/diagnose.py",
+        "if usual is None or len(odd) != 1:",
+        "if usual is None:",
+        "two branches of a program are reported as a call that somebody left out",
+        (f"{_WATCH}a_branch_that_makes_the_same_call_is_no_fault",),
     ),
 )

@@ -157,7 +157,7 @@ def reduction(
     """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
     at `where` in a structure.
 
-    Raises, on every rank, ValueError for a reduction that nobody knows and TypeError for one that
+    Raises, on every rank, ValueError for an unknown reduction and TypeError for one that
     has no meaning for a tensor's dtype.
     """
     known = known_reduction(op)

@@ -114,6 +114,9 @@ def test_strided_arrays_in_place_and_premul(comm: Communicator) -> None:
     tensor = torch.full((9,), rank + 1.0)
     comm.reduce(tensor, 0, PremulSum(2.0), algorithm="binomial")
     assert tensor.tolist() == [size * (size + 1.0) if rank == 0 else rank + 1.0] * 9
+    tensor = torch.full((9,), rank + 1.0)
+    comm.all_reduce(tensor, PremulSum(2.0), algorithm="ring")
+    assert tensor.tolist() == [size * (size + 1.0)] * 9
     wide = torch.arange(size * 2) + 100 * rank
     comm.all_to_all(wide, wide, algorithm="bruck")
     assert wide.tolist() == [2 * rank + i + 100 * peer for peer in range(size) for i in (0, 1)]

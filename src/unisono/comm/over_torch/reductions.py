@@ -15,7 +15,7 @@ _HALVES = ("float16", "bfloat16")
 _COMPLEX = ("complex64", "complex128")
 _KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gloo": ((*_OF_ALL, *_BITWISE), ("bool", *_USUAL, *_HALVES, *_COMPLEX)),
-    "nccl": ((*_OF_ALL, "premul_sum"), ("bool", *_USUAL, *_HALVES, *_COMPLEX)),
+    "nccl": (_OF_ALL, ("bool", *_USUAL, *_HALVES, *_COMPLEX)),
     "mpi": (_OF_ALL, ("int16", *_USUAL)),
 }
 """The reductions and the dtypes of each. A backend that is not listed speaks for itself."""
@@ -23,19 +23,17 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def check_supported(op: Op, dtype: str, backend: str) -> None:
     """Raise TypeError where a backend lacks a reduction that has a meaning for this dtype."""
-    name = "premul_sum" if isinstance(op, PremulSum) else op
-    reductions, dtypes = _KNOWN.get(backend, ((name,), (dtype,)))
-    if name == "premul_sum" and name not in reductions:
+    if isinstance(op, PremulSum):  # nccl's own does not scale in a group of one
         raise TypeError(f"{backend} has no premul_sum: scale the {dtype} tensor, and use sum")
-    if name not in reductions:
-        raise TypeError(f"{backend} has no {name}, of {dtype} or others: use the backend unisono")
-    if (backend, dtype, name) == ("gloo", "bool", "sum"):  # it would leave a 2 in a bool
+    reductions, dtypes = _KNOWN.get(backend, ((op,), (dtype,)))
+    if op not in reductions:
+        raise TypeError(f"{backend} has no {op}, of {dtype} or others: use the backend unisono")
+    if (backend, dtype, op) == ("gloo", "bool", "sum"):  # it would leave a 2 in a bool
         raise TypeError('gloo cannot reduce bool by sum: use op="max", which is the same')
-    plain = name in ("sum", "avg") if dtype in _COMPLEX else True
-    scales = name != "premul_sum" or dtype in ("float32", "float64", *_HALVES)
-    if dtype not in dtypes or not plain or not scales:
+    plain = op in ("sum", "avg") if dtype in _COMPLEX else True
+    if dtype not in dtypes or not plain:
         raise TypeError(
-            f"{backend} cannot reduce {dtype} by {name}: convert it (x.int(), x.float()), or "
+            f"{backend} cannot reduce {dtype} by {op}: convert it (x.int(), x.float()), or "
             "use the backend unisono"
         )
 
@@ -46,7 +44,6 @@ def averages(backend: str) -> bool:
 
 
 def reduce_op(op: Op, backend: str) -> Any:
-    """torch's object for a reduction."""
-    if isinstance(op, PremulSum):
-        return dist._make_nccl_premul_sum(op.factor)  # type: ignore[attr-defined]
+    """torch's object for a reduction that is supported."""
+    assert isinstance(op, str)
     return getattr(dist.ReduceOp, "SUM" if op == "avg" and not averages(backend) else op.upper())

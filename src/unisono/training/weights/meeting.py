@@ -69,7 +69,8 @@ def init_weight_update_group(
     how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
 
     Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
-    if the port is taken; UnisonoError if the backend cannot be had; ValueError for other arguments.
+    if the port is taken; UnisonoError if the backend is not available; ValueError for other
+    arguments.
 
     >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
     >>> group.size, group.comm.backend
