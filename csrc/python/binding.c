@@ -27,6 +27,14 @@ static PyObject *group_decide(PyObject *object, PyObject *arguments) {
     return PyLong_FromLongLong(self->group ? un_group_decide(self->group, serial, value) : -1);
 }
 
+/* owner(address): whose part of a block of the group lies there, or -1 */
+static PyObject *group_owner(PyObject *object, PyObject *address) {
+    Group *self = (Group *)object;
+    const char *data = PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLong(self->group ? un_group_owner(self->group, data, 1) : -1);
+}
+
 /* finish(): None once nothing is under way; or the ranks that have not come to what is */
 static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     (void)ignored;
@@ -302,7 +310,6 @@ static void group_free(PyObject *object) {
 }
 
 static PyMethodDef group_methods[] = {
-    {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run_given", (PyCFunction)(void (*)(void))group_run_given, METH_FASTCALL, NULL},
     {"exchange", group_exchange, METH_O, NULL},
     {"gather_ragged", (PyCFunction)(void (*)(void))group_gather_ragged, METH_FASTCALL, NULL},
@@ -323,6 +330,7 @@ static PyMethodDef group_methods[] = {
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
     {"decide", group_decide, METH_VARARGS, NULL},
+    {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
     {"become_part", group_become_part, METH_VARARGS, NULL},
@@ -449,8 +457,7 @@ static PyMethodDef module_methods[] = {
     {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
-    {"check_types_apart", module_check_types_apart, METH_VARARGS, NULL},
-    {"check_overlaps", module_check_overlaps, METH_VARARGS, NULL},
+    {"find_clash", module_find_clash, METH_VARARGS, NULL},
     {"overlaps_itself", module_overlaps_itself, METH_O, NULL},
     {"now", now_by_both_clocks, METH_NOARGS, NULL},
     {"count_step", count_step, METH_NOARGS, NULL},
@@ -471,9 +478,6 @@ static int fill_module(PyObject *module) {
     PyObject *type = PyType_FromSpec(&group_spec);
     if (!type || PyModule_AddObjectRef(module, "Group", type)) return -1;
     Py_DECREF(type);
-    if (!on_device)
-        on_device = PyErr_NewException("unisono._native.OnDevice", PyExc_TypeError, NULL);
-    if (!on_device || PyModule_AddObjectRef(module, "OnDevice", on_device)) return -1;
     if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
         prepare_messages(module))
         return -1;

@@ -21,6 +21,7 @@ enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
 
 enum extra_status {
     ASK_AGAIN = 100, /* this way in is not for such a call, which nobody has heard of */
+    ON_DEVICE = 101, /* the same: its tensors are a GPU's */
 };
 
 typedef struct Group {
@@ -45,7 +46,6 @@ typedef struct call_arguments {
     PyObject *schedule_bytes; /* the integers of a compiled schedule, or None */
     bool coalesced;
     bool in_place; /* the input is the output, too */
-    bool is_short; /* what the short way does not take is not refused: there is a long one */
     un_compiled_schedule schedule;
     side in, out; /* of read_tensors */
 } call_arguments;
@@ -75,14 +75,13 @@ typedef struct kind {
 void release_gil(void *parked);
 int handle_signals(void *parked);
 void write_site_note(un_group *group, uint64_t about);
-void name_refusal(const Group *self, un_operation operation);
+PyObject *status_of(int read); /* a status for what reading arguments came to */
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small);
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
 int read_tensors(call_arguments *a, Group *self);
 void free_tensors(call_arguments *a);
 PyObject *run_call(call_arguments *a, Group *self);
-PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
@@ -104,8 +103,8 @@ static inline bool is_wide_output(un_operation o) {
     return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
 }
 
-/* Both sides of a call, for the question whether its tensors share memory as they may.
- * Returns 0, or -1 with a Python exception. */
+/* Both sides of a call, for the question whether its tensors share memory as they may: 0, REFUSED, or -1
+ * with an exception. */
 typedef struct sides {
     un_operation operation;
     size_t rank, ranks;
@@ -113,16 +112,16 @@ typedef struct sides {
     bool coalesced;
     bool in_place; /* there is no output but the input */
     const side *in, *out;
+    struct clash { /* two outputs, or an output and an input, that share memory */
+        bool both_written;
+        size_t one, other;
+    } *clash; /* where to write it; NULL: nobody wants to know */
 } sides;
 int check_overlaps(const sides *s);
 
-/* check_types_apart(tensors, written): raises ValueError if two tensors of different types share
- * memory, at least one of which is among the first `written`. */
-PyObject *module_check_types_apart(PyObject *module, PyObject *arguments);
-
-/* check_overlaps(operation, output, input, rank, ranks, coalesced): raises ValueError; each side is
- * a tensor or a list, and without an input, which is None, a list. */
-PyObject *module_check_overlaps(PyObject *module, PyObject *arguments);
+/* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other) or None;
+ * each side is a tensor or a list, and without an input, which is None, a list. */
+PyObject *module_find_clash(PyObject *module, PyObject *arguments);
 PyObject *module_overlaps_itself(PyObject *module, PyObject *tensor);
 
 /* shapes.c */

@@ -43,40 +43,9 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
 }
 
-/* Let an exception about an argument say of which call: "all_reduce on group world: ...". */
-COLD void name_refusal(const Group *self, un_operation operation) {
-    static const char *const names[] = {
-        "",       "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
-        "gather", "scatter", "all_to_all", "send",   "recv",      "allocate"}; /* by un_operation */
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    if ((type == PyExc_ValueError || type == PyExc_TypeError) && value && self->name) {
-        PyErr_Format(type, "%s on group %U: %S", names[operation], self->name, value);
-        Py_DECREF(type);
-        Py_DECREF(value);
-        Py_XDECREF(traceback);
-    } else {
-        PyErr_Restore(type, value, traceback);
-    }
-}
-
-/* An argument made no sense: tell the peers, then let the exception go on. A tensor of a GPU makes
- * sense to our caller: it makes another call of it. */
-COLD static PyObject *refuse(Group *self, un_call *call) {
-    if (PyErr_ExceptionMatches(on_device)) return NULL;
-    PyObject *type, *value, *traceback;
-    name_refusal(self, call->operation);
-    PyErr_Fetch(&type, &value, &traceback);
-    call->dtype = 0;
-    enter_engine(self, un_refuse, call, true);
-    if (PyErr_Occurred()) { /* an interrupt while telling them weighs more */
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-    } else {
-        PyErr_Restore(type, value, traceback);
-    }
-    return NULL;
+/* What to return where an argument was refused: Python asks why, says it, and tells the peers. */
+COLD PyObject *status_of(int read) {
+    return read < 0 ? NULL : PyLong_FromLong(read == IN_A_GPU ? ON_DEVICE : ASK_AGAIN);
 }
 
 static size_t side_bytes(const side *s) {
@@ -99,10 +68,7 @@ static int check_sides(const call_arguments *a, const Group *self) {
     const side *in = &a->in, *out = &a->out;
     un_operation o = a->call.operation;
     if (!in->tensors || !out->tensors) return 0;
-    if (in->tensor[0].dtype != out->tensor[0].dtype) {
-        PyErr_SetString(PyExc_TypeError, "input and output have different dtypes");
-        return -1;
-    }
+    if (in->tensor[0].dtype != out->tensor[0].dtype) return REFUSED;
     size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
     size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
     bool fits = given == taken && (!a->coalesced || in->tensors == out->tensors);
@@ -111,24 +77,17 @@ static int check_sides(const call_arguments *a, const Group *self) {
         taken = out->tensor[i].bytes / (is_wide_output(o) ? (size_t)self->ranks : 1);
         fits = given == taken;
     }
-    if (fits) return 0;
-    size_t item = in->tensor[0].item_bytes;
-    PyErr_Format(PyExc_ValueError,
-                 "this rank's part has %zu elements in the input and %zu in the output",
-                 given / item, taken / item);
-    return -1;
+    return fits ? 0 : REFUSED;
 }
 
-/* Only a rank that is not the root may have nothing on the wide side of gather and scatter. */
+/* The root has something on the wide side of gather and scatter, and nobody else has. */
 static int check_present(const call_arguments *a, const Group *self) {
-    bool root = a->call.root == self->rank;
-    bool in_needed = a->call.operation != UN_SCATTER || root;
-    bool out_needed = !a->in_place && (a->call.operation != UN_GATHER || root);
-    if ((in_needed && !a->in.tensors) || (out_needed && !a->out.tensors)) {
-        PyErr_SetString(PyExc_TypeError, "None in place of a tensor");
-        return -1;
-    }
-    return a->in_place ? 0 : check_sides(a, self);
+    un_operation o = a->call.operation;
+    bool is_root = a->call.root == self->rank;
+    if (!a->in.tensors != (o == UN_SCATTER && !is_root)) return REFUSED;
+    if (a->in_place) return 0;
+    if (!a->out.tensors != (o == UN_GATHER && !is_root)) return REFUSED;
+    return check_sides(a, self);
 }
 
 /* Whether nothing can share memory: one tensor, or one in one piece on each side. */
@@ -157,12 +116,7 @@ static int check_memory(const call_arguments *a, const Group *self) {
 static int check_owners(const side *s, const Group *self) {
     for (size_t i = 0; self->group && i < s->tensors; i++) {
         int owner = s->tensor[i].bytes ? un_group_owner(self->group, s->tensor[i].data, 1) : -1;
-        if (owner < 0 || owner == self->rank) continue;
-        PyErr_Format(PyExc_ValueError,
-                     "a result cannot go into the memory of rank %d: a view from peer() is read, "
-                     "or written by the program itself",
-                     owner);
-        return -1;
+        if (owner >= 0 && owner != self->rank) return REFUSED;
     }
     return 0;
 }
@@ -181,12 +135,6 @@ static void add_shapes(call_arguments *a, const Group *self) {
     a->call.shape_mark = mark_of_shapes(narrow);
 }
 
-static int check_dtypes(const call_arguments *a) {
-    if (have_one_dtype(&a->in) && have_one_dtype(&a->out)) return 0;
-    PyErr_SetString(PyExc_TypeError, "the tensors of one call have different dtypes");
-    return -1;
-}
-
 /* Of a broadcast the root's tensor does not change, nor of a reduce the others': what was resolved of a
  * lazy one need not go back. */
 static void keep_unwritten(call_arguments *a, const Group *self) {
@@ -196,8 +144,7 @@ static void keep_unwritten(call_arguments *a, const Group *self) {
     for (size_t i = 0; i < a->in.tensors; i++) Py_CLEAR(a->in.tensor[i].lazy);
 }
 
-/* Read both sides of a call into streams. Below zero: the peers know that it failed, and an exception
- * is set; above, of the short way alone: it is not for that, and nobody has heard of it. */
+/* Read both sides of a call into streams: 0, or what stands in the way, of which no peer has heard. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
     bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
@@ -212,17 +159,12 @@ int read_tensors(call_arguments *a, Group *self) {
     if (!failed && !a->in_place && a->output != Py_None)
         failed = read_side(&a->out, a->output, wide_output ? ranks : 1,
                            a->coalesced || !wide_output, true);
-    if (!failed) failed = check_dtypes(a);
-    if (!failed) keep_unwritten(a, self);
-    if (failed && a->is_short) {
-        PyErr_Clear();
-        return 1;
-    }
-    if (failed || check_present(a, self) || check_memory(a, self) ||
-        check_owners(a->in_place ? &a->in : &a->out, self)) {
-        refuse(self, call);
-        return -1;
-    }
+    if (failed) return failed;
+    if (!have_one_dtype(&a->in) || !have_one_dtype(&a->out)) return REFUSED;
+    keep_unwritten(a, self);
+    if ((failed = check_present(a, self)) || (failed = check_memory(a, self)) ||
+        (failed = check_owners(a->in_place ? &a->in : &a->out, self)))
+        return failed;
     call->dtype = (a->in.tensors ? &a->in : &a->out)->tensor->dtype;
     call->input = a->in.streams;
     call->output = a->in_place ? a->in.streams : a->out.streams;
@@ -238,14 +180,13 @@ void free_tensors(call_arguments *a) {
 
 /* A status as a number, or NULL with an exception. */
 PyObject *run_call(call_arguments *a, Group *self) {
-    int status = read_tensors(a, self);
-    if (!status) {
+    int failed = read_tensors(a, self), status = 0;
+    if (!failed) {
         bool small = side_bytes(&a->in) + side_bytes(&a->out) <= SMALL_BYTES;
         status = enter_engine(self, un_run, &a->call, small);
-    } else if (status > 0) {
-        status = ASK_AGAIN;
     }
     free_tensors(a);
+    if (failed) return status_of(failed);
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
@@ -258,20 +199,11 @@ static int find_reduction(PyObject *name) {
     return -1;
 }
 
-/* all_reduce(tensors, op): the short way in for the commonest call, a plain reduction of one tensor, or
- * of a list of one type on the CPU */
-PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "all_reduce takes 2 arguments");
-    PyObject *tensors = arguments[0];
-    int reduction = find_reduction(arguments[1]);
-    if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
-    call_arguments a;
-    a.call = (un_call){
-        .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
-    a.output = a.input = tensors;
-    a.is_short = a.coalesced = PyList_Check(tensors) || PyTuple_Check(tensors);
-    if (a.coalesced && !PySequence_Size(tensors)) return PyLong_FromLong(ASK_AGAIN);
-    return run_call(&a, (Group *)object);
+/* Whether tensors of a list travel together; elsewhere a list is a wide side. */
+static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
+    if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return false;
+    PyObject *narrow = is_wide_input(o) ? output : input;
+    return PyList_Check(narrow) || PyTuple_Check(narrow);
 }
 
 static int read_schedule(call_arguments *a, const Group *self) {
@@ -279,37 +211,51 @@ static int read_schedule(call_arguments *a, const Group *self) {
     if (bytes == Py_None) return 0;
     if (!PyBytes_Check(bytes) || a->call.operation != UN_ALL_REDUCE ||
         !un_schedule_read(&a->schedule, (const int64_t *)(const void *)PyBytes_AsString(bytes),
-                          (size_t)PyBytes_Size(bytes) / sizeof(int64_t), self->rank, self->ranks)) {
-        PyErr_SetString(PyExc_ValueError, "this is not a compiled schedule for this rank");
-        return -1;
-    }
+                          (size_t)PyBytes_Size(bytes) / sizeof(int64_t), self->rank, self->ranks))
+        return REFUSED;
     a->call.schedule = &a->schedule;
     return 0;
 }
 
-/* (operation, output, input, root, reduction, factor, coalesced), and perhaps a compiled schedule
- * as bytes. Tensors and bytes stay the caller's to keep alive; `a` must stay where it is. */
+/* (operation, output, input, root, reduction), and perhaps a factor and a compiled schedule as bytes. A
+ * reduction is a plain name, or a number, or None. Tensors and bytes stay the caller's to keep alive;
+ * `a` must stay where it is. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
-    if (count != 7 && count != 8) {
-        PyErr_SetString(PyExc_TypeError, "a call has 7 or 8 arguments");
+    if (count < 5 || count > 7) {
+        PyErr_SetString(PyExc_TypeError, "a call has 5 to 7 arguments");
         return -1;
     }
-    a->call = (un_call){.operation = (un_operation)PyLong_AsLong(arguments[0]),
-                        .root = (int)PyLong_AsLong(arguments[3]),
-                        .reduction = (un_reduction)PyLong_AsLong(arguments[4]),
-                        .factor = PyFloat_AsDouble(arguments[5])};
+    un_operation o = (un_operation)PyLong_AsLong(arguments[0]);
+    PyObject *root = arguments[3], *reduction = arguments[4];
     a->output = arguments[1];
     a->input = arguments[2];
-    a->coalesced = PyObject_IsTrue(arguments[6]) > 0;
-    a->is_short = false;
-    a->schedule_bytes = count == 8 ? arguments[7] : Py_None;
-    return PyErr_Occurred() ? -1 : read_schedule(a, self);
+    a->coalesced = is_coalesced(o, a->output, a->input);
+    a->schedule_bytes = count == 7 ? arguments[6] : Py_None;
+    a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
+    if (PyUnicode_Check(reduction)) {
+        int number = find_reduction(reduction);
+        if (number < 0) return REFUSED;
+        a->call.reduction = (un_reduction)number;
+    } else if (reduction != Py_None) {
+        if (!PyLong_Check(reduction)) return REFUSED;
+        a->call.reduction = (un_reduction)PyLong_AsLong(reduction);
+    }
+    if (!PyLong_CheckExact(root)) return REFUSED;
+    a->call.root = (int)PyLong_AsLong(root);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+        PyErr_Clear();
+        return REFUSED;
+    }
+    if (un_is_rooted(o) && (a->call.root < 0 || a->call.root >= self->ranks)) return REFUSED;
+    return read_schedule(a, self);
 }
 
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     call_arguments a;
-    return parse_call(&a, (Group *)object, arguments, count) ? NULL : run_call(&a, (Group *)object);
+    int failed = parse_call(&a, (Group *)object, arguments, count);
+    return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {

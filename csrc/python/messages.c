@@ -13,19 +13,34 @@ typedef struct Message {
 
 static PyTypeObject *message_type;
 
-/* (tensor, peer, tag) into a message. */
+/* Who is at the other end; -1 is anybody, for a receive. */
+static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer) {
+    if (object == Py_None && !sends) {
+        *peer = -1;
+        return true;
+    }
+    long number = PyLong_CheckExact(object) ? PyLong_AsLong(object) : -1;
+    PyErr_Clear();
+    *peer = (int)number;
+    return number >= 0 && number < self->ranks;
+}
+
+/* (tensor, peer, tag) into a message: 0, or what stands in the way. */
 static int read_message(Group *self, bool sends, PyObject *const *arguments, Py_ssize_t count,
                         un_message *m, tensor *t, un_view *view) {
     if (count != 3) {
         PyErr_SetString(PyExc_TypeError, "a message has 3 arguments");
         return -1;
     }
-    int peer = (int)PyLong_AsLong(arguments[1]);
+    int peer;
+    if (!read_peer(self, sends, arguments[1], &peer)) return REFUSED;
     int64_t tag = PyLong_AsLongLong(arguments[2]);
-    if (PyErr_Occurred() || read_one(t, view, arguments[0], !sends)) {
-        name_refusal(self, sends ? UN_SEND : UN_RECV);
-        return -1;
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return REFUSED;
     }
+    int failed = read_one(t, view, arguments[0], !sends);
+    if (failed) return failed;
     *m = (un_message){.sends = sends,
                       .peer = peer,
                       .tag = tag,
@@ -44,9 +59,10 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
     if (!self->group || self->closing) return PyLong_FromLong(-UN_CLOSED);
     if (self->pending) reap(self);
     start_tensor(&t);
-    if (read_message(self, sends, arguments, count, &m, &t, &view)) {
+    int failed = read_message(self, sends, arguments, count, &m, &t, &view);
+    if (failed) {
         free_tensor(&t);
-        return NULL;
+        return failed < 0 ? NULL : PyLong_FromLong(failed == IN_A_GPU ? -ON_DEVICE : -ASK_AGAIN);
     }
     PyThreadState *parked = NULL;
     un_call hooks = {.timeout_ns = -1,
@@ -119,9 +135,11 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     if (!m) return NULL;
     start_tensor(&m->tensor);
     m->holds = true;
-    if (read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor, &m->view)) {
+    int failed =
+        read_message(self, sends, arguments + 2, count - 2, &m->message, &m->tensor, &m->view);
+    if (failed) {
         Py_DECREF((PyObject *)m);
-        return NULL;
+        return status_of(failed);
     }
     Py_INCREF(arguments[2]);
     m->owner = arguments[2];
@@ -139,7 +157,7 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
     return NULL;
 }
 
-/* isend(exceptions, frame, tensor, peer, tag) and irecv: a Message. */
+/* isend(exceptions, frame, tensor, peer, tag) and irecv: a Message, or a status. */
 PyObject *group_isend(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     return start_message((Group *)object, true, arguments, count);
 }

@@ -99,31 +99,11 @@ static bool is_in_place(const sides *s, size_t output, size_t input) {
     return found && !(read->layout && overlaps_itself(read->data, read->layout));
 }
 
-static const char *listed(const side *s, size_t tensor, char text[24]) {
-    text[0] = 0;
-    if (s->tensors > 1) PyOS_snprintf(text, 24, " %zu", tensor);
-    return text;
-}
-
-static int refuse_outputs(const sides *s, size_t one, size_t other) {
-    PyErr_Format(PyExc_ValueError,
-                 s->in_place
-                     ? "tensors %zu and %zu of the list share memory, and each would go into the "
-                       "other: pass a tensor once, or clones"
-                     : "outputs %zu and %zu share memory, and there is one result for each: pass "
-                       "clones",
-                 one < other ? one : other, one < other ? other : one);
-    return -1;
-}
-
-static int refuse_pair(const sides *s, size_t output, size_t input) {
-    char o[24], i[24];
-    PyErr_Format(PyExc_ValueError,
-                 "output%s and input%s share memory, and not as %s in place: pass a .clone() of "
-                 "the input",
-                 listed(s->out, output, o), listed(s->in, input, i),
-                 s->wide_input && s->wide_output ? "the same part of both" : "this rank's own part");
-    return -1;
+/* Tell which two tensors clash: two outputs, or an output and an input. */
+static int clash(const sides *s, bool both_written, size_t one, size_t other) {
+    bool swap = both_written && other < one;
+    if (s->clash) *s->clash = (struct clash){both_written, swap ? other : one, swap ? one : other};
+    return REFUSED;
 }
 
 static int check_pair(const void *argument, const extent *a, const extent *b) {
@@ -133,10 +113,12 @@ static int check_pair(const void *argument, const extent *a, const extent *b) {
     const tensor *one = &(a->written ? written : s->in)->tensor[a->tensor];
     const tensor *other = &(b->written ? written : s->in)->tensor[b->tensor];
     if (!share_memory(one, other)) return 0;
-    if (a->written && b->written) return refuse_outputs(s, a->tensor, b->tensor);
+    if (s->operation == UN_BROADCAST && one->dtype == other->dtype)
+        return 0; /* written in order: the last one stays; but the engine takes type after type */
+    if (a->written && b->written) return clash(s, true, a->tensor, b->tensor);
     size_t output = a->written ? a->tensor : b->tensor;
     size_t input = a->written ? b->tensor : a->tensor;
-    return is_in_place(s, output, input) ? 0 : refuse_pair(s, output, input);
+    return is_in_place(s, output, input) ? 0 : clash(s, false, output, input);
 }
 
 static int by_address(const void *a, const void *b) {
@@ -185,7 +167,7 @@ static int walk_pairs(extent *extents, size_t count,
     if (are_apart(extents, count)) return 0;
     for (size_t i = 0; i < count; i++)
         for (size_t j = i + 1; j < count && extents[j].first < extents[i].end; j++)
-            if (visit(argument, &extents[i], &extents[j])) return -1;
+            if (visit(argument, &extents[i], &extents[j])) return REFUSED;
     return 0;
 }
 
@@ -193,7 +175,7 @@ int check_overlaps(const sides *s) {
     size_t written = s->in_place ? s->in->tensors : s->out->tensors;
     size_t tensors = s->in->tensors + (s->in_place ? 0 : written);
     if (!written || tensors == 1) return 0;
-    if (s->operation == UN_BROADCAST) return 0; /* written in order: the last one stays */
+    if (s->operation == UN_BROADCAST && have_one_dtype(s->in)) return 0; /* see check_pair */
     extent few[FEW];
     extent *extents = tensors <= FEW ? few : malloc(tensors * sizeof *extents);
     if (!extents) {
@@ -207,72 +189,40 @@ int check_overlaps(const sides *s) {
     return failed;
 }
 
-/* -- for Python: lists of several types, which the engine sees one type after the other -------- */
+/* -- for Python: the calls of other transports, and why one of ours was refused ----------------- */
 
-typedef struct search {
-    const side *side;
-    size_t written;
-} search;
-
-static int refuse_other_type(const void *argument, const extent *a, const extent *b) {
-    const search *s = argument;
-    size_t low = a->tensor < b->tensor ? a->tensor : b->tensor;
-    size_t high = a->tensor < b->tensor ? b->tensor : a->tensor;
-    const tensor *one = &s->side->tensor[low], *other = &s->side->tensor[high];
-    if (low >= s->written || one->dtype == other->dtype || !share_memory(one, other)) return 0;
-    const side outputs = {.tensors = s->written}, inputs = {.tensors = s->side->tensors - s->written};
-    const sides both = {.in_place = !inputs.tensors, .in = &inputs, .out = &outputs};
-    return high < s->written ? refuse_outputs(&both, low, high)
-                             : refuse_pair(&both, low, high - s->written);
-}
-
-PyObject *module_check_types_apart(PyObject *module, PyObject *arguments) {
-    (void)module;
-    PyObject *tensors;
-    Py_ssize_t written;
-    if (!PyArg_ParseTuple(arguments, "On", &tensors, &written)) return NULL;
-    side s;
-    start_side(&s);
-    extent *extents = NULL;
-    search search = {.side = &s, .written = (size_t)written};
-    int failed = 0;
-    if (read_list(&s, tensors))
-        PyErr_Clear(); /* the call itself will complain */
-    else if ((extents = malloc((s.tensors + 1) * sizeof *extents)))
-        failed = walk_pairs(extents, list_extents(extents, &s, true), refuse_other_type, &search);
-    free(extents);
-    free_side(&s);
-    return failed ? NULL : Py_NewRef(Py_None);
-}
-
-/* -- for Python: the calls of other transports ------------------------------------------------- */
-
-PyObject *module_check_overlaps(PyObject *module, PyObject *arguments) {
+PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *output, *input;
     int operation, rank, ranks, coalesced;
     if (!PyArg_ParseTuple(arguments, "iOOiip", &operation, &output, &input, &rank, &ranks, &coalesced))
         return NULL;
+    struct clash found = {0};
     sides both = {.operation = (un_operation)operation,
                   .rank = (size_t)rank,
                   .ranks = (size_t)ranks,
                   .wide_input = is_wide_input((un_operation)operation),
                   .wide_output = is_wide_output((un_operation)operation),
                   .coalesced = coalesced,
-                  .in_place = input == Py_None};
+                  .in_place = input == Py_None,
+                  .clash = &found};
     side in, out;
     start_side(&in);
     start_side(&out);
     both.in = &in;
     both.out = &out;
     size_t in_parts = both.wide_input ? both.ranks : 1, out_parts = both.wide_output ? both.ranks : 1;
-    int failed = both.in_place ? read_list(&in, output)
-                               : read_side(&in, input, in_parts, coalesced, false) ||
-                                     read_side(&out, output, out_parts, coalesced, false);
-    failed = failed || check_overlaps(&both);
+    bool is_read = both.in_place ? !read_list(&in, output)
+                                 : !read_side(&in, input, in_parts, coalesced, false) &&
+                                       !read_side(&out, output, out_parts, coalesced, false);
+    bool clashes = is_read && check_overlaps(&both) == REFUSED;
     free_side(&in);
     free_side(&out);
-    return failed ? NULL : Py_NewRef(Py_None);
+    if (PyErr_Occurred()) return NULL;
+    if (!is_read) return PyErr_Format(PyExc_ValueError, "tensors that cannot be compared");
+    if (!clashes) Py_RETURN_NONE;
+    return Py_BuildValue("Onn", found.both_written ? Py_True : Py_False, (Py_ssize_t)found.one,
+                         (Py_ssize_t)found.other);
 }
 
 PyObject *module_overlaps_itself(PyObject *module, PyObject *object) {
@@ -280,8 +230,8 @@ PyObject *module_overlaps_itself(PyObject *module, PyObject *object) {
     tensor t;
     un_view view;
     start_tensor(&t);
-    bool failed = read_one(&t, &view, object, false);
-    bool overlaps = !failed && t.layout && overlaps_itself(t.data, t.layout);
+    bool is_read = !read_one(&t, &view, object, false);
+    bool overlaps = is_read && t.layout && overlaps_itself(t.data, t.layout);
     free_tensor(&t);
-    return failed ? NULL : PyBool_FromLong(overlaps);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(overlaps);
 }

@@ -6,56 +6,6 @@
 
 /* -- one tensor ------------------------------------------------------------------------------ */
 
-/* What is refused here, unisono.comm.arguments refuses with the same texts. */
-COLD static int refuse(PyObject *kind, const char *why) {
-    PyErr_SetString(kind, why);
-    return -1;
-}
-
-COLD static int refuse_type(PyObject *object, const char *why) {
-    PyObject *type = PyType_GetName(Py_TYPE(object));
-    if (type) PyErr_Format(PyExc_TypeError, "%S %s", type, why);
-    Py_XDECREF(type);
-    return -1;
-}
-
-/* An array of dates, of records, of another machine's numbers. */
-COLD static int refuse_elements(PyObject *object) {
-    PyErr_Clear();
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    if (dtype) {
-        PyErr_Format(PyExc_TypeError, "%S elements are not plain numbers", dtype);
-        Py_DECREF(dtype);
-        return -1;
-    }
-    PyErr_Clear();
-    return refuse_type(object, "holds elements that are not plain numbers");
-}
-
-/* A tensor on a device, or one that torch refused to show (sparse, meta, quantised, ...). */
-COLD static int refuse_memory(PyObject *object) {
-    PyErr_Clear();
-    PyObject *type = PyType_GetName(Py_TYPE(object));
-    PyObject *layout = PyObject_GetAttrString(object, "layout");
-    PyObject *device = PyObject_GetAttrString(object, "device");
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
-    PyErr_Clear();
-    if (type && layout && device && dtype)
-        PyErr_Format(PyExc_TypeError,
-                     "a %S of %S, %S on device %S has no plain memory to share: pass a dense "
-                     "tensor on cpu",
-                     type, dtype, layout, device);
-    else
-        refuse_type(object, "has no plain memory to share");
-    Py_XDECREF(type);
-    Py_XDECREF(layout);
-    Py_XDECREF(device);
-    Py_XDECREF(dtype);
-    return -1;
-}
-
-PyObject *on_device;
-
 bool shapes_are_compared;
 static bool shapes_are_kept; /* then, and while a message is read: a call of 8 bytes would feel it */
 
@@ -92,8 +42,7 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
 
     struct un_dim kept[64];
     int n = 0;
-    if (dims > 64)
-        return refuse(PyExc_ValueError, "tensors of more than 64 dimensions are not supported");
+    if (dims > 64) return REFUSED;
     for (int d = 0; d < dims; d++) {
         if (shape[d] == 1) continue;
         struct un_dim dim = {(size_t)shape[d], (ptrdiff_t)(strides[d] * stride_unit)};
@@ -113,10 +62,7 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     t->layout->dims = n;
     t->layout->item_bytes = t->item_bytes;
     memcpy(t->layout->dim, kept, (size_t)n * sizeof *kept);
-    if (!writable || !overlaps_itself(t->data, t->layout)) return 0;
-    return refuse(PyExc_ValueError,
-                  "an expanded or overlapping tensor cannot receive a result: several of its "
-                  "elements share an address; pass a .clone()");
+    return writable && overlaps_itself(t->data, t->layout) ? REFUSED : 0;
 }
 
 static bool has_elements(const dl_tensor *d) {
@@ -126,16 +72,13 @@ static bool has_elements(const dl_tensor *d) {
 }
 
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
-    if (d->device.type != DLPACK_CPU)
-        return d->device.type == DLPACK_CUDA ? refuse(on_device, "memory of a GPU")
-                                             : refuse_memory(object);
+    if (d->device.type != DLPACK_CPU) return d->device.type == DLPACK_CUDA ? IN_A_GPU : REFUSED;
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
-    if (!d->data && has_elements(d))
-        return refuse_type(object, "has elements but no memory of its own (a lazy zero, a wrapper, "
-                                   "a storage resized to nothing): pass a plain tensor");
-    if (set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable)) return -1;
+    if (!d->data && has_elements(d)) return REFUSED;
+    int failed = set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable);
+    if (failed) return failed;
     return t->bytes ? check_with_torch(object, t, d->dtype.code) : 0;
 }
 
@@ -199,19 +142,14 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     if (PyObject_GetBuffer(object, &t->buffer, flags)) {
         t->buffer.obj = NULL;
         PyErr_Clear();
-        Py_buffer readable;
-        if (writable && !PyObject_GetBuffer(object, &readable, PyBUF_STRIDES | PyBUF_FORMAT)) {
-            PyBuffer_Release(&readable);
-            return refuse(PyExc_ValueError, "a read-only array cannot receive a result");
-        }
-        return refuse_elements(object);
+        return REFUSED;
     }
     t->item_bytes = (size_t)t->buffer.itemsize;
     t->data = t->buffer.buf;
     bool power_of_two = t->item_bytes && t->item_bytes <= 16 &&
                         !(t->item_bytes & (t->item_bytes - 1));
     if (!power_of_two || !dtype_of_format(t->buffer.format, t->item_bytes, &t->dtype))
-        return refuse_elements(object);
+        return REFUSED;
     int64_t shape[64], strides[64];
     int dims = t->buffer.ndim;
     for (int d = 0; d < dims && d < 64; d++) {
@@ -231,7 +169,10 @@ COLD static int read_resolved(tensor *t, PyObject *object, bool writable) {
     free(t->layout);
     t->layout = NULL;
     dl_tensor d;
-    if (exchange_api_of(resolved)->tensor_from_object(resolved, &d)) return refuse_memory(resolved);
+    if (exchange_api_of(resolved)->tensor_from_object(resolved, &d)) {
+        PyErr_Clear();
+        return REFUSED;
+    }
     return from_dlpack(t, resolved, &d, writable);
 }
 
@@ -239,22 +180,23 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     const known_type *type = know_type(object);
     if (type->api) {
         dl_tensor d;
-        if (type->api->tensor_from_object(object, &d)) return refuse_memory(object);
+        if (type->api->tensor_from_object(object, &d)) { /* sparse, meta, quantised, ... */
+            PyErr_Clear();
+            return REFUSED;
+        }
         int found = from_dlpack(t, object, &d, writable);
         return found == LAZY ? read_resolved(t, object, writable) : found;
     }
-    if (type->masks)
-        return refuse(PyExc_TypeError, "a masked array's hidden elements would count: pass "
-                                       ".filled(...) or .data");
+    if (type->masks) return REFUSED;
     if (PyObject_CheckBuffer(object)) return from_buffer(t, object, writable);
     if (PyObject_HasAttrString(object, "__dlpack__")) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
         const dl_managed_tensor *d =
             t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor") : NULL;
-        return d ? from_dlpack(t, object, &d->tensor, writable) : -1;
+        PyErr_Clear();
+        return d ? from_dlpack(t, object, &d->tensor, writable) : REFUSED;
     }
-    if (object == Py_None) return refuse(PyExc_TypeError, "None in place of a tensor");
-    return refuse_type(object, "is neither a tensor nor an array");
+    return REFUSED;
 }
 
 static un_view view_of(const tensor *t, size_t first_byte, size_t bytes, size_t start) {
@@ -287,7 +229,7 @@ int read_one(tensor *t, un_view *view, PyObject *object, bool writable) {
     shapes_are_kept = true;
     int failed = read_tensor(t, object, writable);
     shapes_are_kept = shapes_are_compared;
-    if (failed) return -1;
+    if (failed) return failed;
     *view = view_of(t, 0, t->bytes, 0);
     return 0;
 }
@@ -328,13 +270,7 @@ static int cut_tensors(side *s, size_t parts) {
     for (size_t i = 0; i < s->tensors; i++) {
         if (parts == 1) break;
         size_t items = s->tensor[i].bytes / s->tensor[i].item_bytes;
-        if (items % parts) {
-            PyErr_Format(PyExc_ValueError,
-                         "%zu elements cannot be cut evenly into %zu parts: pass a list with one "
-                         "tensor per rank",
-                         items, parts);
-            return -1;
-        }
+        if (items % parts) return REFUSED;
     }
     for (size_t part = 0; part < parts; part++) {
         un_stream *stream = &s->streams[part];
@@ -350,11 +286,7 @@ static int cut_tensors(side *s, size_t parts) {
 }
 
 static int one_tensor_per_part(side *s, size_t parts) {
-    if (s->tensors != parts) {
-        PyErr_Format(PyExc_ValueError, "a list of %zu tensors in a group of %zu ranks", s->tensors,
-                     parts);
-        return -1;
-    }
+    if (s->tensors != parts) return REFUSED;
     for (size_t part = 0; part < parts; part++) {
         size_t bytes = s->tensor[part].bytes;
         s->views[part] = view_of(&s->tensor[part], 0, bytes, 0);
@@ -369,7 +301,8 @@ static int read_items(side *s, PyObject *sequence, bool writable) {
         PyObject *item = PySequence_GetItem(sequence, (Py_ssize_t)i);
         if (!item) return -1;
         s->tensor[i].owner = item;
-        if (read_tensor(&s->tensor[i], item, writable)) return -1;
+        int failed = read_tensor(&s->tensor[i], item, writable);
+        if (failed) return failed;
     }
     return 0;
 }
@@ -391,10 +324,7 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
     Py_ssize_t tensors = many ? PySequence_Size(object) : 1;
     size_t views = coalesced || !many ? (size_t)tensors * parts : (size_t)tensors;
     if (allocate_side(s, (size_t)tensors, parts, views)) return -1;
-    if (!many) {
-        if (read_tensor(s->tensor, object, writable)) return -1;
-        return cut_tensors(s, parts);
-    }
-    if (read_items(s, object, writable)) return -1;
-    return coalesced ? cut_tensors(s, parts) : one_tensor_per_part(s, parts);
+    int failed = many ? read_items(s, object, writable) : read_tensor(s->tensor, object, writable);
+    if (failed) return failed;
+    return coalesced || !many ? cut_tensors(s, parts) : one_tensor_per_part(s, parts);
 }

@@ -9,9 +9,15 @@
 #include "layouts.h"
 #include "unisono.h"
 
-#define COLD __attribute__((cold)) /* refusals: kept out of the way of calls that are all right */
+#define COLD __attribute__((cold)) /* kept out of the way of calls that are all right */
 
-extern PyObject *on_device; /* the exception, a TypeError, about a tensor in a GPU's memory */
+/* What reading an argument comes to; -1: an exception is set. Why an argument is refused, Python finds
+ * out and says (unisono.comm.arguments). */
+enum {
+    LAZY = 1,      /* of check_with_torch alone: numbers that do not read as they lie */
+    REFUSED = 2,
+    IN_A_GPU = 3,  /* the memory of a tensor */
+};
 
 typedef struct tensor {
     char *data;
@@ -30,9 +36,8 @@ void start_tensor(tensor *t); /* before anything else; nothing of it needs to be
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
-/* torch_tensors.c: what DLPack does not show of a tensor with elements, whose type has its `code`. 0; -1
- * with an exception, for a storage that shrank; or LAZY, for numbers that do not read as they lie. */
-enum { LAZY = 1 };
+/* torch_tensors.c: what DLPack does not show of a tensor with elements, whose type has its `code`. 0,
+ * LAZY, or REFUSED, for a storage that shrank. */
 int check_with_torch(PyObject *object, const tensor *t, unsigned code);
 PyObject *resolve(PyObject *lazy); /* the numbers as they read, in a tensor of their own */
 void write_resolved(PyObject *lazy, PyObject *resolved);
@@ -55,7 +60,7 @@ void start_side(side *s); /* before anything else; nothing of it needs to be zer
 /* Read `object`: a tensor or a list or tuple of them, into `parts` streams.
  * One part: all tensors follow each other in it. Several, with a sequence that is not
  * `coalesced`: one tensor per part. Otherwise every tensor is cut evenly into the parts.
- * Returns 0, or -1 with a Python exception; free_side is due either way. */
+ * Returns 0, or as above; free_side is due either way. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 bool have_one_dtype(const side *s);
 int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */

@@ -60,11 +60,7 @@ static int check_storage(PyObject *object, const asked *needed) {
         return 0;
     }
     if ((uintptr_t)needed->first >= begin && (uintptr_t)needed->end <= begin + bytes) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "a tensor that ends at byte %zu has a storage of %zu, which somebody resized: "
-                 "resize it back, or pass another tensor",
-                 (size_t)((uintptr_t)needed->end - begin), bytes);
-    return -1;
+    return REFUSED;
 }
 
 int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
@@ -75,7 +71,7 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
     }
     asked *set = set_of(&now);
     bool is_new = !is_same(&set[0], &now) && !is_same(&set[1], &now);
-    if (is_new && check_storage(object, &now)) return -1;
+    if (is_new && check_storage(object, &now)) return REFUSED;
     if (is_lazy(object, t, code, is_new)) return LAZY;
     if (is_new) {
         set[1] = set[0];

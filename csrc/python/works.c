@@ -59,7 +59,7 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     if (!failed && a->call.operation != UN_BARRIER) failed = read_tensors(a, self);
     if (failed) {
         Py_DECREF((PyObject *)work);
-        return NULL;
+        return status_of(failed);
     }
     a->call.timeout_ns = self->timeout_ns;
     a->call.site = current_site();

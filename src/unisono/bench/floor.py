@@ -114,22 +114,22 @@ class LinkLimit:
 
 def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, of a group of all ranks."""
-    from unisono.comm.hosts.communicator import HostsCommunicator
+    from unisono.comm.hosts.transport import Hosts
 
-    if isinstance(comm, HostsCommunicator):
-        return comm.links.hosts.members
+    if isinstance(comm.transport, Hosts):
+        return comm.transport.links.hosts.members
     return (tuple(range(comm.size)),)
 
 
 def measure_link_limit(comm: Communicator) -> LinkLimit | None:
     """Measure every link of a group over hosts, with all its ranks; None for one host."""
-    from unisono.comm.hosts.communicator import HostsCommunicator
+    from unisono.comm.hosts.transport import Hosts
     from unisono.comm.hosts.link_speed import measure_links
     from unisono.comm.hosts.network import find_interface
 
-    if not isinstance(comm, HostsCommunicator):
+    if not isinstance(comm.transport, Hosts):
         return None
-    hosts = comm.links.hosts
+    hosts = comm.transport.links.hosts
     speeds = measure_links(comm, _STREAM_S)
     return LinkLimit(
         tuple(

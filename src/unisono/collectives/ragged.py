@@ -17,7 +17,6 @@ import torch
 from unisono.collectives.arguments import check_out
 from unisono.collectives.results import result_or_work
 from unisono.comm.base import Communicator, Work, name_of_dtype
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.error_texts import dtype_code
 
 
@@ -51,8 +50,9 @@ def all_gather_integers(
 ) -> list[tuple[int, ...]]:
     """Every rank's integers, in rank order; all ranks pass equally many. Where a Communicator has
     no way of its own for that, they travel in memory of this device."""
-    if isinstance(comm, SharedMemoryCommunicator):
-        return comm.exchange_integers(integers)
+    exchange = comm.transport.exchange_integers
+    if exchange is not None:
+        return exchange(integers)
     everyone: Any
     if str(device) == "cpu":  # arrays are made in a fraction of the time that tensors take
         everyone = numpy.empty((comm.size, len(integers)), dtype=numpy.int64)
@@ -80,8 +80,13 @@ def gather(
     """Every rank's tensor, in rank order, whatever its shape and dtype: on rank `dst`, in `out`
     where it is given, and None elsewhere; with None for `dst` on every rank."""
     is_wanted = dst is None or comm.rank == dst
-    if isinstance(comm, SharedMemoryCommunicator):
-        outputs, shapes = comm.gather_ragged(tensor, dst, torch.empty_like, _empty_beside)
+    if comm.transport.gather_ragged is not None:
+        try:
+            outputs, shapes = comm.transport.gather_ragged(
+                tensor, dst, torch.empty_like, _empty_beside
+            )
+        except TypeError as error:
+            comm.refuse_for("all_gather" if dst is None else "gather", error)
         if shapes is None:
             if out is not None and outputs is not None:
                 outputs = _copy_into(comm, out, outputs)

@@ -10,7 +10,7 @@ import torch
 
 from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Yes
 from unisono.comm.base import AnyReduction as Op
-from unisono.comm.collective_calls import Rank
+from unisono.comm.communicator import Rank
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.comm.base import count
+from unisono.comm.tensors import count
 from unisono.comm.mismatches import PairwiseSizes, find_minority
 from unisono.errors import CollectiveMismatch, name_ranks
 

@@ -1,53 +1,208 @@
-"""What makes no sense as an argument, said in one sentence: the rules of all implementations.
+"""The arguments of a call: what makes no sense is said here, in one sentence, for every transport.
 
-Each function raises ValueError or TypeError with the bare reason; whoever calls it adds the
-operation and the group, and tells the peers. What the engine checks itself, because it reads the
-tensors anyway (csrc/python/tensors.c, calls.c), it refuses with the same texts.
+Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation and
+the group, and tells the peers. The engine looks at the arguments of the calls that it takes by itself,
+for speed; what it does not take comes here, to be worded or to go the general way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from unisono.comm.base import (
+from unisono.comm import engine
+from unisono.comm.engine_numbers import Operation
+from unisono.comm.reductions import (
     REDUCTIONS,
-    AnyOp,
-    Communicator,
     PremulSum,
-    count,
-    dtype_name,
+    Reduction,
     has_meaning,
     holds,
+    known_reduction,
 )
-from unisono.comm.reductions import known_reduction
+from unisono.comm.tensors import count, dtype_name
 from unisono.errors import name_ranks
 
+if TYPE_CHECKING:
+    from unisono.comm.transport import Transport
+
 LISTS = (list, tuple)
+_IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)
+_ROOTED = (Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER)
+_WIDE_OUTPUT = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
+_WIDE_INPUT = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+
+class WideSide:
+    """The wide side of a collective: one tensor, cut evenly, or one tensor per rank."""
+
+    def __init__(self, given: Any, writable: bool, size: int, devices: Collection[str]) -> None:
+        self.tensors = check_tensors(given, writable, devices)
+        self.is_list = isinstance(given, LISTS)
+        self.counts = check_parts(self.tensors, size, self.is_list)
+        self.dtype = dtype_name(self.tensors[0])
+
+
+class Call:
+    """A collective whose arguments make sense.
+
+    In place, `outputs` are its tensors and `inputs` are none. Elsewhere there is one of each side, or
+    of a coalesced call several; a wide side is a WideSide, and one that this rank has not, of a gather
+    or scatter, is none."""
+
+    __slots__ = ("inputs", "is_coalesced", "operation", "outputs", "reduction", "root")
+
+    def __init__(
+        self,
+        operation: Operation,
+        outputs: list[Any],
+        inputs: list[Any],
+        root: int,
+        reduction: Reduction | None,
+        is_coalesced: bool,
+    ) -> None:
+        self.operation = operation
+        self.outputs = outputs
+        self.inputs = inputs
+        self.root = root
+        self.reduction = reduction
+        self.is_coalesced = is_coalesced
+
+    @property
+    def name(self) -> str:
+        return self.operation.name.lower()
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All its tensors, outputs first."""
+        return [*flatten(self.outputs), *flatten(self.inputs)]
+
+
+def flatten(sides: Sequence[Any]) -> list[Any]:
+    """The tensors of sides, some of which are wide."""
+    return [
+        tensor
+        for side in sides
+        for tensor in (side.tensors if isinstance(side, WideSide) else (side,))
+    ]
+
+
+def check_call(
+    operation: Operation, output: Any, input: Any, root: Any, op: Any, transport: Transport
+) -> Call:
+    """A call that a transport can carry out."""
+    rank, size, devices = transport.rank, transport.size, transport.devices
+    if operation in _ROOTED:
+        check_root(root, size)
+    if operation in _IN_PLACE:
+        outputs = check_tensors(output, True, devices)
+        reduction = None
+        if operation != Operation.BROADCAST:
+            reduction = check_reduction(op, map(dtype_name, outputs))
+        check_overlaps(operation, outputs, [], rank, size)
+        call = Call(operation, outputs, [], root, reduction, isinstance(output, LISTS))
+        transport.check(call)
+        return call
+    if operation == Operation.GATHER:
+        check_wide_side(root, rank, output, "output")
+    elif operation == Operation.SCATTER:
+        check_wide_side(root, rank, input, "input")
+    narrow = output if operation == Operation.REDUCE_SCATTER else input
+    has_pairs = operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+    is_coalesced = has_pairs and isinstance(narrow, LISTS)
+    if is_coalesced:
+        check_coalesced(output, input)
+    given_outputs, given_inputs = (output, input) if is_coalesced else ([output], [input])
+
+    def check_side(side: Any, writable: bool, wide: bool) -> Any:
+        if wide:
+            return WideSide(side, writable, size, devices)
+        return check_tensors([side], writable, devices)[0]
+
+    def outputs_of() -> list[Any]:
+        wide = operation in _WIDE_OUTPUT
+        return [check_side(side, True, wide) for side in given_outputs if side is not None or not wide]
+
+    def inputs_of() -> list[Any]:
+        wide = operation in _WIDE_INPUT
+        return [check_side(side, False, wide) for side in given_inputs if side is not None or not wide]
+
+    if operation in (Operation.ALL_GATHER, Operation.GATHER):  # the narrow side first
+        inputs = inputs_of()
+        outputs = outputs_of()
+    else:
+        outputs = outputs_of()
+        inputs = inputs_of()
+    reduction = None
+    if operation == Operation.REDUCE_SCATTER:
+        reduction = check_reduction(op, map(dtype_name, outputs))
+    for to, source in zip(outputs, inputs, strict=False):
+        _check_own_part(to, source, rank)
+    same = output is input and operation == Operation.ALL_TO_ALL
+    flat_inputs = [] if same else flatten(inputs)
+    if outputs and inputs:
+        check_overlaps(operation, flatten(outputs), flat_inputs, rank, size, is_coalesced)
+    call = Call(operation, outputs, inputs, root, reduction, is_coalesced)
+    transport.check(call)
+    return call
+
+
+def _check_own_part(to: Any, source: Any, rank: int) -> None:
+    """What a rank gives itself must be as long as what it takes, and of one dtype."""
+    given, taken = (
+        side.counts[rank] if isinstance(side, WideSide) else count(side) for side in (source, to)
+    )
+    dtypes = [side.dtype if isinstance(side, WideSide) else dtype_name(side) for side in (source, to)]
+    if dtypes[0] != dtypes[1]:
+        raise TypeError("input and output have different dtypes")
+    if given != taken:
+        raise ValueError(
+            f"this rank's part has {given} elements in the input and {taken} in the output"
+        )
+
+
+def check_message(
+    tensor: Any, sends: bool, peer: Any, tag: Any, transport: Transport, devices: Collection[str]
+) -> None:
+    """A message that a transport can carry."""
+    if sends or peer is not None:
+        check_peer(peer, transport.size)
+    if type(tag) is not int:
+        raise TypeError(f"a tag is a whole number, not {tag!r}")
+    if tag not in transport.tags:
+        raise ValueError(f"tag {tag} does not lie in {transport.tags[0]} to {transport.tags[-1]}")
+    transport.check_message(sends, peer)
+    check_tensor(tensor, not sends, devices)
 
 
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def check_reduction(op: AnyOp, dtypes: Iterable[str], also: str | None = None) -> tuple[str, float]:
-    """The name and the factor of a reduction that means something for all of these dtypes; `also`
-    is one that an implementation has beside the usual ones."""
-    factor = 1.0
-    known: Any = op if isinstance(op, str) and op == also else known_reduction(op)
+def check_reduction(op: Any, dtypes: Iterable[str]) -> Reduction:
+    """A reduction that means something for all of these dtypes."""
+    reduction = op if isinstance(op, Reduction) else _reduction_of(op)
+    for dtype in dtypes:
+        if not has_meaning(reduction.name, dtype):
+            raise TypeError(describe_meaningless(reduction.name, dtype))
+        if not holds(dtype, reduction.factor):
+            raise ValueError(f"{dtype} cannot be scaled by {reduction.factor}")
+    return reduction
+
+
+def _reduction_of(op: Any) -> Reduction:
+    known = known_reduction(op)
     if known is None:
         raise ValueError(describe_unknown_reduction(op))
-    if isinstance(known, PremulSum):
-        try:
-            factor = float(known.factor)
-        except (TypeError, ValueError):
-            raise ValueError(f"the factor {known.factor!r} is not a number") from None
-    name: str = "premul_sum" if isinstance(known, PremulSum) else known
-    for dtype in dtypes:
-        if not has_meaning(name, dtype):
-            raise TypeError(describe_meaningless(name, dtype))
-        if not holds(dtype, factor):
-            raise ValueError(f"{dtype} cannot be scaled by {factor}")
-    return name, factor
+    if not isinstance(known, PremulSum):
+        return Reduction(known)
+    try:
+        return Reduction("premul_sum", float(known.factor))
+    except (TypeError, ValueError):
+        raise ValueError(f"the factor {known.factor!r} is not a number") from None
 
 
 def describe_unknown_reduction(op: object) -> str:
@@ -77,7 +232,7 @@ class NotARank(ValueError):
 
     def among(self, global_ranks: Sequence[int] | None) -> str:
         """The reason, and what was meant if it is a global rank of a group of these, or a group."""
-        if isinstance(self.rank, Communicator) or hasattr(self.rank, "rank"):
+        if hasattr(self.rank, "rank"):
             return f"{self}: pass a group by its name, group=..."
         if not isinstance(self.rank, int) or not global_ranks:
             return str(self)
@@ -96,9 +251,8 @@ def check_root(root: object, size: int) -> None:
         raise NotARank("root", root, size)
 
 
-def check_wide_side(root: int, rank: int, size: int, wide: Any, side: str) -> None:
+def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
     """The root of a gather passes an output, of a scatter an input, and nobody else does."""
-    check_root(root, size)
     if wide is None and rank == root:
         raise ValueError(f"the root must pass an {side}")
     if wide is not None and rank != root:
@@ -139,17 +293,15 @@ def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, 
     return (count(tensor) // size,) * size
 
 
-def check_own_part(given: int, taken: int, dtypes: Iterable[str]) -> None:
-    """What a rank gives itself must be as long as what it takes, and of one dtype."""
-    if len(set(dtypes)) > 1:
-        raise TypeError("input and output have different dtypes")
-    if given != taken:
-        raise ValueError(
-            f"this rank's part has {given} elements in the input and {taken} in the output"
-        )
-
-
 # -- tensors ---------------------------------------------------------------------------------------
+
+
+def check_tensors(given: Any, writable: bool, devices: Collection[str]) -> list[Any]:
+    """The tensors of one argument: one, or a list."""
+    tensors = list(given) if isinstance(given, LISTS) else [given]
+    for tensor in tensors:
+        check_tensor(tensor, writable, devices)
+    return tensors
 
 
 def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
@@ -158,14 +310,11 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         _check_torch_tensor(tensor, devices)
     else:
         _check_array(tensor, writable, devices)
-    if writable:
-        from unisono.comm.overlaps import overlaps_itself  # it needs NumPy, as tensors do not
-
-        if overlaps_itself(tensor):
-            raise ValueError(
-                "an expanded or overlapping tensor cannot receive a result: several of its "
-                "elements share an address; pass a .clone()"
-            )
+    if writable and engine.overlaps_itself(_memory(tensor)):
+        raise ValueError(
+            "an expanded or overlapping tensor cannot receive a result: several of its "
+            "elements share an address; pass a .clone()"
+        )
 
 
 def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
@@ -225,3 +374,74 @@ def _end_in_storage(tensor: Any) -> int:
 
 def _either(devices: Collection[str]) -> str:
     return " or ".join(sorted(devices))
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+_KNOWN = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+_KNOWN += ("float16", "float32", "float64", "complex64", "complex128")
+_OTHERS = {1: "|u1", 2: "=u2", 4: "=u4", 8: "=u8", 16: "=c16"}
+
+
+def check_overlaps(
+    operation: Operation,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    rank: int,
+    size: int,
+    is_coalesced: bool = False,
+) -> None:
+    """Tensors must not share memory but where a call works in place: csrc/python/overlaps.c has the
+    rules, and docs/collectives.md the table. Without inputs the outputs are both; either side is one
+    tensor or one for each rank, and of a coalesced call many."""
+    to, source = list(map(_memory, outputs)), list(map(_memory, inputs))
+    sides: tuple[Any, Any]
+    if not source or (is_coalesced and len(to) != len(source)):  # the parts of several tensors
+        sides, source = ([*to, *source], None), []
+        operation = operation if operation == Operation.BROADCAST else Operation.ALL_REDUCE
+    else:
+        sides = tuple(side[0] if len(side) == 1 and not is_coalesced else side for side in (to, source))  # type: ignore[assignment]
+    clash = engine.find_clash(operation, *sides, rank, size, is_coalesced)
+    if clash is None:
+        return
+    both_written, one, other = clash
+    if both_written and not source:
+        raise ValueError(
+            f"tensors {one} and {other} of the list share memory, and each would go into the other: "
+            "pass a tensor once, or clones"
+        )
+    if both_written:
+        raise ValueError(
+            f"outputs {one} and {other} share memory, and there is one result for each: pass clones"
+        )
+    output = f"output {one}" if len(to) > 1 else "output"
+    input = f"input {other}" if len(source) > 1 else "input"
+    own = "the same part of both" if operation == Operation.ALL_TO_ALL else "this rank's own part"
+    raise ValueError(
+        f"{output} and {input} share memory, and not as {own} in place: pass a .clone() of the input"
+    )
+
+
+def _memory(tensor: Any) -> Any:
+    """An array that lies where the tensor does, whatever its device; it is only looked at from
+    outside."""
+    import numpy as np  # which tensors of torch do without
+
+    name = dtype_name(tensor)
+    if hasattr(tensor, "data_ptr"):
+        item_bytes, address = tensor.element_size(), tensor.data_ptr()
+        strides = tuple(step * item_bytes for step in tensor.stride())
+    else:
+        item_bytes, address = tensor.itemsize, tensor.__array_interface__["data"][0]
+        strides = tensor.strides
+    shape = tuple(tensor.shape)
+    if item_bytes > 16:  # of pairs of long doubles
+        shape, strides, item_bytes = (*shape, item_bytes // 16), (*strides, 16), 16
+    interface = {
+        "version": 3,
+        "typestr": np.dtype(name).str if name in _KNOWN else _OTHERS[item_bytes],
+        "data": (address, False),
+        "shape": shape,
+        "strides": strides,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

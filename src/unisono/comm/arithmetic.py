@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.base import dtype_name
+from unisono.comm.tensors import dtype_name
 from unisono.comm.flat import Row, is_torch
 
 _FUNCTIONS = {
     "sum": "add",
     "avg": "add",
-    "mean": "add",
     "premul_sum": "add",
     "product": "multiply",
     "min": "minimum",

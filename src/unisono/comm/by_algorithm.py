@@ -7,102 +7,105 @@ tensors of a list that travel together, and the parts of a wide side that lie in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.comm import flat
-from unisono.comm.arguments import LISTS, check_coalesced, check_reduction, check_tensor
-from unisono.comm.base import AnyOp, Communicator, Tensors, Work, count, dtype_name
+from unisono.comm.arguments import (
+    LISTS,
+    check_call,
+    check_coalesced,
+    check_overlaps,
+    check_reduction,
+    check_root,
+    check_tensors,
+)
 from unisono.comm.compiled_schedules import schedule_for
-from unisono.comm.execute import execute, refuse
-from unisono.comm.overlaps import overlap_complaint
+from unisono.comm.engine_numbers import Operation
+from unisono.comm.execute import execute
+from unisono.comm.tensors import count, dtype_name
+from unisono.comm.work import Work
 from unisono.errors import ScheduleError
 from unisono.plan.schedule import Schedule
 
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
+    from unisono.comm.transport import Transport
+
 _DEVICES = ("cpu", "cuda")
-_IN_PLACE = ("all_reduce", "broadcast", "reduce")
-_NARROW_OUTPUT = "reduce_scatter"
+_IN_PLACE = (Operation.ALL_REDUCE, Operation.BROADCAST, Operation.REDUCE)
 
 
 def run_by(
     algorithm: str | Schedule,
     comm: Communicator,
-    collective: str,
-    output: Tensors,
-    input: Tensors | None = None,
-    root: int = 0,
-    op: AnyOp = "sum",
-    async_op: bool = False,
+    transport: Transport,
+    operation: Operation,
+    output: Any,
+    input: Any,
+    root: Any,
+    op: Any,
+    async_op: bool,
 ) -> Work | None:
     """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
 
     Afterwards each rank has what the Communicator's method promises. Raises ValueError on every
-    rank, and the group goes on, for an algorithm that there is not, with `async_op`, and for parts
-    of a wide side that differ in size; else as `execute`.
+    rank, and the group goes on, for an algorithm that there is not, with `async_op` but for an
+    all_reduce of the engine's, and for parts of a wide side that differ in size; else as `execute`.
     """
+    name = operation.name.lower()
+    in_engine = transport.run_schedule is not None and operation == Operation.ALL_REDUCE
     try:
-        if not isinstance(root, int) or not 0 <= root < comm.size:
-            raise ValueError(f"root {root!r} is not a rank of a group of {comm.size}")
-        schedule = schedule_for(collective, algorithm, comm.size, root)
+        check_root(root, comm.size)
+        if operation == Operation.ALL_REDUCE and transport is not comm.transport:
+            raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
+        schedule = schedule_for(name, algorithm, comm.size, root)
+        if in_engine:
+            call = check_call(operation, output, input, root, op, transport)
+            assert transport.run_schedule is not None
+            return transport.run_schedule(call, schedule, async_op)
         if async_op:
             raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
-        calls = _calls(comm, collective, output, input, op)
+        calls = _calls(transport, operation, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
-        refuse(comm, collective, error)
+        comm.refuse_for(name, error)
     if not calls:
         comm.barrier()  # nothing to move, but peers that have something must learn of it
     for to, source in calls:
         row_to, row_from = _joined(to), None if source is None else _joined(source)
         execute(schedule, comm, row_to, row_from, op)
-        if isinstance(to, LISTS) and (collective != "reduce" or comm.rank == root):
+        if isinstance(to, LISTS) and (operation != Operation.REDUCE or comm.rank == root):
             _deal_out(row_to, to)
     return None
 
 
 def _calls(
-    comm: Communicator, collective: str, output: Any, input: Any, op: AnyOp
+    transport: Transport, operation: Operation, output: Any, input: Any, op: Any
 ) -> list[tuple[Any, Any]]:
     """What is executed one after the other: a tensor or a list of tensors for each side."""
-    if collective in _IN_PLACE:
+    if operation in _IN_PLACE:
         if not isinstance(output, LISTS):
             return [(output, None)]
-        _check_all(output, True)
-        if collective != "broadcast":
+        check_tensors(output, True, _DEVICES)
+        if operation != Operation.BROADCAST:
             check_reduction(op, map(dtype_name, output))
-        _check_overlaps(overlap_complaint(collective, output))
+        check_overlaps(operation, output, [], transport.rank, transport.size)
         return [(alike, None) for alike in _by_dtype(output)]
-    narrow = output if collective == _NARROW_OUTPUT else input
-    is_coalesced = isinstance(narrow, LISTS) and collective != "all_to_all"
+    narrow = output if operation == Operation.REDUCE_SCATTER else input
+    is_coalesced = isinstance(narrow, LISTS) and operation != Operation.ALL_TO_ALL
     if is_coalesced:
         check_coalesced(output, input)
     pairs = list(zip(output, input, strict=True)) if is_coalesced else [(output, input)]
     for to, source in pairs:
-        outputs, inputs = _listed(to), _listed(source)
-        _check_all(outputs, True)
-        _check_all(inputs, False)
+        outputs = check_tensors(to, True, _DEVICES)
+        inputs = check_tensors(source, False, _DEVICES)
         for side, tensors in ((to, outputs), (source, inputs)):
             if isinstance(side, LISTS):
-                _check_equal_parts(tensors, comm.size)
+                _check_equal_parts(tensors, transport.size)
         if to is not source:
-            _check_overlaps(overlap_complaint(collective, outputs, inputs, comm.rank, comm.size))
+            check_overlaps(operation, outputs, inputs, transport.rank, transport.size)
     if is_coalesced and not any(isinstance(side, LISTS) for pair in pairs for side in pair):
-        _check_overlaps(
-            overlap_complaint(collective, output, input, comm.rank, comm.size, coalesced=True)
-        )
+        check_overlaps(operation, output, input, transport.rank, transport.size, True)
     return pairs
-
-
-def _listed(side: Any) -> list[Any]:
-    return list(side) if isinstance(side, LISTS) else [side]
-
-
-def _check_all(tensors: Sequence[Any], writable: bool) -> None:
-    for tensor in tensors:
-        check_tensor(tensor, writable, _DEVICES)
-
-
-def _check_overlaps(complaint: str) -> None:
-    if complaint:
-        raise ValueError(complaint)
 
 
 def _check_equal_parts(tensors: Sequence[Any], size: int) -> None:

@@ -29,13 +29,6 @@ except ImportError as error:
     _why_missing = str(error)
 
 
-class NotOnDevice(TypeError):
-    """In place of OnDevice where there is no engine: nobody raises it."""
-
-
-OnDevice: type[TypeError] = NotOnDevice if _native is None else _native.OnDevice
-"""A tensor lies in a GPU's memory. Peers have not been told of the call."""
-
 GPU_MARK = -2
 """In place of a root, in posts of calls on GPU tensors: they match none on CPU tensors."""
 
@@ -122,18 +115,14 @@ def work_types() -> tuple[type, ...]:
     return () if _native is None else (_native.Work, _native.Message)
 
 
-def check_types_apart(tensors: Sequence[Any], written: int) -> None:
-    """Raise ValueError if two tensors of different dtypes share memory, at least one of them among
-    the first `written`."""
+def find_clash(operation: int, *call: Any) -> tuple[bool, int, int] | None:
+    """Two tensors of a call that share memory as they may not: whether both are outputs, and their
+    places. A call is its output, its input or None, rank and size of its group, and whether it is
+    coalesced. Without the engine nobody looks."""
+    clash: tuple[bool, int, int] | None = None
     if _native is not None:
-        _native.check_types_apart(tensors, written)
-
-
-def check_overlaps(operation: str, *call: Any) -> None:
-    """Raise ValueError if the tensors of a call share memory as they may not: its output, its input
-    or None, rank and size of its group, and whether it is coalesced."""
-    if _native is not None:
-        _native.check_overlaps(Operation[operation.upper()], *call)
+        clash = _native.find_clash(operation, *call)
+    return clash
 
 
 def overlaps_itself(tensor: Any) -> bool:

@@ -26,6 +26,7 @@ class Status:
     PEER_LOST = 15
     DAMAGED = 16
     ASK_AGAIN = 100
+    ON_DEVICE = 101
 
 
 class Operation(IntEnum):

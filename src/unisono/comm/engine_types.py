@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Protocol
 
-from unisono.comm.base import Work
+from unisono.comm.work import Work
 
 Gathered = tuple[list[Any] | None, list[tuple[int, tuple[int, ...]]] | None]
 """Every rank's tensor; or, where one is not small, every rank's dtype, by DLPack's number, and

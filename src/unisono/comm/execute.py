@@ -6,13 +6,13 @@ import hashlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from unisono.comm import flat
 from unisono.comm.arithmetic import combine
-from unisono.comm.base import AnyOp, Communicator, Message, Tensor, Work
+from unisono.comm.communicator import Communicator, Message
 from unisono.comm.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -21,6 +21,9 @@ from unisono.comm.compiled_schedules import (
 )
 from unisono.comm.flat import Row
 from unisono.comm.mismatches import find_minority
+from unisono.comm.reductions import AnyReduction
+from unisono.comm.tensors import Tensor
+from unisono.comm.work import Work
 from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
@@ -41,7 +44,7 @@ def execute(
     comm: Communicator,
     output: Tensor | None = None,
     input: Tensor | None = None,
-    op: AnyOp = "sum",
+    op: AnyReduction = "sum",
 ) -> None:
     """Do what `schedule` says, on `comm`, by messages between its ranks.
 
@@ -75,7 +78,7 @@ def execute(
         compiled = compile_schedule(schedule, comm.rank)
         workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
-        refuse(comm, schedule.collective, error)
+        comm.refuse_for(schedule.collective, error)
     tag = _agree(comm, compiled, workspace)
     try:
         workspace.begin()
@@ -87,16 +90,6 @@ def execute(
     except Exception as error:  # the others must not wait for what this rank could not do
         comm.abort(f"{schedule.title()} failed on rank {comm.rank}: {error!r}")
         raise
-
-
-def refuse(comm: Communicator, collective: str, error: Exception) -> NoReturn:
-    """Raise an error about our own arguments, once the others know that we do not take part."""
-    try:
-        comm.refuse(collective, str(error))
-    except ValueError as refused:
-        if isinstance(error, ScheduleError):
-            raise error from None
-        raise type(error)(str(refused)) from None
 
 
 # -- before anything moves -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Work
+from unisono.comm.work import Work
 from unisono.errors import CollectiveTimeout
 
 Job = Callable[[], Any]

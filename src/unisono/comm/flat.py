@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.base import count
+from unisono.comm.tensors import count
 
 Row = Any
 """A contiguous one-dimensional torch.Tensor or numpy.ndarray."""

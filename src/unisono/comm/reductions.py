@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from unisono.comm.engine_numbers import REDUCTION_NUMBERS
 
 if TYPE_CHECKING:
     from torch.distributed import ReduceOp
@@ -34,14 +36,10 @@ class PremulSum:
 ReductionName: TypeAlias = Literal[
     "sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor"
 ]
-Reduction: TypeAlias = ReductionName | PremulSum
+NamedReduction: TypeAlias = ReductionName | PremulSum
 
-AnyReduction: TypeAlias = "Reduction | Literal['prod'] | ReduceOp | ReduceOp.RedOpType"
+AnyReduction: TypeAlias = "NamedReduction | Literal['prod'] | ReduceOp | ReduceOp.RedOpType | Reduction"
 """What callers pass as `op`: a name, a PremulSum, or torch's."""
-
-Op: TypeAlias = str | PremulSum
-AnyOp: TypeAlias = "Op | ReduceOp | ReduceOp.RedOpType"
-"""What implementations may be given: they refuse what is not a reduction, with the other ranks."""
 
 REDUCTIONS: tuple[ReductionName, ...] = (
     "sum",
@@ -57,24 +55,47 @@ REDUCTIONS: tuple[ReductionName, ...] = (
 
 
 REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
-"""By the engine's number. The last is TRUNCATED_AVG, which errors call an average."""
+"""By the engine's number. The last is that of TRUNCATED_AVG, which errors call an average."""
 
-TRUNCATED_AVG = cast(ReductionName, "truncated_avg")
+
+class Reduction:
+    """A reduction as transports have it: its name, the engine's number of it, and what each
+    contribution is multiplied by."""
+
+    __slots__ = ("factor", "name", "number")
+
+    def __init__(self, name: str, factor: float = 1.0) -> None:
+        self.name = name
+        self.number = REDUCTION_NUMBERS[name]
+        self.factor = factor
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reduction):
+            return NotImplemented
+        return (self.name, self.factor) == (other.name, other.factor)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.factor))
+
+    def __str__(self) -> str:
+        return f"premul_sum({self.factor})" if self.name == "premul_sum" else self.name
+
+
+TRUNCATED_AVG = Reduction("truncated_avg")
 """For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
 zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
 fractions."""
 
+_BY_NAME: dict[str, ReductionName] = {name: name for name in REDUCTIONS}
+_BY_NAME |= {"mean": "avg", "prod": "product"}
 
-_NAMES: dict[str, ReductionName] = {name: name for name in REDUCTIONS}
-_NAMES |= {"mean": "avg", "prod": "product"}
 
-
-def known_reduction(op: Any) -> Reduction | None:
+def known_reduction(op: Any) -> NamedReduction | None:
     """What callers pass as `op`, as a name or a PremulSum; None for what is not a reduction. Names
     may be written in any case. A torch ReduceOp is known by its name, never by its number, which
     depends on the version of torch."""
     if isinstance(op, str):
-        return _NAMES.get(op.lower())
+        return _BY_NAME.get(op.lower())
     if isinstance(op, PremulSum):
         return op
     kind = getattr(op, "op", op)  # a ReduceOp has its type in `op`; it may be that type itself
@@ -82,7 +103,7 @@ def known_reduction(op: Any) -> Reduction | None:
     if name == "PREMUL_SUM" and hasattr(op, "__getstate__"):
         state = op.__getstate__()
         return PremulSum(float(state[1])) if isinstance(state, tuple) else None
-    return _NAMES.get(name.lower())
+    return _BY_NAME.get(name.lower())
 
 
 def has_meaning(op: str, dtype: str) -> bool:
@@ -90,11 +111,11 @@ def has_meaning(op: str, dtype: str) -> bool:
     if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
         return False
     if dtype == "bool":
-        return op not in ("avg", "mean", "premul_sum", TRUNCATED_AVG)
+        return op not in ("avg", "premul_sum", "truncated_avg")
     if "int" in dtype:
-        return op not in ("avg", "mean")
+        return op != "avg"
     if dtype.startswith("complex"):
-        return op in ("sum", "avg", "mean", "product", "premul_sum", TRUNCATED_AVG)
+        return op in ("sum", "avg", "product", "premul_sum", "truncated_avg")
     return op not in ("band", "bor", "bxor")
 
 

@@ -13,11 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
+from unisono.comm.tensors import address_of
+
 if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
     from unisono.comm.tensors import Array, Tensor
+    from unisono.comm.transport import Transport
 
 Shape: TypeAlias = "int | Sequence[int]"
 TensorT = TypeVar("TensorT", bound="Tensor")
@@ -41,24 +44,7 @@ class SharedTensors:
     rank: int
     size: int
     name: str
-
-    def _allocate(self, size_bytes: int) -> Memory | None:
-        """Memory in which this rank has so many bytes; all ranks call. None: there is none that
-        all could see."""
-        return None
-
-    def _find_memory(self, address: int) -> tuple[Memory, int] | None:
-        """The memory in which an address lies, and how far into whose part."""
-        return None
-
-    def _own_parts(self) -> list[tuple[int, int, int]]:
-        """The memories in which this rank has tensors: the number by which others find each, and
-        where this rank's part begins here and how many bytes it has."""
-        return []
-
-    def _memory(self, number: int) -> Memory | None:
-        """The memory of this number, for as long as a rank has a tensor there."""
-        return None
+    transport: Transport
 
     @overload
     def empty(self, shape: Shape, dtype: torch.dtype | None = None) -> torch.Tensor: ...
@@ -83,7 +69,7 @@ class SharedTensors:
         tensor([1., 1., 1.])
         """
         lengths, kind = self._checked_shape(shape, dtype)
-        memory = self._allocate(math.prod(lengths) * kind.itemsize)
+        memory = self.transport.allocate(math.prod(lengths) * kind.itemsize)
         if memory is None or not math.prod(lengths):
             return _ordinary(lengths, kind)
         return memory.tensor(self.rank, 0, lengths, kind)
@@ -118,7 +104,7 @@ class SharedTensors:
         """
         if type(rank) is not int or not 0 <= rank < self.size:
             raise ValueError(f"peer on group {self.name}: {rank!r} is not a rank of {self.size}")
-        found = self._find_memory(_address_of(tensor))
+        found = self.transport.find_memory(address_of(tensor))
         if found is None:
             if rank == self.rank:
                 return tensor
@@ -140,7 +126,7 @@ class SharedTensors:
         >>> comm.is_shared(comm.zeros(3)), comm.is_shared(torch.zeros(3))
         (True, False)
         """
-        return self._find_memory(_address_of(tensor)) is not None
+        return self.transport.find_memory(address_of(tensor)) is not None
 
     def _checked_shape(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
         """The shape as a tuple and the dtype as its library's own; ValueError and TypeError, once
@@ -151,10 +137,10 @@ class SharedTensors:
                 raise ValueError(f"a tensor of shape {lengths}")
             return lengths, _dtype_of(dtype)
         except (TypeError, ValueError) as error:
-            self._refuse_allocation(error)
+            self._refuse("allocate", error)
 
-    def _refuse_allocation(self, why: Exception) -> NoReturn:
-        raise type(why)(f"allocate on group {self.name}: {why}") from None
+    def _refuse(self, operation: str, why: Exception) -> NoReturn:
+        raise NotImplementedError  # a Communicator has it
 
 
 def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
@@ -167,7 +153,7 @@ def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
     elif "strided" not in str(getattr(tensor, "layout", "strided")):
         why = f"{tensor.layout} has no plain memory"
     if why:
-        comm._refuse_allocation(TypeError(why))
+        comm._refuse("allocate", TypeError(why))
     return tensor
 
 
@@ -199,11 +185,3 @@ def _ordinary(shape: tuple[int, ...], dtype: Any) -> Any:
     import numpy
 
     return numpy.empty(shape, dtype)
-
-
-def _address_of(tensor: Any) -> int:
-    if hasattr(tensor, "data_ptr"):
-        return int(tensor.data_ptr())
-    if hasattr(tensor, "__array_interface__"):
-        return int(tensor.__array_interface__["data"][0])
-    raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")

@@ -29,3 +29,20 @@ def dtype_name(tensor: Any) -> str:
 def name_of_dtype(dtype: Any) -> str:
     """A dtype by name; remembered, since lists of tensors ask for many and torch is slow here."""
     return str(dtype).removeprefix("torch.")
+
+
+def gpu_of(tensors: Any) -> torch.device | None:
+    """The GPU on which a tensor lies, or the first of a list that lies on one."""
+    if isinstance(tensors, (list, tuple)):
+        return next(filter(None, map(gpu_of, tensors)), None)
+    device = getattr(tensors, "device", None)
+    return device if getattr(device, "type", "cpu") == "cuda" else None
+
+
+def address_of(tensor: Any) -> int:
+    """Where the first element of a tensor or array lies. Raises TypeError for what is neither."""
+    if hasattr(tensor, "data_ptr"):
+        return int(tensor.data_ptr())
+    if hasattr(tensor, "__array_interface__"):
+        return int(tensor.__array_interface__["data"][0])
+    raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")

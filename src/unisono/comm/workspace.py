@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from unisono.comm import flat
-from unisono.comm.arguments import check_reduction, check_tensor
+from unisono.comm.arguments import check_overlaps, check_reduction, check_tensor
 from unisono.comm.arithmetic import divide, scale
-from unisono.comm.base import AnyOp, count, dtype_name
-from unisono.comm.overlaps import overlap_complaint
+from unisono.comm.engine_numbers import Operation
+from unisono.comm.tensors import count, dtype_name
 from unisono.plan.schedule import Schedule
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
@@ -32,7 +32,7 @@ class Workspace:
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int, receives: bool, output: Any, input: Any, op: AnyOp
+        self, schedule: Schedule, rank: int, receives: bool, output: Any, input: Any, op: Any
     ) -> None:
         self._collective = schedule.collective
         self._ranks, self._rank = schedule.ranks, rank
@@ -49,7 +49,8 @@ class Workspace:
         self._check()
         like = input if output is None else output
         if self._collective in _REDUCING:
-            self.op, self._factor = check_reduction(op, [dtype_name(like)])
+            reduction = check_reduction(op, [dtype_name(like)])
+            self.op, self._factor = reduction.name, reduction.factor
         self.whole = self._make_whole(receives)
         self._elements = len(self.whole)  # torch takes its time to tell
         what = self.op if self.op != "premul_sum" else f"{self.op}({self._factor})"
@@ -173,9 +174,8 @@ class Workspace:
                 f"{count(input)} elements in the input and {count(output)} in the output do not "
                 f"fit together on {self._ranks} ranks"
             )
-        why = overlap_complaint(collective, [output], [input], self._rank, self._ranks)
-        if why:
-            raise ValueError(why)
+        operation = Operation[collective.upper()]
+        check_overlaps(operation, [output], [input], self._rank, self._ranks)
 
 
 def _bytes_of_barrier(like: Any, chunks: int) -> flat.Row:

@@ -55,10 +55,10 @@ class LinkFacts:
 def check_hosts(as_json: bool, console: Console) -> None:
     """Measure; every rank calls this, the first one prints."""
     import unisono
-    from unisono.comm.hosts.communicator import HostsCommunicator
+    from unisono.comm.hosts.transport import Hosts
 
     with unisono.init("unisono", timeout_s=_COMM_TIMEOUT_S, with_torch=False) as comm:
-        hosts, links = _measure(comm) if isinstance(comm, HostsCommunicator) else ([], [])
+        hosts, links = _measure(comm) if isinstance(comm.transport, Hosts) else ([], [])
         judged, slow = judge(links)
         if comm.rank == 0 and as_json:
             told = {"hosts": list(map(asdict, hosts)), "links": list(map(asdict, judged))}

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,8 @@ from torch._C import _distributed_c10d
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.rendezvous.waiting import LATECOMERS_S
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.preloading import load_soon
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
@@ -30,13 +31,8 @@ from unisono.torch_support import (
 )
 from unisono.tracebacks import shorten_uncaught
 
-if TYPE_CHECKING:
-    from unisono.comm.hosts.communicator import HostsCommunicator
 
-_World: TypeAlias = "SharedMemoryCommunicator | HostsCommunicator"
-
-
-def create(options: Any, made: Any) -> UnisonoProcessGroup:
+def create(options: Any, over: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
     as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
     over that one. A group outside the world, which trainers make by torch's own helper, has no
@@ -44,8 +40,8 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     shorten_uncaught()
     given = _given_to_torch()
     _check_torch(options.group_rank, options.global_ranks_in_group, given)
-    if isinstance(made, Communicator):
-        return group_over(made, options.store)
+    if isinstance(over, Communicator):
+        return group_over(over, options.store)
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
@@ -53,10 +49,10 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     name = "world" if is_default else str(options.group_id)
     if size == 1:
-        from unisono.comm.solo import SoloCommunicator
+        from unisono.comm.solo import Solo
 
         known = ranks if in_world else None
-        return group_over(SoloCommunicator(name, known, timeout_s), options.store)
+        return group_over(Communicator(Solo(name, known, timeout_s)), options.store)
     world = _world() if in_world else None
     end = time.monotonic() + LATECOMERS_S
 
@@ -71,14 +67,14 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
 
     check()  # hosts without the dead rank would wait for nobody
     try:
-        if world is not None and not isinstance(world, SharedMemoryCommunicator):
+        if world is not None and not isinstance(world, SharedMemory):
             from unisono.comm.hosts.making import connect_beside
 
-            comm = connect_beside(
+            made = connect_beside(
                 world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
             )
         else:
-            comm = connect(
+            made = connect(
                 options.store,
                 rank,
                 size,
@@ -98,7 +94,7 @@ def create(options: Any, made: Any) -> UnisonoProcessGroup:
             check()
             time.sleep(0.01)
         raise
-    return group_over(comm, options.store)
+    return group_over(Communicator(made), options.store)
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
@@ -111,11 +107,10 @@ def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     return UnisonoProcessGroup(comm, store)
 
 
-def _world() -> _World | None:
+def _world() -> Transport | None:
     """What moves the data of torch's default group; None where there is none, or not ours."""
     group = dist.group.WORLD if dist.is_initialized() else None
-    comm = group.comm if isinstance(group, UnisonoProcessGroup) else None
-    return cast(_World, comm) if hasattr(comm, "ending") else None
+    return group.comm.transport if isinstance(group, UnisonoProcessGroup) else None
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:

@@ -11,8 +11,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from unisono.comm.base import Communicator
-from unisono.comm.engine import Operation, Status
+from unisono import variables
+from unisono.comm.communicator import Communicator
+from unisono.comm.engine_numbers import Operation, Status
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_autograd import mark_written
 
@@ -24,22 +25,24 @@ class GivenCalls:
 
     def _prepare_given_calls(self, comm: Communicator) -> None:
         self._names_of_ops = reductions_by_hash()
-        self._run_given: Callable[..., int] = getattr(comm, "run_given", _ask_again)
-        self._fail_given: Any = getattr(comm, "fail_given", None)
+        self._run_given: Callable[..., int] = comm.transport.short.run_given
+        if variables.ALGO.read() is not None:  # the short way knows the engine's own algorithm alone
+            self._run_given = functools.partial(_run_but_all_reduce, self._run_given)
+        self._error_given = comm.transport.call_error
 
     def _raise_unless_unheard(
         self, status: int, operation: Operation, tensors: Any, options: Any
     ) -> None:
         """After a status that is not OK: raise, unless the call has not begun."""
-        if status != Status.ASK_AGAIN:
+        if status not in (Status.ASK_AGAIN, Status.ON_DEVICE):
             reduces = hasattr(options, "reduceOp")
             op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
-            self._fail_given(status, operation, op, tensors)
+            raise self._error_given(status, operation, op, tensors)
 
 
-def _ask_again(*_: Any) -> int:
-    """In place of `run_given` where a Communicator has none."""
-    return Status.ASK_AGAIN
+def _run_but_all_reduce(run: Callable[..., int], operation: int, *given: Any) -> int:
+    is_all_reduce = operation == Operation.ALL_REDUCE
+    return Status.ASK_AGAIN if is_all_reduce else run(operation, *given)
 
 
 # The way into C is written out for each kind of signature: every further function between torch's

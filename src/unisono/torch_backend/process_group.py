@@ -30,9 +30,10 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._profiler import _RecordFunctionFast
 
-from unisono.comm.base import TRUNCATED_AVG, Communicator, PremulSum, Reduction, Work
+from unisono.comm.communicator import Communicator
+from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.engine import Operation, hide_files
-from unisono.comm.work import FinishedWork
+from unisono.comm.work import FinishedWork, Work
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.given_calls import (
     GivenCalls,
@@ -382,7 +383,7 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
 
         return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
 
-    def _op_of(self, options: Any, tensors: Tensors) -> Reduction:
+    def _op_of(self, options: Any, tensors: Tensors) -> Any:
         """The reduction that torch asks for. Its average of integers is their sum divided."""
         reduce_op = options.reduceOp
         name = self._names_of_ops.get(hash(reduce_op))
@@ -391,8 +392,9 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
         if name == "avg" and any(map(_is_integer, tensors)):
             return TRUNCATED_AVG if self.comm.size > 1 else "sum"
         if name == "premul_sum":
-            return PremulSum(float(reduce_op.__getstate__()[1]))  # torch 2.11 shows it nowhere else
-        return cast(Reduction, name)
+            factor = float(reduce_op.__getstate__()[1])
+            return Reduction("premul_sum", factor)  # torch 2.11 shows it nowhere else
+        return name
 
     def _all_gather_each(
         self, wide: Sequence[list[torch.Tensor]], inputs: Tensors, async_op: bool = False

@@ -23,7 +23,7 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements, exchange
 from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
 from unisono.torch_support import require_torch
@@ -81,8 +81,9 @@ def start(
         everyone = [mine]
         if info.size > 1 and (store is None or backend == "unisono"):
             comm = _connect(where, store, info, timeout_s, deadline, mine)
-            if isinstance(comm, SharedMemoryCommunicator):
-                everyone = [RankDescription(**json.loads(payload)) for payload in comm.payloads]
+            if isinstance(comm.transport, SharedMemory):
+                payloads = comm.transport.payloads
+                everyone = [RankDescription(**json.loads(payload)) for payload in payloads]
             else:
                 everyone = _gather_through_store(store, mine, info, deadline)
         elif info.size > 1:
@@ -94,9 +95,9 @@ def start(
         _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
-            from unisono.comm.solo import SoloCommunicator  # it needs NumPy
+            from unisono.comm.solo import Solo  # it needs NumPy
 
-            comm = SoloCommunicator(timeout_s=timeout_s)
+            comm = Communicator(Solo(timeout_s=timeout_s))
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
         if wants_torch:
@@ -208,10 +209,10 @@ def _connect(
     how["payload"] = json.dumps(vars(mine))
     if store is None:
         announcements = FileAnnouncements(where)
-        return SharedMemoryCommunicator.connect(announcements, info.rank, info.size, **how)
+        return Communicator(SharedMemory.connect(announcements, info.rank, info.size, **how))
     from unisono.comm.hosts.connect import connect  # needs torch, which has made the store
 
-    return connect(store, info.rank, info.size, **how)
+    return Communicator(connect(store, info.rank, info.size, **how))
 
 
 def _gather_through_store(
@@ -257,12 +258,12 @@ def _start_over_torch(
     import torch
     import torch.distributed as dist
 
-    from unisono.comm.over_torch.communicator import TorchCommunicator
-    from unisono.comm.solo import SoloCommunicator
+    from unisono.comm.over_torch.transport import OverTorch
+    from unisono.comm.solo import Solo
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:
-        native = native or SoloCommunicator()
+        native = native or Communicator(Solo())
         stack.callback(native.close)
         problem = backend_problem(backend)
         if problem:
@@ -282,7 +283,7 @@ def _start_over_torch(
             timeout=timedelta(seconds=timeout_s),
         )
         stack.callback(_destroy_torch_groups, dist)
-        comm = TorchCommunicator(dist.group.WORLD)
+        comm = Communicator(OverTorch(dist.group.WORLD))
         stack.callback(comm.close)
         return StartedWorld(comm, reason, stack.pop_all().close)
 

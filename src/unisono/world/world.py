@@ -252,7 +252,7 @@ def _communicator_of(group: Any) -> Communicator | None:
     if isinstance(group, UnisonoProcessGroup):
         return group.comm
     if isinstance(group, ProcessGroup):
-        from unisono.comm.over_torch.communicator import wrap
+        from unisono.comm.factory import wrap
 
         return wrap(group)
     return None
@@ -268,9 +268,9 @@ def _default_group() -> Any:
 
 @functools.cache
 def _solo() -> Communicator:
-    from unisono.comm.solo import SoloCommunicator  # it needs NumPy, which ranks may do without
+    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
 
-    return SoloCommunicator()
+    return Communicator(Solo())
 
 
 def get_rank(group: Group = None) -> int:

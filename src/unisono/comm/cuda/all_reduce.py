@@ -12,176 +12,157 @@ import torch
 from unisono.comm.announced_calls import (
     AnnouncedCall,
 )
-from unisono.comm.base import (
-    REDUCTIONS,
-    Op,
-    PremulSum,
-    Work,
-    dtype_name,
-)
-from unisono.comm.cuda.calls import GpuCalls, is_capturing
+from unisono.comm.cuda.calls import CudaCalls, is_capturing
 from unisono.comm.cuda.conducting import CONDUCTOR, Reduce
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK, Operation, Status
+from unisono.comm.cuda.shared_gpu import STAGED_BYTES
+from unisono.comm.engine import GPU_MARK
+from unisono.comm.engine_numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.reductions import Reduction
 from unisono.comm.rows import row_of, write_back
-from unisono.comm.shared_memory.engine_calls import REDUCTION_NUMBERS
+from unisono.comm.tensors import dtype_name
+from unisono.comm.work import Work
 
 _ALL_REDUCE = Operation.ALL_REDUCE
 
 
-class GpuAllReduce(GpuCalls):
+class AllReduces:
     """One tensor goes a short way: the engine's own comparison is its meeting."""
 
-    def all_reduce(
-        self, tensor: Any, op: Op = "sum", *, async_op: bool = False, algorithm: Any = None
-    ) -> Work | None:
-        group = self._ready(_ALL_REDUCE, tensor)
-        if group is not self:
-            return group.all_reduce(tensor, op, async_op=async_op)  # type: ignore[arg-type]
-        shared = self._shared
-        if shared and isinstance(tensor, torch.Tensor) and 0 < tensor.nbytes <= STAGED_BYTES:
-            return self._all_reduce_small(tensor, op, async_op)
-        if shared and shared.orchestra and isinstance(tensor, torch.Tensor) and tensor.numel():
-            return self._all_reduce_large(shared, tensor, op, async_op)
-        return self._reduce("all_reduce", tensor, None, op, async_op)
+    def __init__(self, calls: CudaCalls) -> None:
+        self._calls = calls
+        self._combiners: dict[Any, Callable[[torch.Tensor], None]] = {}
 
-    def _all_reduce_small(self, tensor: torch.Tensor, op: Op, async_op: bool) -> Work | None:
-        """One small tensor: the engine's own check is enough, there is no other meeting."""
+    def run_plain(self, tensor: Any, op: Any) -> int:
+        """One small tensor in one piece, by a reduction with a plain name. A status."""
+        calls = self._calls
         if (
-            async_op
-            or type(op) is not str
+            type(op) is not str
             or op not in REDUCTION_NUMBERS
+            or not isinstance(tensor, torch.Tensor)
+            or not 0 < tensor.nbytes <= STAGED_BYTES
             or not tensor.is_contiguous()
-            or tensor.device != self._device
+            or tensor.device != calls.device
             or tensor.is_neg()
             or tensor.is_conj()
             or is_capturing()
-            or self._of_backward
+            or calls.of_backward
         ):
-            return self._all_reduce_small_anyhow(tensor, op, async_op)
-        shared = self._shared
-        assert shared is not None
-        with self._lock:
-            shared.staging.exchange(tensor, self._stream(), self._combiner(op))
-        return None
+            return Status.ASK_AGAIN
+        combine = self._combiners.get(op) or self._combiner(Reduction(op), op)
+        with calls.lock:
+            calls.shared.staging.exchange(tensor, calls.stream(), combine)
+        return Status.OK
 
-    def _all_reduce_small_anyhow(self, tensor: torch.Tensor, op: Op, async_op: bool) -> Work | None:
-        """The same for a tensor of any layout, as a work too: ranks may differ in these."""
-        self._tensors("all_reduce", tensor, True)
-        self._check_op("all_reduce", op, [tensor])
-        shared = self._shared
-        assert shared is not None
+    def run(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
+        """One tensor that is not for the general way."""
+        if tensor.nbytes <= STAGED_BYTES:
+            return self._run_small(tensor, op, async_op)
+        return self._run_large(tensor, op, async_op)
+
+    def _run_small(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
+        """Of any layout, as a work too: ranks may differ in these."""
+        calls = self._calls
 
         def job() -> None:
             row = row_of(tensor)
-            shared.staging.exchange(row, self._stream(), self._combiner(op))
+            calls.shared.staging.exchange(row, calls.stream(), self._combiner(op))
             write_back(tensor, row)
 
         call = AnnouncedCall("all_reduce")
-        return self._run(call, job, [tensor], async_op, leaves_record=True)
+        return calls.carry_out(call, job, [tensor], async_op, leaves_record=True)
 
-    def _combiner(self, op: Op) -> Callable[[torch.Tensor], None]:
+    def _combiner(self, op: Reduction, key: Any = None) -> Callable[[torch.Tensor], None]:
         """An all_reduce in pinned memory."""
-        combiner = self._combiners.get(op)
+        key = key or op
+        combiner = self._combiners.get(key)
         if combiner is None:
-            combiner = self._combiners[op] = self._make_combiner(op)
+            combiner = self._combiners[key] = self._make_combiner(op)
         return combiner
 
-    def _make_combiner(self, op: Op) -> Callable[[torch.Tensor], None]:
-        comm = self._comm
-        number, factor = engine_reduction(op)
-        rest = GPU_MARK, number, factor, False, None
+    def _make_combiner(self, op: Reduction) -> Callable[[torch.Tensor], None]:
+        engine = self._calls.engine
+        run, number, factor = engine.group.run, op.number, op.factor
 
         def combine(host: torch.Tensor) -> None:
-            status = comm._native_run(_ALL_REDUCE, host, host, *rest)
+            status = run(_ALL_REDUCE, host, host, GPU_MARK, number, factor)
             if status:
-                comm._fail(status, _ALL_REDUCE, number, host)
+                raise engine.call_error(status, _ALL_REDUCE, op, host)
 
         return combine
 
-    def _all_reduce_large(
-        self, shared: SharedGpu, tensor: torch.Tensor, op: Op, async_op: bool
-    ) -> Work | None:
-        """One large tensor: the engine compares the calls, and a region per rank is told."""
-        if isinstance(op, PremulSum):  # whose factor the engine would not compare
-            return self._reduce("all_reduce", tensor, None, op, async_op)
-        self._tensors("all_reduce", tensor, True)
-        self._check_op("all_reduce", op, [tensor])
-        number, factor = engine_reduction(op)
+    def _run_large(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
+        """The engine compares the calls, and a region per rank is told."""
+        calls, shared = self._calls, self._calls.shared
+        group = calls.engine.group
         dtype = dtype_name(tensor)
         size = tensor.nbytes
-        group = self._comm._group
-        described = _ALL_REDUCE, number, GPU_MARK, dtype_code(tensor.dtype), size
-        everyone = [(rank, 0, 0) for rank in range(self.size)]
-        task = Reduce(kernel_reduction(op), factor, dtype, everyone, everyone, size)
+        described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(tensor.dtype), size
+        everyone = [(rank, 0, 0) for rank in range(calls.size)]
+        task = Reduce(op.name, op.factor, dtype, everyone, everyone, size)
         call = AnnouncedCall("all_reduce")
 
         def job() -> None:
             row = row_of(tensor)
-            stream = self._stream()
+            stream = calls.stream()
             record = group.record_open(*described, group.calls + 1)
             assert shared.orchestra is not None
             shared.orchestra.arrive(stream)
             status = group.check(*described, record)
             if status:
-                self._comm._fail(status, _ALL_REDUCE, number, tensor)
+                raise calls.engine.call_error(status, _ALL_REDUCE, op, tensor)
             status = Status.ABORTED
             group.record_cover(True)  # what follows are parts of this call
             try:
-                memory = self._tell_regions(call, shared, row)
-                if not self._conducted(call, shared, lambda: [task], memory, stream):
+                memory = self._tell_regions(call, row)
+                if not calls.conducted(call, shared, lambda: [task], memory, stream):
                     shared.staging.start(stream)
-                    self._reduce_row_staged(shared, row, None, call, op)
+                    reduce_staged_row(calls, row, None, call, op)
                 status = Status.OK
             finally:
                 group.record_cover(False)
                 group.record_end(record, status)
             write_back(tensor, row)
 
-        return self._run(call, job, [tensor], async_op, leaves_record=True)
+        return calls.carry_out(call, job, [tensor], async_op, leaves_record=True)
 
-    def _tell_regions(
-        self, call: AnnouncedCall, shared: SharedGpu, row: torch.Tensor
-    ) -> list[RankMemory]:
+    def _tell_regions(self, call: AnnouncedCall, row: torch.Tensor) -> list[RankMemory]:
         """Where everybody's row lies, after a meeting in which all have said the same."""
-        mine = shared.describe([(row.data_ptr(), row.nbytes)], row.nbytes)
+        calls = self._calls
+        mine = calls.shared.describe([(row.data_ptr(), row.nbytes)], row.nbytes)
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)
-        everything = numpy.empty((self.size, len(message)), numpy.uint8)
-        self._engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
-        wanted = 1 if self.rank == CONDUCTOR else 0
+        everything = numpy.empty((calls.size, len(message)), numpy.uint8)
+        calls.run_engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
+        wanted = 1 if calls.rank == CONDUCTOR else 0
         return [decode_memory(row.tobytes(), wanted) for row in everything]
 
-    def _reduce_row_staged(
-        self, shared: SharedGpu, row: torch.Tensor, root: int | None, call: AnnouncedCall, op: Op
-    ) -> None:
-        host = shared.staging.take(row)
-        operation, at = (_ALL_REDUCE, GPU_MARK) if root is None else (Operation.REDUCE, root)
-        self._reduce_staged(call, operation, host, host, at, *engine_reduction(op))
-        if root in (None, self.rank):
-            shared.staging.give(row, host)
 
-    def _reduce_staged(self, call: AnnouncedCall, operation: Operation, *more: Any) -> None:
-        output, input, root, number, factor = more
-        if not count_bytes(input):
-            return
-        arguments = (operation, output, input, root, number, factor, False, None)
-        status = self._comm._native_run(*arguments)
-        if status:
-            self._comm._fail(status, Operation[call.operation.upper()], number, input)
+def reduce_staged_row(
+    calls: CudaCalls, row: torch.Tensor, root: int | None, call: AnnouncedCall, op: Reduction
+) -> None:
+    """Reduce a row in pinned memory."""
+    host = calls.shared.staging.take(row)
+    operation, at = (_ALL_REDUCE, GPU_MARK) if root is None else (Operation.REDUCE, root)
+    reduce_staged(calls, call, operation, host, host, at, op)
+    if root in (None, calls.rank):
+        calls.shared.staging.give(row, host)
 
 
-def engine_reduction(op: Op) -> tuple[int, float]:
-    """The engine's number of a reduction, and its factor."""
-    if isinstance(op, PremulSum):
-        return len(REDUCTIONS), float(op.factor)
-    return REDUCTION_NUMBERS[op], 1.0
-
-
-def kernel_reduction(op: Op) -> str:
-    if isinstance(op, PremulSum):
-        return "premul_sum"
-    return "avg" if op == "mean" else op
+def reduce_staged(
+    calls: CudaCalls,
+    call: AnnouncedCall,
+    operation: Operation,
+    output: Any,
+    input: Any,
+    root: int,
+    op: Reduction,
+) -> None:
+    """Have the engine reduce what lies in pinned memory, in the course of a call."""
+    if not count_bytes(input):
+        return
+    status = calls.engine.group.run(operation, output, input, root, op.number, op.factor)
+    if status:
+        raise calls.engine.call_error(status, Operation[call.operation.upper()], op, input)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Work
+from unisono.comm.work import Work
 
 
 def in_backward() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import Communicator
+from unisono.comm.transport import Transport
 from unisono.comm.cuda.conducting import Orchestra
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
 from unisono.comm.cuda.flags import Flags, flags_bytes
@@ -25,11 +25,13 @@ from unisono.comm.cuda.routing import (
     why_no_mapping,
 )
 from unisono.comm.cuda.shared_gpu import SharedGpu
-from unisono.comm.engine import GPU_MARK, Operation
+from unisono.comm.cuda.transport import Cuda
+from unisono.comm.engine import GPU_MARK
+from unisono.comm.engine_numbers import Operation
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+    from unisono.comm.shared_memory.transport import SharedMemory
 
 _DESCRIPTION_BYTES = 1024
 _cuda: Any = torch.cuda  # torch has no types for it
@@ -37,8 +39,8 @@ _dist: Any = dist
 
 
 def meet_on_gpus(
-    comm: SharedMemoryCommunicator, device: torch.device, operation: Operation
-) -> SharedGpu | Communicator:
+    comm: SharedMemory, device: torch.device, operation: Operation
+) -> Transport:
     """What carries out the calls of this group on CUDA tensors. All ranks call with their first
     one. Raises ValueError, on all of them, where their GPUs allow no way."""
     with _cuda.device(device):
@@ -54,7 +56,7 @@ def meet_on_gpus(
         gpus = _exchange(comm, mine, operation)
         way = choose_way(gpus)
         if way is None:
-            comm._refuse(operation, describe_no_way(gpus))
+            raise ValueError(describe_no_way(gpus))
         if way != SHARED:
             return _connect_nccl(comm)
         why = why_no_mapping(gpus)
@@ -69,10 +71,10 @@ def meet_on_gpus(
     shared = SharedGpu(driver, orchestra)
     if why:
         shared.warn_of_staging(comm.rank, why)
-    return shared
+    return Cuda(comm, device, shared)
 
 
-def _prepare(comm: SharedMemoryCommunicator) -> tuple[Driver | None, str]:
+def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:
     """The driver, and why the ranks' memory cannot be worked in by one of them; "": it can."""
     _cuda.current_stream().query()  # so that this thread has a context
     try:
@@ -82,39 +84,40 @@ def _prepare(comm: SharedMemoryCommunicator) -> tuple[Driver | None, str]:
     return driver, f"{comm.size} ranks are more than {MOST_ROWS}" if comm.size > MOST_ROWS else ""
 
 
-def _share_flags(comm: SharedMemoryCommunicator, driver: Driver) -> tuple[Flags | None, str]:
+def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]:
     """Flags of all ranks, in memory that rank 0 provides; or why this rank has none. All call."""
     try:
-        memory = comm._allocate(0 if comm.rank else flags_bytes(comm.size))
+        memory = comm.allocate(0 if comm.rank else flags_bytes(comm.size))
         assert memory is not None
-        return Flags(driver, comm._group, comm.rank, comm.size, memory), ""
+        return Flags(driver, comm.group, comm.rank, comm.size, memory), ""
     except (SegmentError, DriverError) as error:
         return None, str(error)
 
 
-def _exchange(comm: SharedMemoryCommunicator, mine: RankGpu, operation: Operation) -> list[RankGpu]:
+def _exchange(comm: SharedMemory, mine: RankGpu, operation: Operation) -> list[RankGpu]:
     row = bytearray(mine.encode().ljust(_DESCRIPTION_BYTES))
     message = torch.frombuffer(row, dtype=torch.uint8)
     everyone = torch.empty(comm.size, _DESCRIPTION_BYTES, dtype=torch.uint8)
-    gather = Operation.ALL_GATHER, everyone, message, GPU_MARK, 0, 1.0, False, None
-    status = comm._native_run(*gather)
+    status = comm.group.run(Operation.ALL_GATHER, everyone, message, GPU_MARK, None)
     if status:
-        raise comm._exceptions.call_error(status, operation)
+        raise comm.exceptions.call_error(status, operation)
     return [decode_gpu(bytes(row.tolist()).rstrip()) for row in everyone]
 
 
-def _connect_nccl(comm: SharedMemoryCommunicator) -> Communicator:
+def _connect_nccl(comm: SharedMemory) -> Transport:
     """A group of NCCL with the same ranks, who meet in a file. NCCL connects with its first call;
     torch removes the file when the last rank has left."""
-    from unisono.comm.over_torch.stateless import StatelessCommunicator
+    from unisono.comm.over_torch.stateless import connect_stateless
 
     path = torch.zeros(512, dtype=torch.uint8)
     if comm.rank == 0:
         with tempfile.NamedTemporaryFile(prefix="unisono-nccl-", delete=False) as file:
             name = file.name.encode()
         path[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-    comm.broadcast(path, 0)
+    status = comm.group.run(Operation.BROADCAST, path, path, 0, None)
+    if status:
+        raise comm.exceptions.call_error(status, Operation.BROADCAST)
     where = bytes(path.tolist()).rstrip(b"\0").decode()
     limits = comm.timeout_s, comm.timeout_s
     store = _dist.FileStore(where, comm.size)
-    return StatelessCommunicator("nccl", store, comm.name, comm.rank, comm.size, *limits)
+    return connect_stateless("nccl", store, comm.name, comm.rank, comm.size, *limits)

@@ -6,56 +6,24 @@ A message between a CUDA and a CPU tensor is as good as any. Large ones are at t
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from unisono.comm.arguments import check_tensor
-from unisono.comm.base import Work
-from unisono.comm.row_collectives import RowCollectives
 from unisono.comm.rows import row_of
-
-if TYPE_CHECKING:
-    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.work import Work
 
 
-class GpuMessages(RowCollectives):
-    """The messages of a group on CUDA tensors, over those of its `_comm`."""
-
-    _comm: SharedMemoryCommunicator
-
-    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
-        self._comm.send(fetch(f"send on group {self.name}", tensor), dst, tag)
-
-    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work:
-        return self._comm.isend(fetch(f"send on group {self.name}", tensor), dst, tag)
-
-    def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
-        host = make_room(f"recv on group {self.name}", tensor)
-        source = self._comm.recv(host, src, tag)
-        deliver(tensor, host)
-        return source
-
-    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Work:
-        host = make_room(f"recv on group {self.name}", tensor)
-        return ArrivingWork(self._comm.irecv(host, src, tag), tensor, host)
-
-
-def fetch(doing: str, tensor: Any) -> torch.Tensor:
-    """A tensor in pinned memory, once the GPU has it there. Raises TypeError or ValueError, as
-    `doing`, for what cannot be sent."""
-    host = make_room(doing, tensor, False)
+def fetch(tensor: Any) -> torch.Tensor:
+    """A tensor in pinned memory, once the GPU has it there."""
+    host = make_room(tensor)
     with torch.inference_mode():
         host.view(-1).copy_(row_of(tensor))
     return host
 
 
-def make_room(doing: str, tensor: Any, writable: bool = True) -> torch.Tensor:
-    """Pinned memory for what is in a tensor, or will be. Raises as `fetch` does."""
-    try:
-        check_tensor(tensor, writable, ("cuda",))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{doing}: {error}") from None
+def make_room(tensor: Any) -> torch.Tensor:
+    """Pinned memory for what is in a tensor, or will be."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 

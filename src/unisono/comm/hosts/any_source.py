@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.errors import GroupError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AnySource:
         """Have one more; `post` lets messages from other hosts find it."""
         with self._lock:
             work = post()
-            if work.is_matched() or not isinstance(self._group.local, SharedMemoryCommunicator):
+            if work.is_matched() or not isinstance(self._group.local.transport, SharedMemory):
                 return work
             self._receives.append(_Receive(work, tensor, tag))
             must_start = not self._is_looked_after
@@ -67,9 +67,10 @@ class AnySource:
     def _take_local(self, receive: _Receive) -> bool:
         """Give it a message of this host, if there is one; whether it was."""
         group, work = self._group, receive.work
-        assert isinstance(group.local, SharedMemoryCommunicator)
+        local = group.local.transport
+        assert isinstance(local, SharedMemory)
         try:
-            source = group.local.probe(receive.tag)
+            source = local.probe(receive.tag)
             if source < 0 or not group.office.withdraw(work):
                 return False
             with torch.inference_mode():

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.announced_calls import AnnouncedCall, bytes_given
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator, dtype_name
-from unisono.comm.engine import Operation, Status, create_segment, open_group
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.engine import create_segment, open_group
+from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.tensors import dtype_name
+from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.shared_memory.group_parts import BETWEEN_HOSTS, Part, name_part
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
     from unisono.comm.engine_types import Group
 
 _OPERATIONS = {operation.name.lower(): int(operation) for operation in Operation}
@@ -34,8 +37,8 @@ class CallRecords:
         self._calls = 0
         self._size = part.size
         text = name_part(name, part)
-        if isinstance(local, SharedMemoryCommunicator):
-            group = local.become_part(text)
+        if isinstance(local.transport, SharedMemory):
+            group = local.transport.become_part(text)
         else:
             group = self._own = _make_memory()
             group.become_part(text, global_rank)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.hosts.identity import find_hosts
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
 
 def connect(
@@ -27,15 +27,15 @@ def connect(
     check: Callable[[], None] = lambda: None,
     on_one_host: bool = False,
     in_world: bool = True,
-) -> Communicator:
+) -> Transport:
     """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
     memory alone where all are on one host, or known to be. Without a world in common they have no
-    global ranks. Other arguments are those of `SharedMemoryCommunicator.connect`."""
+    global ranks. Other arguments are those of `SharedMemory.connect`."""
     deadline = deadline or Deadline(join_timeout_s)
     global_ranks = global_ranks or tuple(range(size)) if in_world else None
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
     if hosts is None or hosts.count == 1:
-        made = SharedMemoryCommunicator.connect(
+        made = SharedMemory.connect(
             StoreAnnouncements(store, limit=deadline),
             rank,
             size,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.causes import Cause
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.messages import HostsMessages
@@ -120,10 +120,10 @@ class DeadlockSearch:
             if work.peer is None or not self._group.office.is_alone(work):
                 return None
             return Wait(number, work.peer, received.get(work.peer, 0), work.doing)
-        local = self._group.local
-        if waits or not isinstance(local, SharedMemoryCommunicator):
+        local = self._group.local.transport
+        if waits or not isinstance(local, SharedMemory):
             return None
-        stuck = local.stuck(local.rank)
+        stuck = local.group.stuck(local.rank)
         if stuck is None or not self._group.office.is_alone(None):
             return None
         number, peer = stuck
@@ -134,13 +134,13 @@ class DeadlockSearch:
         """Whether the rank that waits for us, and sent the probe on, has received all that we have
         sent it, and waits still."""
         sender, *_ = probe["path"][-1]
-        local = self._group.local
+        local = self._group.local.transport
         here = self._group.placement.here
         ranks = [self._group.placement.members[rank] for rank in here]
         if sender in ranks:
-            assert isinstance(local, SharedMemoryCommunicator)
+            assert isinstance(local, SharedMemory)
             _, number, _, _ = probe["path"][-1]
-            return local.stuck(ranks.index(sender)) == (number, local.rank)
+            return local.group.stuck(ranks.index(sender)) == (number, local.rank)
         with self._lock:
             return bool(self._sent[sender] == probe["received"])
 
@@ -168,8 +168,8 @@ class DeadlockSearch:
         )
         self._group.end(Cause("DeadlockError", "\n".join([*lines, advice]), cycle=cycle))
 
-    def _describe_local_wait(self, local: SharedMemoryCommunicator) -> str:
-        waiting = local.waiting(local.rank)
+    def _describe_local_wait(self, local: SharedMemory) -> str:
+        waiting = local.group.waiting(local.rank)
         if waiting is None:
             return "a message"
         sends, _, peer, tag, *_ = waiting

@@ -8,14 +8,13 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from sys import _getframe as _caller
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.base import TRUNCATED_AVG, Communicator, Work
 from unisono.comm.engine import site_of
 from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.call_records import CallRecords
@@ -26,11 +25,15 @@ from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
-from unisono.comm.row_collectives import RowCollectives
+from unisono.comm.row_transport import RowTransport
+from unisono.comm.work import Work
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
 from unisono.errors import CollectiveMismatch, GroupClosed, GroupError, PeerLost
 from unisono.processes import state_of
+
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
 
 _GRACE_S = 1.0
 """How much longer a rank waits for those of its own host: who waits for another host misses
@@ -42,11 +45,9 @@ _ANSWER_S = 0.5
 """How long a rank that did not come may take to say where it is."""
 
 
-class HostsGroup(RowCollectives):
+class HostsGroup(RowTransport):
     """One member, without collectives and messages. `local` is the group of the members on this
     host, `links` what connects this process to other hosts."""
-
-    _also = TRUNCATED_AVG
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class HostsGroup(RowCollectives):
             raise
 
     @property
-    def timeout_s(self) -> float:
+    def timeout_s(self) -> float:  # type: ignore[override]
         """How long a call waits for its peers."""
         return self._timeout_s
 
@@ -111,15 +112,15 @@ class HostsGroup(RowCollectives):
     # -- how it ends -----------------------------------------------------------------------------
 
     def _raise_if_ended(self) -> None:
-        if self._cause is not None:
-            raise copy.copy(self._cause)
-        if os.getpid() != self._pid:
-            raise GroupClosed(
-                f"group {self.name} belongs to the parent process (pid {self._pid}): a forked "
-                "child cannot use it",
-                rank=self.rank,
-                group=self.name,
-            )
+        ending = self._cause or self._forked()
+        if ending is not None:
+            raise copy.copy(ending)
+
+    def _forked(self) -> GroupError | None:
+        if os.getpid() == self._pid:
+            return None
+        text = f"group {self.name} belongs to the parent process (pid {self._pid}): a forked "
+        return GroupClosed(f"{text}child cannot use it", rank=self.rank, group=self.name)
 
     @property
     def errored(self) -> GroupError | None:
@@ -128,8 +129,8 @@ class HostsGroup(RowCollectives):
         return self._cause
 
     def ending(self, doing: str) -> GroupError | None:
-        """How the group ended, or None; `doing` is what this rank was about."""
-        return self.errored
+        ending = self._cause or self._forked() or self.errored
+        return None if ending is None else copy.copy(ending)
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
         """What to raise because one of these ranks has died."""
@@ -355,11 +356,7 @@ class HostsGroup(RowCollectives):
 
     # -- calls -----------------------------------------------------------------------------------
 
-    @property
-    def _devices(self) -> Collection[str]:
-        return ("cpu",)
-
-    def _call(
+    def announce(
         self,
         text: str,
         sends: Sequence[int] = (),
@@ -371,7 +368,7 @@ class HostsGroup(RowCollectives):
         site = site_of(_caller(1)) or ""  # the innermost line that is not ours
         return AnnouncedCall(text, sends, takes, timeout_s=limit_s, site=site)
 
-    def _run(
+    def carry_out(
         self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
         record = self.records.begin_call(call, tensors)
@@ -455,10 +452,9 @@ class HostsGroup(RowCollectives):
                 self._cause = self._cause or error
             raise
 
-    def _refuse(self, what: str, why: str, kind: type[Exception] = ValueError) -> NoReturn:
+    def refuse(self, operation: str) -> None:
         if self._cause is None:
-            call = AnnouncedCall(
-                what, refused=True, timeout_s=self.timeout_s, site=site_of(_caller(1)) or ""
-            )
-            self._refusal = self._thread.begin(lambda: self._carry_out(call, lambda: None), what)
-        raise kind(f"{what} on group {self.name}: {why}") from None
+            site = site_of(_caller(1)) or ""
+            call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s, site=site)
+            job = lambda: self._carry_out(call, lambda: None)  # noqa: E731
+            self._refusal = self._thread.begin(job, operation)

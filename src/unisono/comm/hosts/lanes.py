@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from unisono.comm.hosts.link import FRAME_BYTES
-from unisono.comm.hosts.reductions import Reduction
-from unisono.comm.row_group import Rows
+from unisono.comm.hosts.reductions import HostsReduction
+from unisono.comm.row_transport import Rows
 from unisono.comm.rows import bytes_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Lane:
         spans = [span_of(begin, end, self.count, lane) for lane in range(self.count)]
         return spans + [(end, end)] * (len(self.place.here) - self.count)
 
-    def reduce_inside(self, parts: Rows, reduction: Reduction) -> torch.Tensor:
+    def reduce_inside(self, parts: Rows, reduction: HostsReduction) -> torch.Tensor:
         """Our part of the sum of this host's ranks, as it crosses to others."""
         if len(parts) == 1:
             return reduction.narrow(reduction.combine_ranks(parts))

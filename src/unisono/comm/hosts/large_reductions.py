@@ -22,8 +22,8 @@ from unisono.comm.hosts.lanes import (
     span_of,
 )
 from unisono.comm.hosts.large_moves import all_gather_large, exchange_large
-from unisono.comm.hosts.reductions import Reduction
-from unisono.comm.row_group import Rows
+from unisono.comm.hosts.reductions import HostsReduction
+from unisono.comm.row_transport import Rows
 from unisono.comm.rows import bytes_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def reduce_large(
-    group: HostsGroup, row: torch.Tensor, reduction: Reduction, root: int | None, keep: bool
+    group: HostsGroup, row: torch.Tensor, reduction: HostsReduction, root: int | None, keep: bool
 ) -> torch.Tensor:
     """The reduction of a row for all ranks, or for `root`; in place unless `keep` forbids it."""
     if root is not None:
@@ -80,7 +80,7 @@ def reduce_large(
 
 
 def _reduce_to_root(
-    group: HostsGroup, row: torch.Tensor, reduction: Reduction, root: int
+    group: HostsGroup, row: torch.Tensor, reduction: HostsReduction, root: int
 ) -> torch.Tensor:
     lane = Lane(group)
     home = next(host for host, ranks in enumerate(lane.place.hosts) if root in ranks)
@@ -117,7 +117,7 @@ def _reduce_to_root(
     return result
 
 
-def reduce_scatter_large(group: HostsGroup, by_rank: Rows, reduction: Reduction) -> torch.Tensor:
+def reduce_scatter_large(group: HostsGroup, by_rank: Rows, reduction: HostsReduction) -> torch.Tensor:
     """Our part of the reduction of all ranks' rows."""
     lane = Lane(group)
     place = lane.place
@@ -179,7 +179,7 @@ def _common(one: Span, other: Span) -> Span:
 # -- in the order of ranks ------------------------------------------------------------------------
 
 
-def reduce_in_order(group: HostsGroup, row: torch.Tensor, reduction: Reduction) -> torch.Tensor:
+def reduce_in_order(group: HostsGroup, row: torch.Tensor, reduction: HostsReduction) -> torch.Tensor:
     """The reduction of a row for all ranks, in the order of ranks whatever their hosts: each
     combines a share of everybody's, which takes R/2 + 1/2 times the bytes between hosts."""
     bounds = [span_of(0, len(row), group.size, rank) for rank in range(group.size)]
@@ -191,7 +191,7 @@ def reduce_in_order(group: HostsGroup, row: torch.Tensor, reduction: Reduction) 
     return result
 
 
-def reduce_scatter_in_order(group: HostsGroup, by_rank: Rows, reduction: Reduction) -> torch.Tensor:
+def reduce_scatter_in_order(group: HostsGroup, by_rank: Rows, reduction: HostsReduction) -> torch.Tensor:
     """Our part of the reduction of all ranks' rows, in the order of ranks."""
     lengths = [row.nbytes for row in by_rank]
     own = lengths[group.rank]

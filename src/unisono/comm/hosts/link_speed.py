@@ -11,11 +11,14 @@ import itertools
 import statistics
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.hosts.communicator import HostsCommunicator
+from unisono.comm.hosts.transport import Hosts
+
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
 
 STREAM_S = 0.4
 """For how long a stream goes on at least."""
@@ -39,23 +42,26 @@ class LinkSpeed:
     back: float
 
 
-def measure_links(comm: HostsCommunicator, stream_s: float = STREAM_S) -> list[LinkSpeed]:
+def measure_links(comm: Communicator, stream_s: float = STREAM_S) -> list[LinkSpeed]:
     """Measure every pair of hosts of a world; all ranks call this, and have the same afterwards.
 
     Raises RendezvousError or a GroupError where hosts do not reach each other.
     """
-    hosts = comm.links.hosts
+    transport = comm.transport
+    assert isinstance(transport, Hosts)
+    links = transport.links
+    hosts = links.hosts
     serial = next(_serials)
     found = []
     for first, second in itertools.combinations(range(hosts.count), 2):
         ends = hosts.leader(first), hosts.leader(second)
         figures = torch.zeros(3, dtype=torch.float64)
         comm.barrier()  # nobody else sends
-        if comm.links.me in ends:
-            peer = ends[1 - ends.index(comm.links.me)]
-            gloo = comm.links.make_pair(peer, f"unisono/speed/{serial}", _TIMEOUT_S)
+        if links.me in ends:
+            peer = ends[1 - ends.index(links.me)]
+            gloo = links.make_pair(peer, f"unisono/speed/{serial}", _TIMEOUT_S)
             figures = torch.tensor(_measure_pair(gloo, stream_s), dtype=torch.float64)
-        comm.broadcast(figures, comm.placement.members.index(ends[0]))
+        comm.broadcast(figures, transport.placement.members.index(ends[0]))
         found.append(LinkSpeed(first, second, *figures.tolist()))
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unisono.comm.engine import Status
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.shared_memory import error_texts
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost, name_ranks
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def cause_of(error: GroupError, group: HostsGroup) -> Cause:
 
 def _how(group: HostsGroup) -> str:
     """How the process of a rank of this host ended."""
-    local = group.local
-    if isinstance(local, SharedMemoryCommunicator):
-        status, _, _, detail = local._group.failure()
+    local = group.local.transport
+    if isinstance(local, SharedMemory):
+        status, _, _, detail = local.group.failure()
         if status == Status.PEER_LOST:
             return error_texts.describe_ending(detail)
     return f"has left group {group.name}"

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from unisono.comm.base import Communicator
-from unisono.comm.hosts.communicator import HostsCommunicator
+from unisono.comm.communicator import Communicator
+from unisono.comm.hosts.transport import Hosts
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.solo import Solo
+from unisono.comm.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Rendezvous:
     check: Callable[[], None] = lambda: None
 
 
-def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> HostsCommunicator:
+def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> Hosts:
     """Make a group of all ranks of these hosts, with connections of its own."""
     links = Links(meeting.store, hosts, rank)
     try:
@@ -42,14 +43,14 @@ def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> Hosts
 
 
 def connect_beside(
-    world: HostsCommunicator,
+    world: Hosts,
     store: Any,
     members: Sequence[int],
     *,
     name: str,
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
-) -> Communicator:
+) -> Transport:
     """Make a group of these ranks of a world over hosts, which meet in a store of their own."""
     links = world.links
     placement = place(members, links.hosts, links.me)
@@ -59,23 +60,23 @@ def connect_beside(
     return _make(links, placement, meeting)
 
 
-def _make(links: Links, placement: Placement, meeting: Rendezvous) -> HostsCommunicator:
-    local = _make_local(placement, meeting)
+def _make(links: Links, placement: Placement, meeting: Rendezvous) -> Hosts:
+    local = Communicator(_make_local(placement, meeting))
     name, global_ranks, timeout_s = meeting.name, meeting.global_ranks, meeting.timeout_s
     return _over(links, placement, local, name, global_ranks, timeout_s)
 
 
-def _make_local(placement: Placement, meeting: Rendezvous) -> Communicator:
+def _make_local(placement: Placement, meeting: Rendezvous) -> Transport:
     """The group of the members on this host, who meet in their part of the store."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     known, here = meeting.global_ranks, placement.here
     global_ranks = None if known is None else tuple(known[rank] for rank in here)
     if len(here) == 1:
-        return SoloCommunicator(meeting.name, global_ranks, meeting.timeout_s)
+        return Solo(meeting.name, global_ranks, meeting.timeout_s)
     first = min(placement.members[rank] for rank in here)
     store = PrefixStore(f"unisono/host/{first}", meeting.store)
-    return SharedMemoryCommunicator.connect(
+    return SharedMemory.connect(
         StoreAnnouncements(store, limit=meeting.deadline),
         placement.index,
         len(here),
@@ -87,24 +88,22 @@ def _make_local(placement: Placement, meeting: Rendezvous) -> Communicator:
     )
 
 
-def split_group(parent: HostsCommunicator, members: tuple[int, ...], label: str) -> Communicator:
+def split_group(parent: Hosts, members: tuple[int, ...], name: str) -> Transport:
     """Make a group of these ranks of a group over hosts."""
     parent._raise_if_ended()
     links, before = parent.links, parent.placement
-    name = parent._name_split(members, label)
     known = parent.global_ranks
     global_ranks = None if known is None else tuple(known[rank] for rank in members)
     placement = place([before.members[rank] for rank in members], links.hosts, links.me)
     here = [before.here.index(members[rank]) for rank in placement.here]
     ranks_here = None if known is None else tuple(known[members[rank]] for rank in placement.here)
     if len(here) == 1:
-        local: Communicator = SoloCommunicator(name, ranks_here, parent.timeout_s)
+        local: Transport = Solo(name, ranks_here, parent.timeout_s)
     else:
-        assert isinstance(parent.local, SharedMemoryCommunicator)
-        local = parent._locally(partial(parent.local.split, here, name=name))
+        local = parent._locally(partial(parent.local.transport.split, tuple(here), name))
     if len(placement.hosts) == 1:
         return local
-    return _over(links, placement, local, name, global_ranks, parent.timeout_s)
+    return _over(links, placement, Communicator(local), name, global_ranks, parent.timeout_s)
 
 
 def _over(
@@ -114,9 +113,9 @@ def _over(
     name: str,
     global_ranks: tuple[int, ...] | None,
     timeout_s: float,
-) -> HostsCommunicator:
+) -> Hosts:
     with contextlib.ExitStack() as stack:
         stack.callback(local.close)
-        made = HostsCommunicator(links, placement, local, name, global_ranks, timeout_s)
+        made = Hosts(links, placement, local, name, global_ranks, timeout_s)
         stack.pop_all()
         return made

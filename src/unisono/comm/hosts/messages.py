@@ -12,8 +12,6 @@ from collections.abc import Callable
 from sys import _getframe as _caller
 from typing import Any
 
-from unisono.comm.arguments import NotARank, check_peer, check_tensor
-from unisono.comm.base import Tensor, Work, dtype_name
 from unisono.comm.engine import site_of
 from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.any_source import AnySource
@@ -28,9 +26,10 @@ from unisono.comm.hosts.post_office import (
     decode_message,
     encode_message,
 )
-from unisono.comm.row_group import LAST_TAG
 from unisono.comm.rows import bytes_of, row_of, write_back
 from unisono.comm.shared_memory.error_texts import describe_side
+from unisono.comm.tensors import dtype_name
+from unisono.comm.work import Work
 from unisono.errors import GroupError
 
 _IN_LINE_BYTES = FRAME_BYTES - MOST_ABOUT_BYTES
@@ -47,32 +46,32 @@ class HostsMessages(HostsGroup):
         self._mover: ThreadExecutor | None = None
         super().__init__(*args)
 
-    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        local = self._check_message(tensor, dst, tag, False)
+    def send(self, tensor: Any, peer: int, tag: int) -> None:
+        local = self._place_here(peer)
         if local is not None:
             self._locally(lambda: self.local.send(tensor, local, tag))
             return
-        self._wait(self._send_away(tensor, dst, tag))
+        self._wait(self._send_away(tensor, peer, tag))
 
-    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        local = self._check_message(tensor, src, tag, True)
+    def recv(self, tensor: Any, peer: int | None, tag: int) -> int:
+        local = self._place_here(peer)
         if local is not None:
             return self._recv_locally(tensor, local, tag)
-        work = self._receive_away(tensor, src, tag)
+        work = self._receive_away(tensor, peer, tag)
         self._wait(work)
         return work.source_rank()
 
-    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        local = self._check_message(tensor, dst, tag, False)
+    def isend(self, tensor: Any, peer: int, tag: int) -> Work:
+        local = self._place_here(peer)
         if local is not None:
             return LocalMessage(self, self._locally(lambda: self.local.isend(tensor, local, tag)))
-        return self._send_away(tensor, dst, tag)
+        return self._send_away(tensor, peer, tag)
 
-    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        local = self._check_message(tensor, src, tag, True)
+    def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
+        local = self._place_here(peer)
         if local is not None:
             return LocalMessage(self, self._locally(lambda: self.local.irecv(tensor, local, tag)))
-        return self._receive_away(tensor, src, tag)
+        return self._receive_away(tensor, peer, tag)
 
     def close(self) -> None:
         super().close()
@@ -81,20 +80,8 @@ class HostsMessages(HostsGroup):
 
     # -- inside this host ------------------------------------------------------------------------
 
-    def _check_message(self, tensor: Any, peer: int | None, tag: int, writable: bool) -> int | None:
+    def _place_here(self, peer: int | None) -> int | None:
         """The peer's number on this host; None where it is on another, or may be anybody."""
-        self._raise_if_ended()
-        try:
-            if peer is not None:
-                check_peer(peer, self.size)
-            if type(tag) is not int or not 0 <= tag <= LAST_TAG:
-                raise ValueError(f"tag {tag!r} does not lie in 0 to {LAST_TAG}")
-            check_tensor(tensor, writable, self._devices)
-        except (ValueError, TypeError) as error:
-            doing, kind, why = "recv" if writable else "send", type(error), str(error)
-            if isinstance(error, NotARank):
-                kind, why = ValueError, error.among(self.global_ranks)
-            raise kind(f"{doing} on group {self.name}: {why}") from None
         here = self.placement.here
         return here.index(peer) if peer in here else None
 

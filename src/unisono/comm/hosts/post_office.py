@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.base import Work
+from unisono.comm.work import Work
 from unisono.comm.hosts.causes import Cause
 from unisono.comm.hosts.link import Frame, Kind, memory_of
 from unisono.comm.hosts.mailbox import SLICE_S

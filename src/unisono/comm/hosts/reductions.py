@@ -8,32 +8,29 @@ rounded before they cross.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
-from unisono.comm.base import REDUCTION_NAMES, TRUNCATED_AVG, Op, PremulSum
 from unisono.comm.engine import SUM_DIVIDED, combine
-from unisono.comm.reductions import ReductionName
+from unisono.comm.engine_numbers import REDUCTION_NUMBERS
+from unisono.comm.reductions import Reduction
 
-_NUMBERS = {name: number for number, name in enumerate(REDUCTION_NAMES[:-1])}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-class Reduction:
+class HostsReduction:
     """`partial` is the dtype of what one host has, `crossing` that in which others get it, `inside`
     what its ranks reduce by."""
 
-    def __init__(self, op: Op, dtype: torch.dtype, ranks: int, rounds: bool = False) -> None:
-        name = "premul_sum" if isinstance(op, PremulSum) else "avg" if op == "mean" else op
-        averages = name in ("avg", TRUNCATED_AVG)
+    def __init__(self, op: Reduction, dtype: torch.dtype, ranks: int, rounds: bool = False) -> None:
+        averages = op.name in ("avg", "truncated_avg")
         self.dtype = dtype
-        self.partial = torch.float32 if dtype in _HALVES and name not in ("min", "max") else dtype
+        is_half = dtype in _HALVES and op.name not in ("min", "max")
+        self.partial = torch.float32 if is_half else dtype
         self.crossing = dtype if rounds else self.partial
-        self.inside = cast(ReductionName | PremulSum, "sum" if averages else op)
-        self._inside_number = _NUMBERS["sum" if averages else name]
-        self._factor = float(op.factor) if isinstance(op, PremulSum) else 1.0
-        self._between_number = _NUMBERS["sum" if averages or name == "premul_sum" else name]
+        self.inside = Reduction("sum") if averages else op
+        sums = averages or op.name == "premul_sum"
+        self._between_number = REDUCTION_NUMBERS["sum"] if sums else op.number
         self._divisor = float(ranks) if averages else None
 
     def widen(self, row: torch.Tensor) -> torch.Tensor:
@@ -50,7 +47,7 @@ class Reduction:
         wide = rows if self.partial is self.dtype else [self.widen(row) for row in rows]
         result = torch.empty_like(wide[0])
         if result.numel():
-            combine(result, wide, self._inside_number, self._factor)
+            combine(result, wide, self.inside.number, self.inside.factor)
         return result
 
     def combine_all(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:

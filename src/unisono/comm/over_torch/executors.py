@@ -9,11 +9,13 @@ on a stream beside its own.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 
-from unisono.comm.base import Work
+from unisono.comm.work import Work
 from unisono.comm.executors import Job
 from unisono.errors import CollectiveTimeout
 
@@ -91,3 +93,38 @@ def in_order_of_streams(job: Job, device: torch.device) -> Job:
         return result
 
     return in_order
+
+
+class StreamMessage(Work):
+    """A message that a device carries."""
+
+    def __init__(self, work: Any, end: Callable[[Any], int | None], doing: str) -> None:
+        self._work = work
+        self._end = end
+        self._doing = doing
+        self._source: int | None = None
+        self._is_over = False
+
+    def belongs_to(self, whole: Any) -> None:
+        """It was begun together with others, whose end is its own."""
+        self._work = whole
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if self._is_over:
+            return
+        if timeout_s is None:
+            self._work.wait()
+        elif not self._work.wait(timedelta(seconds=timeout_s)):
+            raise CollectiveTimeout(f"{self._doing} is still under way")
+        self._source = self._end(self._work)
+        self._is_over = True
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def exception(self) -> Exception | None:
+        return None
+
+    def source_rank(self) -> int:
+        self.wait()
+        return super().source_rank() if self._source is None else self._source

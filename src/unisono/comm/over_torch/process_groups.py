@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import UnisonoError
 
 _torch: Any = c10d  # its stubs know none of these names

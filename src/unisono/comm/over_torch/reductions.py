@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unisono.comm.base import Op, PremulSum
+from unisono.comm.reductions import Reduction
 
 _OF_ALL = ("sum", "avg", "product", "min", "max")
 _BITWISE = ("band", "bor", "bxor")
@@ -21,9 +21,10 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """The reductions and the dtypes of each. A backend that is not listed speaks for itself."""
 
 
-def check_supported(op: Op, dtype: str, backend: str) -> None:
+def check_supported(reduction: Reduction, dtype: str, backend: str) -> None:
     """Raise TypeError where a backend lacks a reduction that has a meaning for this dtype."""
-    if isinstance(op, PremulSum):  # nccl's own does not scale in a group of one
+    op = reduction.name
+    if op == "premul_sum":  # nccl's own does not scale in a group of one
         raise TypeError(f"{backend} has no premul_sum: scale the {dtype} tensor, and use sum")
     reductions, dtypes = _KNOWN.get(backend, ((op,), (dtype,)))
     if op not in reductions:
@@ -43,7 +44,7 @@ def averages(backend: str) -> bool:
     return backend == "nccl"
 
 
-def reduce_op(op: Op, backend: str) -> Any:
+def reduce_op(op: Reduction, backend: str) -> Any:
     """torch's object for a reduction that is supported."""
-    assert isinstance(op, str)
-    return getattr(dist.ReduceOp, "SUM" if op == "avg" and not averages(backend) else op.upper())
+    name = "sum" if op.name == "avg" and not averages(backend) else op.name
+    return getattr(dist.ReduceOp, name.upper())

@@ -10,19 +10,25 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import Communicator
-from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.comm.over_torch.transport import OverTorch
 from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.errors import RendezvousError, UnisonoError
 
 _c10d: Any = dist  # its stubs do not know all of these names
 
 
-class StatelessCommunicator(TorchCommunicator):
+def connect_stateless(
+    backend: str,
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    join_timeout_s: float,
+) -> OverTorch:
     """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store.
 
     All members call, with the same name, which no other group on this store may have had. They
@@ -30,52 +36,25 @@ class StatelessCommunicator(TorchCommunicator):
     this torch does not have the backend.
     """
 
-    def __init__(
-        self,
-        backend: str,
-        store: Any,
-        name: str,
-        rank: int,
-        size: int,
-        timeout_s: float,
-        join_timeout_s: float,
-    ) -> None:
-        own = _c10d.PrefixStore(name, store)
-        try:
-            group = _connect(backend, own, rank, size, timedelta(seconds=join_timeout_s))
-            group._set_group_name(name)
-            super().__init__(group, owns=True)
-            self._store = store
-            self._join_timeout_s = join_timeout_s
-            self.timeout_s = join_timeout_s
-            # Who leaves at once would break off those that still connect.
-            self.all_gather(numpy.empty(size), numpy.zeros(1))
-        except UnisonoError as error:
-            raise RendezvousError(f"group {name} could not be made: {error}") from error
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            raise RendezvousError(f"group {name} could not be made: {reason}") from error
-        self.timeout_s = timeout_s
+    def remake(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
+        own, limit_s = members.index(parent.rank), parent.timeout_s
+        join_s = min(limit_s, join_timeout_s)
+        return connect_stateless(backend, store, name, own, len(members), limit_s, join_s)
 
-    def _make_group(self, members: Sequence[int], name: str) -> Communicator:
-        return StatelessCommunicator(
-            self.backend,
-            self._store,
-            name,
-            members.index(self.rank),
-            len(members),
-            self.timeout_s,
-            min(self.timeout_s, self._join_timeout_s),
-        )
-
-    def _hang_up(self) -> None:
-        super()._hang_up()
-        if self.backend == "nccl":
-            self._transport.group._get_backend(torch.device("cuda")).abort()
-
-    def close(self) -> None:
-        super().close()
-        self._transport.release()
+    own = _c10d.PrefixStore(name, store)
+    try:
+        group = _connect(backend, own, rank, size, timedelta(seconds=join_timeout_s))
+        group._set_group_name(name)
+        made = OverTorch(group, owns=True, remake=remake)
+        made.timeout_s = join_timeout_s
+        made.barrier(None, False)  # who leaves at once would break off those that still connect
+    except UnisonoError as error:
+        raise RendezvousError(f"group {name} could not be made: {error}") from error
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise RendezvousError(f"group {name} could not be made: {reason}") from error
+    made.timeout_s = timeout_s
+    return made
 
 
 def check_backend(backend: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import RendezvousError
 from unisono.processes import namespace
 

@@ -1,143 +1,376 @@
-"""The few things that this implementation asks of a process group: rows in one piece, to the end.
+"""Over torch: any torch.distributed process group (gloo, nccl, mpi) as a transport.
 
-They are asked of the group itself and not of `torch.distributed`'s functions: these want global
-ranks, and have other names from one version of torch to the next.
+By the rules of all transports: group ranks, tensors of any layout, lists of different sizes.
+Reductions are the backend's own: those that it lacks are refused, and sums of floats are taken in
+its order, not in the order of ranks.
 """
 
 from __future__ import annotations
 
-import weakref
+import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import (
-    AllgatherOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
+import torch.distributed as dist
+
+from unisono import variables
+from unisono.comm.announced_calls import (
+    AnnouncedCall,
+    decode_call,
+    encode_call,
+    find_mismatch,
 )
+from unisono.comm.arguments import Call, flatten
+from unisono.comm.executors import INTERRUPTED, ThreadExecutor
+from unisono.comm.over_torch.executors import StreamExecutor, StreamMessage, in_order_of_streams
+from unisono.comm.over_torch.faults import Faults
+from unisono.comm.over_torch.process_group_calls import ON_STREAMS, ProcessGroupCalls
+from unisono.comm.over_torch.process_groups import new_group
+from unisono.comm.over_torch.reductions import averages, check_supported
+from unisono.comm.reductions import Reduction
+from unisono.comm.rendezvous.bounded_store import answer_within
+from unisono.comm.row_transport import RowTransport, Rows, device_of
+from unisono.comm.rows import bytes_of, row_of, write_back
+from unisono.comm.tensors import dtype_name
+from unisono.comm.transport import Transport
+from unisono.comm.work import Work
+from unisono.errors import GroupAborted, GroupClosed, GroupError, RendezvousError, UnisonoError
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Op
-from unisono.comm.over_torch.reductions import reduce_op
-from unisono.errors import UnisonoError
-
-_AllToAllOptions: Any = AllToAllOptions  # torch's stubs do not know its fields
-ON_STREAMS = frozenset(("nccl", "xccl"))
-"""Backends whose calls are over, for the caller, once the device has them in its queue."""
+Remake = Callable[["OverTorch", Sequence[int], str], "OverTorch"]
 
 
-class Transport:
-    """A process group, held on to only where it is ours. Ranks are ranks of the group."""
+class OverTorch(RowTransport):
+    """One member of a process group of torch's.
 
-    def __init__(self, group: Any, keep: bool) -> None:
-        self._group: Callable[[], Any] = (lambda: group) if keep else weakref.ref(group)
-        self.rank: int = group.rank()
-        self.size: int = group.size()
-        self.backends = _backends(group)
-        self.timeout_s = _timeout_s(group, self.backends)
+    `keep` holds on to the process group; without it the group lives as long as torch knows it.
+    `owns` destroys it on `close`. `remake` makes a group of some of its members: torch's new_group,
+    unless the group is none of torch's world.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        *,
+        keep: bool = True,
+        owns: bool = False,
+        remake: Remake | None = None,
+    ) -> None:
+        self._calls = ProcessGroupCalls(group, keep or owns)
+        self._owns = owns
+        self._remake = remake or new_in_world
+        self._is_in_world = remake is None
+        self.rank = self._calls.rank
+        self.size = self._calls.size
+        self.name = "world" if group is dist.group.WORLD else str(group.group_name)
+        self.global_ranks = None
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):  # torch may not know it
+            self.global_ranks = tuple(dist.get_process_group_ranks(group))
+        self.timeout_s = self._calls.timeout_s
+        kinds = self._calls.backends
+        # of "cpu:gloo,cuda:nccl" it is nccl
+        self.backend = next(
+            (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
+        )
+        self._checks = "cpu" in kinds and variables.CHECK.read() is not False
+        store = None
+        with contextlib.suppress(RuntimeError):
+            store = group.get_group_store()
+        self.devices = tuple(kinds)
+        self._faults = Faults(self.name, self.rank, store)
+        self._thread = ThreadExecutor(self.name)
+        self._streams = StreamExecutor()
 
     @property
-    def group(self) -> Any:
-        """The process group."""
-        group = self._group()
-        if group is None:
-            raise UnisonoError("torch.distributed has destroyed the process group")
-        return group
+    def process_group(self) -> Any:
+        """The torch process group, for `torch.distributed`'s own functions."""
+        return self._calls.group
 
-    def release(self) -> None:
-        """Let go of a process group that nobody else holds: its connections end with it."""
-        self._group = lambda: None
+    def split(self, members: tuple[int, ...], name: str) -> Transport:
+        self._faults.check()
+        return self._remake(self, members, name)
 
-    def backend(self, device: torch.device) -> str:
-        """The name of the backend that serves a device."""
-        return self.backends.get(device.type, next(iter(self.backends.values())))
+    def abort(self, reason: str = "") -> None:
+        if self._faults.cause is not None:
+            return
+        text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
+        ours = {"rank": self.rank, "peer": self.rank}
+        self._faults.end(GroupAborted(text, group=self.name, reason=reason, **ours))
+        self._hang_up()
 
-    # -- what is over when they return (for the device's stream, where the backend works on one) --
+    def _hang_up(self) -> None:
+        """Have every call that is under way fail, here and on the other ranks."""
+        if self.size == 1:
+            return
+        group = self._calls.group
+        if self._calls.backends.get("cpu") != "gloo":
+            group.abort()
+            return
+        with contextlib.suppress(RuntimeError):
+            # gloo's abort does nothing, but a receive that times out closes all connections
+            nothing = torch.empty(1, dtype=torch.uint8)
+            work = group.recv([nothing], (self.rank + 1) % self.size, self.tags.stop)
+            work.wait(timedelta(milliseconds=1))
+        if self.backend == "nccl" and not self._is_in_world:
+            group._get_backend(torch.device("cuda")).abort()
 
-    def all_reduce(self, row: torch.Tensor, op: Op, timeout_s: float) -> None:
-        options = _options(AllreduceOptions(), timeout_s)
-        options.reduceOp = reduce_op(op, self.backend(row.device))
-        _wait(self.group.allreduce([row], options))
+    def ending(self, doing: str) -> GroupError | None:
+        cause = self._faults.cause
+        return None if cause is None else copy.copy(cause)
 
-    def reduce(self, row: torch.Tensor, root: int, op: Op, timeout_s: float) -> None:
-        """`row` is scratch on the other ranks."""
-        options = _options(ReduceOptions(), timeout_s)
-        options.reduceOp, options.rootRank = reduce_op(op, self.backend(row.device)), root
-        _wait(self.group.reduce([row], options))
+    def close(self) -> None:
+        """Give everything back. A group that this object has made ends, and a call in it for which
+        the others have not come within 1 s fails; another goes on, once what was begun is over."""
+        if isinstance(self._faults.cause, GroupClosed):
+            return
+        if not self._owns:
+            self._thread.finish()
+            self._faults.closed(tell=False)
+            self._thread.close()
+            return
+        is_busy = not self._thread.settle()
+        self._faults.closed(tell=is_busy)
+        if is_busy:
+            self._hang_up()
+        self._thread.close()
+        if not self._is_in_world:
+            self._calls.release()
+        elif self._calls.group in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._calls.group)
 
-    def broadcast(
-        self, rows: Sequence[torch.Tensor], roots: Sequence[int], timeout_s: float
-    ) -> None:
-        """One row, or several at once, from a root each."""
-        works = []
-        for row, root in zip(rows, roots, strict=True):
-            options = _options(BroadcastOptions(), timeout_s)
-            options.rootRank, options.rootTensor = root, 0
-            works.append(self.group.broadcast([row], options))
-        for work in works:
-            _wait(work)
+    # -- how a call is carried out ---------------------------------------------------------------
 
-    def all_gather(self, rows: Sequence[torch.Tensor], row: torch.Tensor, timeout_s: float) -> None:
-        """`rows` are of one length."""
-        options = _options(AllgatherOptions(), timeout_s)
-        _wait(self.group.allgather([list(rows)], [row], options))
+    def announce(
+        self,
+        text: str,
+        sends: Sequence[int] = (),
+        takes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> AnnouncedCall:
+        self._faults.check()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return AnnouncedCall(text, sends, takes, timeout_s=limit_s)
 
-    def reduce_scatter(
-        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Op, timeout_s: float
-    ) -> None:
-        """`parts` are of one length."""
-        options = _options(ReduceScatterOptions(), timeout_s)
-        options.reduceOp = reduce_op(op, self.backend(output.device))
-        _wait(self.group.reduce_scatter([output], [list(parts)], options))
+    def carry_out(
+        self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
+    ) -> Work | None:
+        device = device_of(tensors) if tensors or "cpu" in self._calls.backends else _this_gpu()
+        doing = call.operation
+        if self._calls.backend(device) in ON_STREAMS:
+            with self._translated(doing):
+                if async_op:
+                    return self._streams.begin(job, doing, device, tensors)
+                with torch.inference_mode():
+                    job()
+            return None
 
-    def exchange(
+        def checked() -> None:
+            self._faults.check()
+            with self._translated(doing):
+                self._compare(call)
+                job()
+
+        work = self._thread.begin(in_order_of_streams(checked, device), doing)
+        if async_op:
+            return work
+        self._wait(work)
+        return None
+
+    def _wait(self, work: Work) -> None:
+        """Wait in Python, so that Ctrl-C is heard; what is under way then is given up."""
+        try:
+            work.wait()
+        except BaseException:
+            if not work.is_completed():
+                self.abort(INTERRUPTED)
+            raise
+
+    def _compare(self, call: AnnouncedCall) -> None:
+        """Compare with what the others are about to do."""
+        if not self._checks:
+            return
+        mine = encode_call(call, self.size)
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        self._calls.all_gather(rows, mine, call.timeout_s)
+        error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
+        if error is not None:
+            raise self._faults.end(error, tell=False)  # all see it
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Any:
+        """Let errors of the backend out as ours. They end the group."""
+        try:
+            yield
+        except (GroupError, ValueError, TypeError):
+            raise
+        except RuntimeError as error:
+            cause = self._faults.translate(error, doing)
+            raise cause from cause.__cause__
+
+    def refuse(self, operation: str) -> None:
+        """The peers learn of it in their meeting."""
+        if self._checks and self._faults.cause is None:
+            call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s)
+
+            def tell() -> None:
+                with self._translated(operation):
+                    self._compare(call)
+
+            self._thread.begin(tell, operation)
+
+    def check(self, call: Call) -> None:
+        if call.reduction is None:
+            return
+        for tensor in flatten(call.outputs):
+            backend = self._calls.backend(torch.device(getattr(tensor, "device", "cpu")))
+            check_supported(call.reduction, dtype_name(tensor), backend)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def reduce_row(
+        self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
+    ) -> torch.Tensor:
+        wire = row.clone() if keep else row
+        numbers = torch.view_as_real(wire) if wire.is_complex() else wire
+        if root is None:
+            self._calls.all_reduce(numbers, op, call.timeout_s)
+        else:
+            self._calls.reduce(numbers, root, op, call.timeout_s)
+        if op.name == "avg" and not averages(self._calls.backend(row.device)):
+            numbers.div_(self.size)
+        return wire
+
+    def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
+        """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
+        lengths = [part.numel() for part in by_rank]
+        on_stream = self._calls.backend(by_rank[0].device) in ON_STREAMS
+        if on_stream and len(set(lengths)) == 1 and not by_rank[0].is_complex():
+            result = torch.empty_like(by_rank[0])
+            self._calls.reduce_scatter(result, by_rank, op, call.timeout_s)
+            return result
+        whole = self.reduce_row(torch.cat(by_rank), op, None, call, False)
+        begin = sum(lengths[: self.rank])
+        return whole[begin : begin + lengths[self.rank]]
+
+    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
+        self._calls.broadcast([row], [root], call.timeout_s)
+
+    def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
+        if len({target.numel() for target in targets}) == 1:
+            self._calls.all_gather(targets, row, call.timeout_s)
+        else:
+            targets[self.rank].copy_(row)
+            self._calls.broadcast(targets, range(self.size), call.timeout_s)
+
+    def exchange_rows(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
         from_each: Sequence[int],
         to_each: Sequence[int],
-        timeout_s: float,
+        width: int,
+        call: AnnouncedCall,
     ) -> None:
-        """Send so many elements of `input` to each rank, and receive so many from each."""
-        call = getattr(self.group, "all_to_all_single", None) or self.group.alltoall_base
-        options = _options(_AllToAllOptions(), timeout_s)
-        _wait(call(output, input, list(from_each), list(to_each), options))
+        self._calls.exchange(output, input, from_each, to_each, call.timeout_s)
 
-    def barrier(self, timeout_s: float) -> None:
-        options = _options(BarrierOptions(), timeout_s)
-        if "cpu" not in self.backends:
-            options.device = torch.device("cuda", torch.cuda.current_device())
-            options.device_ids = [torch.cuda.current_device()]
-        _wait(self.group.barrier(options))
+    def meet(self, call: AnnouncedCall) -> None:
+        if not self._checks:  # where calls are checked all ranks have met already
+            self._calls.barrier(call.timeout_s)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def check_message(self, sends: bool, peer: int | None) -> None:
+        if peer == self.rank:
+            raise ValueError(f"{self.backend} has no messages from a rank to itself")
+
+    def send(self, tensor: Any, peer: int, tag: int) -> None:
+        self._wait(self.isend(tensor, peer, tag))
+
+    def recv(self, tensor: Any, peer: int | None, tag: int) -> int:
+        work = self.irecv(tensor, peer, tag)
+        self._wait(work)
+        return work.source_rank()
+
+    def isend(self, tensor: Any, peer: int, tag: int) -> Work:
+        row = row_of(tensor)
+        return self._begin_message(
+            lambda: self._calls.group.send([bytes_of(row)], peer, tag),
+            lambda work: None,
+            tensor,
+            f"send to rank {peer} (tag {tag})",
+        )
+
+    def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
+        row = row_of(tensor)
+        data = [bytes_of(row)]
+
+        def begin() -> Any:
+            if peer is None:
+                return self._calls.group.recv_anysource(data, tag)
+            return self._calls.group.recv(data, peer, tag)
+
+        def end(work: Any) -> int:
+            write_back(tensor, row)
+            return int(work._source_rank()) if peer is None else peer
+
+        who = "any" if peer is None else peer
+        return self._begin_message(begin, end, tensor, f"recv from rank {who} (tag {tag})")
+
+    def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
+        devices = {device_of([tensor]) for tensor in tensors}
+        if not any(self._calls.backend(device) in ON_STREAMS for device in devices):
+            return begin()
+        (device,) = devices  # nccl carries them out together, in any order, if it is told to
+        group = self._calls.group
+        group._start_coalescing(device)
+        works = begin()
+        whole = group._end_coalescing(device)
+        for work in works:
+            assert isinstance(work, StreamMessage)
+            work.belongs_to(whole)
+        return works
+
+    def _begin_message(
+        self, begin: Callable[[], Any], end: Callable[[Any], int | None], tensor: Any, doing: str
+    ) -> Work:
+        if self._calls.backend(device_of([tensor])) in ON_STREAMS:
+            with self._translated(doing):
+                return StreamMessage(begin(), end, doing)
+        limit = timedelta(seconds=self.timeout_s)
+        with self._translated(doing):
+            work = begin()
+
+        def job() -> int | None:
+            with self._translated(doing):
+                work.wait(limit)
+                return end(work)
+
+        return self._thread.run_beside(job, doing)
 
 
-def _backends(group: Any) -> dict[str, str]:
-    """Which backend serves which kind of device."""
-    return {
-        device.type: str(group._get_backend(device).name()).lower()
-        for device in group._device_types
-    }
+def new_in_world(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
+    """The group of these ranks, all of which call."""
+    if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
+        raise UnisonoError(
+            "a group whose world is bound to a device (init_process_group(device_id=...)) "
+            "cannot be split by its members alone: call dist.new_group on all ranks"
+        )
+    group = parent.process_group
+    global_of = dist.get_process_group_ranks(group)
+    ranks, limit_s = [global_of[rank] for rank in members], parent.timeout_s
+    try:
+        made = answer_within(limit_s + 1.0, lambda: new_group(group, ranks, name, limit_s))
+    except UnisonoError:
+        raise
+    except RuntimeError as error:  # gloo connects the ranks at once: one may have ended
+        raise RendezvousError(f"group {name} could not be made: {error}") from error
+    transport = OverTorch(made, owns=True)
+    if dist.get_backend(made) == dist.Backend.GLOO:
+        transport.barrier(None, False)  # who closes it at once would break off those that connect
+    return transport
 
 
-def _timeout_s(group: Any, backends: dict[str, str]) -> float:
-    for device in backends:
-        options = getattr(group._get_backend(torch.device(device)), "options", None)
-        timeout = getattr(options, "_timeout", None)
-        if timeout is not None:
-            return float(timeout.total_seconds())
-    return DEFAULT_TIMEOUT_S
-
-
-def _options(options: Any, timeout_s: float) -> Any:
-    options.timeout = timedelta(seconds=timeout_s)
-    return options
-
-
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()
+def _this_gpu() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())

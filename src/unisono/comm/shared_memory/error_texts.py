@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.comm.base import REDUCTION_NAMES, REDUCTIONS
+from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes, algorithm_of
 from unisono.errors import list_ranks, name_ranks

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.base import REDUCTION_NAMES
+from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
 from unisono.errors import (
     CollectiveMismatch,

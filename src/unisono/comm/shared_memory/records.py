@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from unisono.comm.base import REDUCTION_NAMES
+from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,

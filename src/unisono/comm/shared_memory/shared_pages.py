@@ -14,13 +14,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import protect_pages, share_pages, unshare_pages
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
     import torch
 
-    from unisono.comm.base import Communicator
+    from unisono.comm.communicator import Communicator
 
 LEAST_BYTES = 64 * 1024
 """Smaller tensors are not worth it: a call more, for the bytes that stay behind."""
@@ -93,7 +93,7 @@ class SharedPages:
     def can_hold(tensor: torch.Tensor, comm: Communicator) -> bool:
         """Whether all ranks may make one for tensors like this; the same on every rank."""
         return (
-            isinstance(comm, SharedMemoryCommunicator)
+            isinstance(comm.transport, SharedMemory)
             and comm.size > 1
             and tensor.device.type == "cpu"
             and tensor.nbytes >= LEAST_BYTES

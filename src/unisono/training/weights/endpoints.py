@@ -132,7 +132,7 @@ class _Endpoint(ABC):
         if self._weights is not None:
             held, is_as_before = self._reader.read(self._weights)
             mine.update(held)
-        parts = self._protocol.comm._own_parts()
+        parts = self._protocol.comm.transport.own_parts()
         if not self._text or not is_as_before or parts != self._parts:
             self._text, self._parts = "", list(parts)
             self._text = self._description(mine).text()

@@ -18,7 +18,7 @@ from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.over_torch.master_store import store_at
-from unisono.comm.over_torch.stateless import StatelessCommunicator, check_backend
+from unisono.comm.over_torch.stateless import check_backend, connect_stateless
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
@@ -107,7 +107,9 @@ def init_weight_update_group(
             )
         else:
             limits_s = limit_s, left_s
-            comm = StatelessCommunicator(backend, store, name, rank, world_size, *limits_s)
+            comm = Communicator(
+                connect_stateless(backend, store, name, rank, world_size, *limits_s)
+            )
         return WeightUpdateGroup(comm, hosted)
     except BaseException:
         del hosted

@@ -93,7 +93,7 @@ class MappedWeights:
         assert unit.place is not None
         key = unit.place.number, unit.sender
         if key not in self._storages:
-            memory = self._comm._memory(unit.place.number)
+            memory = self._comm.transport.memory(unit.place.number)
             if memory is None:
                 raise RuntimeError(
                     f"rank {unit.sender}'s weights are not in shared memory any more"

@@ -20,7 +20,7 @@ import torch
 
 from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.base import Communicator, Work
-from unisono.comm.shared_memory.engine_calls import GpuTensors
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.training.weights.plan import WeightPlan, WeightTransfer
 from unisono.training.weights.reading import MappedWeights, Unit, bytes_of
 from unisono.training.weights.shards import HeldTensor
@@ -63,7 +63,7 @@ class TransferGroups:
     def device_for(self, plan: WeightPlan, mine: Mapping[str, HeldTensor]) -> torch.device:
         """Where what travels lies on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
-        if device.type == "cpu" and plan.is_on_gpus and isinstance(self._comm, GpuTensors):
+        if device.type == "cpu" and plan.is_on_gpus and isinstance(self._comm.transport, SharedMemory):
             return next(iter(mine.values())).tensor.device
         return device
 

@@ -1,4 +1,4 @@
-"""The implementation for ranks on several hosts: shared memory inside each, gloo between them.
+"""Hosts: the transport of ranks on several hosts: shared memory inside each, gloo between them.
 
 A large call has three steps, which overlap in chunks: the ranks of a host combine or collect
 their data, each lane (the j-th ranks of all hosts) exchanges its part of it, and the ranks of a
@@ -15,8 +15,7 @@ import torch
 
 from unisono import variables
 from unisono.comm.announced_calls import AnnouncedCall
-from unisono.comm.base import Communicator, Op
-from unisono.comm.hosts.gpus import GpuHostsMessages, meet_on_gpus, with_cuda_tensors
+from unisono.comm.hosts.gpus import meet_on_gpus
 from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
 from unisono.comm.hosts.large_reductions import (
     reduce_in_order,
@@ -24,58 +23,39 @@ from unisono.comm.hosts.large_reductions import (
     reduce_scatter_in_order,
     reduce_scatter_large,
 )
-from unisono.comm.hosts.reductions import Reduction
-from unisono.comm.row_collectives import RowCollectives
-from unisono.comm.row_group import Rows
+from unisono.comm.hosts.reductions import HostsReduction
+from unisono.comm.hosts.messages import HostsMessages
+from unisono.comm.reductions import Reduction
+from unisono.comm.row_transport import Rows
 from unisono.comm.rows import bytes_of
+from unisono.comm.transport import Transport
 
 
-class HostsCommunicator(GpuHostsMessages):
-    """Ranks of several hosts. Made by `connect` and `split`, not by hand."""
+class Hosts(HostsMessages):
+    """A rank of a group of several hosts. Made by `connect` and `split`, not by hand."""
 
     def __init__(self, *args: Any) -> None:
         self._is_strict = bool(variables.STRICT_ORDER.read())
         self._rounds = bool(variables.ROUND_HALVES.read())
-        self._gpus: Communicator | None = None
         super().__init__(*args)
 
-    all_reduce = with_cuda_tensors(RowCollectives.all_reduce)
-    _run_reduce = with_cuda_tensors(RowCollectives._run_reduce)
-    _run_broadcast = with_cuda_tensors(RowCollectives._run_broadcast)
-    _run_all_gather = with_cuda_tensors(RowCollectives._run_all_gather)
-    _run_reduce_scatter = with_cuda_tensors(RowCollectives._run_reduce_scatter)
-    _run_gather = with_cuda_tensors(RowCollectives._run_gather)
-    _run_scatter = with_cuda_tensors(RowCollectives._run_scatter)
-    _run_all_to_all = with_cuda_tensors(RowCollectives._run_all_to_all)
+    def for_device(self, device: torch.device, operation: str) -> Transport:
+        return meet_on_gpus(self, operation, device)
 
-    def _gpu_group(self, what: str, device: torch.device) -> Communicator:
-        """What carries out collectives on CUDA tensors, from the first one on."""
-        self._raise_if_ended()
-        if self._gpus is None:
-            self._gpus = meet_on_gpus(self, what, device)
-        return self._gpus
-
-    def close(self) -> None:
-        gpus, self._gpus = self._gpus, None
-        if gpus is not None:
-            gpus.close()
-        super().close()
-
-    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
+    def split(self, members: tuple[int, ...], name: str) -> Transport:
         from unisono.comm.hosts.making import split_group
 
-        members = self._members(ranks)
-        return split_group(self, members, label) if self.rank in members else None
+        return split_group(self, members, name)
 
-    def _call(self, text: str, *args: Any, **named: Any) -> AnnouncedCall:
+    def announce(self, text: str, *args: Any, **named: Any) -> AnnouncedCall:
         text += " in strict order" if self._is_strict else ""
         text += " with halves rounded between hosts" if self._rounds else ""
-        return super()._call(text, *args, **named)
+        return super().announce(text, *args, **named)
 
-    def _reduced(
-        self, row: torch.Tensor, op: Op, root: int | None, call: AnnouncedCall, keep: bool
+    def reduce_row(
+        self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
-        reduction = Reduction(op, row.dtype, self.size, self._rounds)
+        reduction = HostsReduction(op, row.dtype, self.size, self._rounds)
         payloads = self._take_all(call, bytes_of(row))
         if payloads is None and self._is_strict:
             return reduce_in_order(self, row, reduction)
@@ -90,7 +70,7 @@ class HostsCommunicator(GpuHostsMessages):
         """Everybody's bytes, by rank, where all are few."""
         return self._meet(call, payload).payloads
 
-    def _combine(self, rows: Sequence[torch.Tensor], reduction: Reduction) -> torch.Tensor:
+    def _combine(self, rows: Sequence[torch.Tensor], reduction: HostsReduction) -> torch.Tensor:
         """The reduction of all ranks' rows, in the order of the large ones."""
         if self._is_strict:
             return reduction.combine_all(rows)
@@ -100,8 +80,8 @@ class HostsCommunicator(GpuHostsMessages):
         ]
         return reduction.combine_hosts(partials)
 
-    def _scattered(self, by_rank: Rows, op: Op, call: AnnouncedCall) -> torch.Tensor:
-        reduction = Reduction(op, by_rank[0].dtype, self.size, self._rounds)
+    def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
+        reduction = HostsReduction(op, by_rank[0].dtype, self.size, self._rounds)
         small = sum(row.nbytes for row in by_rank) <= self._meeting.most_bytes
         payloads = self._take_all(call, bytes_of(torch.cat(by_rank)) if small else None)
         if payloads is None and self._is_strict:
@@ -113,7 +93,7 @@ class HostsCommunicator(GpuHostsMessages):
         rows = [payload.view(by_rank[0].dtype)[begin:end] for payload in payloads]
         return self._combine(rows, reduction)
 
-    def _broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
+    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
         small = row if self.rank == root or row.numel() > self._meeting.most_bytes else row[:0]
         payloads = self._take_all(call, small)
         if payloads is None:
@@ -121,7 +101,7 @@ class HostsCommunicator(GpuHostsMessages):
         elif self.rank != root:
             row.copy_(payloads[root])
 
-    def _all_gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
+    def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         longest = max(target.numel() for target in targets)
         payloads = self._take_all(call, row if longest <= self._meeting.most_bytes else None)
         if payloads is None:
@@ -130,7 +110,7 @@ class HostsCommunicator(GpuHostsMessages):
         for target, payload in zip(targets, payloads, strict=True):
             target.copy_(payload)
 
-    def _exchange_rows(
+    def exchange_rows(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
@@ -150,5 +130,5 @@ class HostsCommunicator(GpuHostsMessages):
             output[begin : begin + length].copy_(findings.payloads[rank][first : first + length])
             begin += length
 
-    def _barrier_rows(self, call: AnnouncedCall) -> None:
+    def meet(self, call: AnnouncedCall) -> None:
         self._meet(call)

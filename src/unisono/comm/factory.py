@@ -1,12 +1,15 @@
-"""How processes that were started separately become a group: `Communicator.join`. By a name alone
-on one host; by a name and a store that is reached by network wherever they are."""
+"""Which transport a group has.
+
+Processes that were started separately become a group by `Communicator.join`: by a name alone on one
+host; by a name and a store that is reached by network wherever they are."""
 
 from __future__ import annotations
 
+import weakref
 from contextlib import closing
 from typing import Any
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.network import is_networked
 from unisono.comm.rendezvous.by_name import meeting_by_name
@@ -16,8 +19,9 @@ from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.roll_call import call_roll
 from unisono.comm.rendezvous.unix_socket import Deadline, Departed
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory, open_with
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+from unisono.errors import GroupClosed
 
 
 def join(
@@ -27,7 +31,7 @@ def join(
     store: Any,
     timeout_s: float | None,
     join_timeout_s: float | None,
-) -> Communicator:
+) -> Transport:
     """As `Communicator.join`, which says it all."""
     _check_name(name)
     if not isinstance(rank, int) or not isinstance(size, int):
@@ -37,7 +41,9 @@ def join(
     meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:
-        return SoloCommunicator(name, None, timeout_s)
+        from unisono.comm.solo import Solo
+
+        return Solo(name, None, timeout_s)
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
@@ -50,12 +56,12 @@ def join(
                 if not deadline.left_s():
                     raise
             else:
-                return SharedMemoryCommunicator(membership, lobby, name, None, timeout_s)
+                return SharedMemory(membership, lobby, name, None, timeout_s)
 
 
 def _join_anywhere(
     name: str, rank: int, size: int, store: Any, timeout_s: float, deadline: Deadline
-) -> Communicator:
+) -> Transport:
     """Meet in a store that other hosts reach, too: each meeting has a part of it for itself."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -86,3 +92,17 @@ def _check_name(name: object) -> None:
         is_text = False
     if not is_text:
         raise ValueError(f"{name!r} is not a name to meet by: it has characters that are not text")
+
+
+_wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+
+
+def wrap(group: Any) -> Communicator:
+    """The Communicator of another library's process group: always the same, until somebody closes it
+    or the group goes."""
+    from unisono.comm.over_torch.transport import OverTorch
+
+    comm = _wrapped.get(group)
+    if comm is None or isinstance(comm.errored, GroupClosed):
+        comm = _wrapped[group] = Communicator(OverTorch(group, keep=False))
+    return comm

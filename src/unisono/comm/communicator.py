@@ -1,0 +1,790 @@
+"""The Communicator: the one thing that moves data, whatever lies beneath.
+
+Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
+`numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group;
+by torch's name it is `src` or `dst`, whichever torch has for the call, and rank 0 if none is given.
+A call without its `input` is refused with the call that may have been meant.
+
+Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
+cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
+and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
+`all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
+
+Autograd does not see what these methods write. Where it has saved a tensor that a call overwrites,
+backward computes a wrong gradient without an error: pass a `.clone()`, or call
+`torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
+`torch.distributed` do that by themselves.
+
+A blocking call on plain CPU tensors is one call into the engine, the transport's short way. What the
+engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes the general way: `_go_on`
+checks the arguments, says what is wrong with them, and hands the rest to the transport.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Sequence
+from sys import _getframe as _caller
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+
+from unisono import variables
+from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.reductions import AnyReduction
+from unisono.comm.shared_tensors import SharedTensors
+from unisono.comm.tensors import Tensor, Tensors
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+from unisono.comm.work import Work
+from unisono.errors import GroupError, ScheduleError
+from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
+    from torch.distributed import ProcessGroup
+
+    from unisono.plan.schedule import Schedule
+
+Algorithm: TypeAlias = "str | Schedule | None"
+Rank: TypeAlias = "int | None"
+Group: TypeAlias = "Communicator | ProcessGroup | int | None"
+"""What `group=` takes. torch's new_group returns a number to whoever is not in the group; it is
+refused when it is used."""
+_T = TypeVar("_T")
+_NOT_ONE = frozenset((list, tuple, type(None)))
+
+# Looking a member up in its enumeration takes longer than a global.
+_BARRIER, _ALL_REDUCE, _REDUCE = Operation.BARRIER, Operation.ALL_REDUCE, Operation.REDUCE
+_BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
+_REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
+_GATHER, _SCATTER = Operation.GATHER, Operation.SCATTER
+_UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
+
+
+class Message:
+    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
+    is sent or where it goes; a receive takes the first message of that `tag`.
+
+    >>> unisono.Message("send", torch.ones(1), peer=comm.next)
+    Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
+    """
+
+    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
+
+    def __init__(
+        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
+    ) -> None:
+        if kind not in ("send", "recv"):
+            raise ValueError(f'a Message is a "send" or a "recv", not {kind!r}')
+        self.kind: Final = kind
+        self.tensor: Final = tensor
+        self.peer: Final = peer
+        self.tag: Final = tag
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"Message({fields})"
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """The messages of a batch. Raises TypeError before any of them has begun."""
+    if isinstance(messages, Message):
+        raise TypeError("a batch is a list of Messages, not one")
+    checked = list(messages)
+    for message in checked:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"a batch is made of unisono.Message, not of {type(message).__name__}: "
+                'Message("send", tensor, peer) or Message("recv", tensor, peer), where torch has '
+                "P2POp(dist.isend, tensor, peer); here peer is a rank of the group"
+            )
+    return checked
+
+
+class Communicator(SharedTensors):
+    """A group of ranks and the ways in which they exchange tensors.
+
+    `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
+    the world (None where they have none in common), `name` what errors and records call the group,
+    `timeout_s` how long a call waits for its peers, `backend` what moves the data.
+
+    Every member calls the same operations in the same order. All methods raise a `GroupError` when
+    that fails, and the group is then poisoned: later calls raise the first cause again. An argument
+    that makes no sense raises ValueError or TypeError on every rank that passed it; where all
+    members did, the group goes on.
+
+    With `async_op` a method returns a `Work` at once and the operation goes on by itself, after
+    those that were begun before it; its tensors must not be touched until it has finished.
+
+    >>> comm.size, comm.global_ranks, comm.name, comm.backend
+    (2, (0, 1), 'world', 'unisono')
+    >>> comm.next == comm.prev == 1 - comm.rank
+    True
+    >>> comm.errored is None
+    True
+    """
+
+    rank: int = -1  # every group has its own; dir(Communicator) shows what has a value
+    size: int = 0
+    global_ranks: tuple[int, ...] | None = None
+    name: str = ""
+    backend: str = "unisono"
+    """What moves the data: "unisono", or the torch backend of that name."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.rank = transport.rank
+        self.size = transport.size
+        self.name = transport.name
+        self.global_ranks = transport.global_ranks
+        self.backend = transport.backend
+        self._on_device: Transport | None = None
+        self._splits: Counter[tuple[tuple[int, ...], str]] = Counter()
+        self._algorithm = variables.ALGO.read()
+        self._exceptions = transport.exceptions
+        short = transport.short
+        self._run: Callable[..., int] = short.run
+        self._submit: Callable[..., Any] = short.submit
+        self._barrier: Callable[[], int] = short.barrier
+        self._send: Callable[..., int] = short.send
+        self._recv: Callable[..., int] = short.recv
+        self._isend: Callable[..., Any] = short.isend
+        self._irecv: Callable[..., Any] = short.irecv
+
+    @staticmethod
+    def join(
+        name: str,
+        rank: int,
+        size: int,
+        store: Store | None = None,
+        *,
+        timeout_s: float | None = None,
+        join_timeout_s: float | None = None,
+    ) -> Communicator:
+        """Meet processes that were started separately, by a name, and make a group of `size` ranks,
+        in which this process is `rank`.
+
+        Every rank passes the same `name`, which no other job of this user has at that time. Ranks
+        on several hosts also pass a torch Store that all can reach, a TCPStore or part of one, as
+        `store`; on one host any Store will do, or none. Whoever comes first waits, and says after
+        5 s for whom (logger `unisono`, a warning); a process that ends while it waits may start
+        again. When a member of the group ends, the others' calls raise PeerLost: they close the
+        group, call `join` again, and meet whoever takes its place. `global_ranks` is None: the
+        members have no world in common.
+
+        `timeout_s` is how long each call waits for the others, 30 minutes unless it is given.
+        `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
+        that is given, else 300 s.
+
+        Raises RendezvousError if the others do not come, or come with another size; if another
+        process is joining as this rank; without a store, if they run on another machine or as
+        another user.
+
+        >>> import os
+        >>> name = unisono.broadcast_object(f"example-{os.getpid()}")
+        >>> with unisono.Communicator.join(name, rank=comm.rank, size=2) as pair:
+        ...     pair.barrier()
+        """
+        from unisono.comm.factory import join
+
+        return Communicator(join(name, rank, size, store, timeout_s, join_timeout_s))
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call waits for its peers."""
+        return self.transport.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.transport.timeout_s = seconds
+
+    @property
+    def next(self) -> int:
+        """The rank after ours, in a ring: after the last one comes rank 0."""
+        return (self.rank + 1) % self.size
+
+    @property
+    def prev(self) -> int:
+        """The rank before ours, in a ring: before rank 0 comes the last one."""
+        return (self.rank - 1) % self.size
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: AnyReduction = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Combine `tensor` over all ranks; every rank has the result, bit for bit the same. The
+        tensors of a list must not share memory. `op` is "sum", "avg" ("mean"), "product", "min",
+        "max", "band", "bor", "bxor", a PremulSum or a torch ReduceOp; with `async_op` a Work is
+        returned at once.
+
+        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
+        a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
+        own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
+
+        Raises TypeError for an `op` that has no meaning for the dtype (the average of integers),
+        ValueError for one that nobody knows, an unknown `algorithm`, or tensors that share memory.
+
+        >>> x = torch.tensor([1.0, 2.0]) * (comm.rank + 1)
+        >>> comm.all_reduce(x)
+        >>> x
+        tensor([3., 6.])
+        >>> work = comm.all_reduce(x, "max", async_op=True)
+        >>> work.wait()
+        """
+        status: Any = Status.ASK_AGAIN
+        if algorithm is None and self._algorithm is None:
+            if async_op:
+                status = self._submit(self._exceptions, _ALL_REDUCE, tensor, tensor, 0, op)
+                if type(status) is not int:
+                    return status  # type: ignore[no-any-return]
+            else:
+                status = self._run(_ALL_REDUCE, tensor, tensor, 0, op)
+                if not status:
+                    return None
+        algorithm = algorithm or self._algorithm
+        return self._go_on(status, _ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
+
+    def reduce(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        op: AnyReduction = "sum",
+        *,
+        dst: Rank = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Combine `tensor` over all ranks by `op`; `root` (or `dst`) has the result, the others'
+        stay untouched. With `async_op` a Work is returned at once.
+
+        `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
+        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
+        messages: parts of a wide side must then have one size, and `async_op` is refused.
+
+        Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
+
+        >>> x = torch.ones(2)
+        >>> comm.reduce(x, root=1)
+        >>> x.tolist() == ([2, 2] if comm.rank == 1 else [1, 1])
+        True
+        """
+        if dst is not None:
+            root = one_root(self, "reduce", root, dst)
+        return self._call(_REDUCE, tensor, tensor, 0 if root is None else root, op, async_op, algorithm)
+
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Copy the `tensor` of `root` (or `src`) to every rank. With `async_op` a Work is returned
+        at once; `algorithm` as in `reduce`.
+
+        Raises ValueError if `root` is not a rank of the group.
+
+        >>> x = torch.full((2,), comm.rank)
+        >>> comm.broadcast(x, root=1)
+        >>> x
+        tensor([1, 1])
+        """
+        if src is not None:
+            root = one_root(self, "broadcast", root, src)
+        return self._call(_BROADCAST, tensor, tensor, 0 if root is None else root, None, async_op, algorithm)
+
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Every rank has all inputs, in rank order, in its wide `output`; each passes its own
+        `input`. With `async_op` a Work is returned at once; `algorithm` as in `reduce`.
+
+        Raises ValueError if `output` does not fit, or shares memory with `input` elsewhere than in
+        place.
+
+        >>> everyone = torch.empty(2, 3)
+        >>> comm.all_gather(everyone, torch.full((3,), float(comm.rank)))
+        >>> everyone
+        tensor([[0., 0., 0.],
+                [1., 1., 1.]])
+        >>> rows = [torch.empty(1), torch.empty(2)]  # of different sizes
+        >>> comm.all_gather(rows, torch.ones(comm.rank + 1))
+        """
+        if input is None:
+            refuse_input(self, "all_gather")
+        return self._call(_ALL_GATHER, output, input, 0, None, async_op, algorithm)
+
+    def reduce_scatter(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        op: AnyReduction = "sum",
+        *,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Combine the wide `input` over all ranks by `op`; rank r has part r of the result in
+        `output`. With `async_op` a Work is returned at once; `algorithm` as in `reduce`.
+
+        Raises what `all_reduce` raises, and ValueError if `output` does not fit.
+
+        >>> mine = torch.empty(2)
+        >>> comm.reduce_scatter(mine, torch.arange(4.0))
+        >>> mine - 4 * comm.rank  # [0, 2] and [4, 6]
+        tensor([0., 2.])
+        """
+        if input is None:
+            refuse_input(self, "reduce_scatter")
+        return self._call(_REDUCE_SCATTER, output, input, 0, op, async_op, algorithm)
+
+    def gather(
+        self,
+        output: Tensors | None,
+        input: Tensor | None = None,
+        root: Rank = None,
+        *,
+        dst: Rank = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """`root` (or `dst`) has all inputs, in rank order, in its wide `output`; the others pass
+        None. Each passes its own `input`; with `async_op` a Work is returned at once.
+
+        Raises ValueError if `output` does not fit, is missing on `root` or given elsewhere, or
+        `root` is not a rank of the group.
+
+        >>> everyone = torch.empty(2) if comm.rank == 0 else None
+        >>> comm.gather(everyone, torch.tensor([comm.rank + 0.5]))
+        >>> assert comm.rank != 0 or everyone.tolist() == [0.5, 1.5]
+        """
+        if dst is not None:
+            root = one_root(self, "gather", root, dst)
+        if type(input) in _NOT_ONE:
+            refuse_input(self, "gather", input)
+        return self._call(_GATHER, output, input, 0 if root is None else root, None, async_op)
+
+    def scatter(
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Rank r has part r of the wide `input` of `root` (or `src`) in `output`; the others pass
+        None as input, or none. With `async_op` a Work is returned at once.
+
+        Raises ValueError if a part does not fit, `input` is missing on `root` or given elsewhere,
+        or `root` is not a rank of the group.
+
+        >>> mine = torch.empty(2)
+        >>> comm.scatter(mine, torch.arange(4.0) if comm.rank == 0 else None)
+        >>> mine - 2 * comm.rank  # [0, 1] and [2, 3]
+        tensor([0., 1.])
+        """
+        if src is not None:
+            root = one_root(self, "scatter", root, src)
+        return self._call(_SCATTER, output, input, 0 if root is None else root, None, async_op)
+
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *splits: Any,
+        async_op: bool = False,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        """Part j of rank i's wide `input` is part i of rank j's wide `output`. With `async_op` a
+        Work is returned at once; `algorithm` as in `reduce`. Parts of other lengths
+        are lists of tensors; torch's `splits` are refused.
+
+        Raises ValueError for parts that do not fit or overlap otherwise than in place.
+
+        >>> swapped = torch.empty(2, dtype=torch.int64)
+        >>> comm.all_to_all(swapped, torch.tensor([10, 20]) + comm.rank)
+        >>> swapped - 10 * comm.rank  # [10, 11] and [20, 21]
+        tensor([10, 11])
+        """
+        if splits:
+            refuse_splits(self)
+        if input is None:
+            refuse_input(self, "all_to_all")
+        return self._call(_ALL_TO_ALL, output, input, 0, None, async_op, algorithm)
+
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool = False) -> Work | None:
+        """Return once every rank has called it. `timeout_s` is this call's own limit; with
+        `async_op` a Work is returned at once.
+
+        Raises CollectiveTimeout, with the ranks that are missing, after that time.
+
+        >>> comm.barrier()
+        """
+        status: Any = Status.ASK_AGAIN
+        if timeout_s is None and not async_op:
+            status = self._barrier()
+            if not status:
+                return None
+        if status not in _UNHEARD:
+            raise self.transport.call_error(status, _BARRIER, None, None)
+        self._raise_if_ended("barrier")
+        return self.transport.barrier(timeout_s, async_op)
+
+    def _call(
+        self,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: Any,
+        op: Any,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None:
+        status: Any = Status.ASK_AGAIN
+        if algorithm is None:
+            if async_op:
+                status = self._submit(self._exceptions, operation, output, input, root, op)
+                if type(status) is not int:
+                    return status  # type: ignore[no-any-return]
+            else:
+                status = self._run(operation, output, input, root, op)
+                if not status:
+                    return None
+        return self._go_on(status, operation, output, input, root, op, async_op, algorithm)
+
+    def _go_on(
+        self,
+        status: int,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: Any,
+        op: Any,
+        async_op: bool,
+        algorithm: Algorithm,
+    ) -> Work | None:
+        """The general way of a call that the short way has failed, or has not begun."""
+        if status not in _UNHEARD:
+            given = output if input is None else input
+            raise self.transport.call_error(status, operation, op, given)
+        on_device = self._on_device
+        if status == Status.ON_DEVICE and on_device and not async_op and algorithm is None:
+            if not on_device.run_short(operation, output, op):
+                return None
+        from unisono.comm.arguments import check_call  # many programs never need it
+
+        name = operation.name.lower()
+        self._raise_if_ended(name)
+        transport = self._transport_for(name, output, input)
+        if algorithm is self._algorithm and transport is not self.transport:
+            algorithm = None  # what UNISONO_ALGO names is for the CPU
+        if algorithm is not None:
+            from unisono.comm.by_algorithm import run_by
+
+            return run_by(algorithm, self, transport, operation, output, input, root, op, async_op)
+        call = self._checked(
+            name, check_call, operation, output, input, root, op, transport
+        )
+        return transport.run(call, async_op)
+
+    def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:
+        """What carries out collectives on tensors that lie where these do."""
+        from unisono.comm.tensors import gpu_of
+
+        transport = self.transport
+        if "cuda" in transport.devices:
+            return transport
+        device = gpu_of(output) or gpu_of(input)
+        if device is None:
+            return transport
+        if self._on_device is None:
+            self._on_device = self._checked(operation, transport.for_device, device, operation)
+        return self._on_device or transport
+
+    # -- messages --------------------------------------------------------------------------------
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Send `tensor` to rank `dst` with a `tag`; returns once a receiver has matched it, at
+        every size.
+
+        Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError where
+        ranks wait for each other in a circle, ValueError if `dst` is not a rank of the group.
+
+        >>> if comm.rank == 0:
+        ...     comm.send(torch.ones(2), dst=1)
+        ... else:
+        ...     sender = comm.recv(torch.empty(2), src=0)
+        """
+        status = self._send(tensor, dst, tag)
+        if status < 0:
+            tensor = self._check_message(-status, True, tensor, dst, tag)
+            self.transport.send(tensor, dst, tag)
+
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
+        """Receive into `tensor` from rank `src`, or from anybody, the first message with that
+        `tag`; returns who sent it.
+
+        Raises MessageMismatch if the message has another dtype or size, DeadlockError where ranks
+        wait for each other in a circle, ValueError if `src` is not a rank of the group.
+
+        >>> work = comm.isend(torch.ones(2), comm.next)
+        >>> x = torch.empty(2)
+        >>> comm.recv(x) == comm.prev
+        True
+        >>> work.wait()
+        """
+        source = self._recv(tensor, src, tag)
+        if source >= 0:
+            return source
+        room = self._check_message(-source, False, tensor, src, tag)
+        source = self.transport.recv(room, src, tag)
+        if room is not tensor:
+            from unisono.comm.cuda.messages import deliver
+
+            deliver(tensor, room)
+        return source
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        """As `send` of `tensor` to `dst` with a `tag`, but go on at once. Raises ValueError if
+        `dst` is not a rank of the group; what goes wrong later, the work's `wait()` raises.
+
+        >>> work = comm.isend(torch.ones(2), comm.next)
+        >>> comm.recv(torch.empty(2)) == comm.prev
+        True
+        >>> work.wait()
+        """
+        work = self._isend(self._exceptions, _caller(1), tensor, dst, tag)
+        if type(work) is int:
+            tensor = self._check_message(work, True, tensor, dst, tag)
+            work = self.transport.isend(tensor, dst, tag)
+        return work  # type: ignore[no-any-return]
+
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
+        """As `recv` into `tensor` from `src` with a `tag`, but go on at once; the work's
+        `source_rank()` says who sent it. Raises ValueError if `src` is not a rank of the group;
+        what goes wrong later, the work's `wait()` raises.
+
+        >>> x = torch.empty(2)
+        >>> work = comm.irecv(x, src=comm.prev)
+        >>> comm.send(torch.ones(2), dst=comm.next)
+        >>> work.wait()
+        >>> x
+        tensor([1., 1.])
+        """
+        work = self._irecv(self._exceptions, _caller(1), tensor, src, tag)
+        if type(work) is int:
+            room = self._check_message(work, False, tensor, src, tag)
+            work = self.transport.irecv(room, src, tag)
+            if room is not tensor:
+                from unisono.comm.cuda.messages import ArrivingWork
+
+                work = ArrivingWork(work, tensor, room)
+        return work  # type: ignore[no-any-return]
+
+    def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
+        """Start many `messages` together, with a work for each. No order among them can make them
+        block each other. Raises ValueError for a message to or from what is not a rank of the
+        group.
+
+        >>> x = torch.empty(1)
+        >>> send = unisono.Message("send", torch.ones(1), comm.next)
+        >>> for work in comm.batch_isend_irecv([send, unisono.Message("recv", x, comm.prev)]):
+        ...     work.wait()
+        >>> x
+        tensor([1.])
+        """
+        checked = check_messages(messages)
+
+        def begin() -> list[Work]:
+            return [
+                self.isend(message.tensor, message.peer, message.tag)
+                if message.kind == "send"
+                else self.irecv(message.tensor, message.peer, message.tag)
+                for message in checked
+            ]
+
+        return self.transport.batch([message.tensor for message in checked], begin)
+
+    def _check_message(self, status: int, sends: bool, tensor: Any, peer: Any, tag: Any) -> Any:
+        """What the transport sends or fills of a message that the short way has not begun: the
+        tensor itself, or for one of a GPU memory of the host."""
+        if status not in _UNHEARD:
+            peer = -1 if peer is None else peer
+            raise self.transport.message_error(status, sends, peer, tag)
+        from unisono.comm.arguments import check_message
+        from unisono.comm.tensors import gpu_of
+
+        what = "send" if sends else "recv"
+        self._raise_if_ended(what)
+        devices = self.transport.devices
+        is_staged = "cuda" not in devices and gpu_of(tensor) is not None
+        try:
+            check_message(
+                tensor, sends, peer, tag, self.transport, ("cuda",) if is_staged else devices
+            )
+        except (TypeError, ValueError) as error:
+            raise self._worded(what, error) from None
+        if not is_staged:
+            return tensor
+        from unisono.comm.cuda.messages import fetch, make_room
+
+        return fetch(tensor) if sends else make_room(tensor)
+
+    # -- groups ----------------------------------------------------------------------------------
+
+    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
+        """Make a group of these members, `ranks` of this group, numbered in the order given.
+
+        Only members take part; a rank that is not in `ranks` gets None at once and need not call.
+        Groups of the same members are told apart by the order in which they are made, or by a
+        `label`, which is part of the group's name: differently labelled ones never mix.
+
+        Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
+        with its rank in this group, as soon as a member has died; RendezvousError if one does not
+        come in time. On one host, survivors can still split a group that a death has ended.
+
+        >>> turned = comm.split([1, 0], label="turned")
+        >>> turned.rank == 1 - comm.rank
+        True
+        >>> comm.split([0]) is None or comm.rank == 0
+        True
+        """
+        members = self._members(ranks)
+        if self.rank not in members:
+            self.transport.leave_out(members)
+            return None
+        return Communicator(self.transport.split(members, self._name_split(members, label)))
+
+    def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The members of a new group; ValueError unless they are ranks of this one."""
+        try:
+            members = tuple(map(operator.index, ranks))
+        except TypeError:
+            raise TypeError(
+                f"split takes the ranks of the new group, not {ranks!r}: comm.split([0, 1]), or "
+                'comm.split([0, 1], label="tp"); ProcessGroupManager makes groups along axes'
+            ) from None
+        if not members or len(set(members)) != len(members):
+            raise ValueError(f"ranks of a group must be different and at least one: {members}")
+        if min(members) < 0 or max(members) >= self.size:
+            known = self.global_ranks
+            hint = ""
+            if known and set(members) <= set(known):
+                meant = [known.index(member) for member in members]
+                hint = f": they are global ranks, and {meant} within this group"
+            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
+        return members
+
+    def _name_split(self, members: tuple[int, ...], label: str) -> str:
+        """What a new group of these members is called: on all of them alike, and each time anew."""
+        self._splits[members, label] += 1
+        serial = self._splits[members, label]
+        dot = "." if label else ""
+        more = f"/{serial}" if serial > 1 else ""
+        return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{more}"
+
+    # -- refusing, failing and ending --------------------------------------------------------------
+
+    def refuse(self, operation: str, why: str) -> NoReturn:
+        """Raise ValueError about this rank's arguments of a collective, the `operation`, once its
+        peers know that it will not take part: `why` is what the exception says.
+
+        Raises ValueError always. If all ranks refuse the same call, the group goes on; otherwise
+        the others raise CollectiveMismatch.
+
+        >>> comm.refuse("all_reduce", "three is too many")
+        Traceback (most recent call last):
+            ...
+        ValueError: ...three is too many...
+        """
+        self._raise_if_ended(operation)
+        self._refuse(operation, ValueError(why))
+
+    def _checked(self, operation: str, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What a check of `arguments` returns, or its refusal as this group's."""
+        try:
+            return check(*arguments)
+        except (ValueError, TypeError) as error:
+            self._refuse(operation, error)
+
+    def _refuse(self, operation: str, why: Exception) -> NoReturn:
+        """Raise about our own arguments, once the peers know that this call will not happen."""
+        self.transport.refuse(operation)
+        raise self._worded(operation, why) from None
+
+    def refuse_for(self, operation: str, why: Exception) -> NoReturn:
+        """As `refuse`, for a reason that has its own type; one about a schedule has its own words."""
+        self._raise_if_ended(operation)
+        self.transport.refuse(operation)
+        raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None
+
+    def _worded(self, operation: str, why: Exception) -> Exception:
+        """The same exception as this group's: "all_reduce on group world: ..."."""
+        from unisono.comm.arguments import NotARank
+
+        text = why.among(self.global_ranks) if isinstance(why, NotARank) else str(why)
+        kind = ValueError if isinstance(why, NotARank) else type(why)
+        return kind(f"{operation} on group {self.name}: {text}")
+
+    def _raise_if_ended(self, doing: str) -> None:
+        error = self.transport.ending(doing)
+        if error is not None:
+            raise error
+
+    def abort(self, reason: str = "") -> None:
+        """End the group, from any rank or thread: every member's calls, under way or later, raise
+        `GroupAborted` with the `reason`. Raises nothing.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.abort("the loss is NaN")
+        >>> pair.barrier()
+        Traceback (most recent call last):
+            ...
+        unisono.errors.GroupAborted: ...the loss is NaN...
+        """
+        self.transport.abort(reason)
+
+    @property
+    def errored(self) -> GroupError | None:
+        """Why the group ended: what its calls raise from now on; None while all is well."""
+        return self.transport.ending("no call")
+
+    def close(self) -> None:
+        """Give everything back, once works and messages that every member has begun have finished.
+        Others are cancelled after 1 s: their `wait` says which ranks never came. Closing twice does
+        nothing; calls raise GroupClosed from now on, and peers that still need this rank PeerLost.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.close()
+        """
+        on_device, self._on_device = self._on_device, None
+        if on_device is not None:
+            on_device.close()
+        self.transport.close()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in ON_COMMUNICATOR]
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
+
+
+for _name in ON_COMMUNICATOR:
+    setattr(Communicator, _name, Absent(_name))

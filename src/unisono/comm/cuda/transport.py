@@ -1,0 +1,264 @@
+"""The collectives of a group on CUDA tensors: what the conductor does for each, and what is done in
+pinned memory where little moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from unisono.comm.announced_calls import (
+    AnnouncedCall,
+    PeerCall,
+)
+from unisono.comm.arguments import Call
+from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged, reduce_staged_row
+from unisono.comm.cuda.calls import CudaCalls
+from unisono.comm.cuda.conducting import Copy, Reduce, Task
+from unisono.comm.cuda.regions import RankMemory
+from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
+from unisono.comm.engine import GPU_MARK
+from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.reductions import Reduction
+from unisono.comm.row_transport import Job, Rows, RowTransport
+from unisono.comm.rows import bytes_of, concatenate, copy_into, row_of, write_back
+from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.tensors import dtype_name
+from unisono.comm.transport import Transport
+from unisono.comm.work import Work
+from unisono.errors import GroupError
+
+
+class Cuda(RowTransport):
+    """A rank of a group of one host, for its collectives on tensors of a GPU that all share. What
+    concerns the group as a whole, its shared memory does."""
+
+    devices = ("cuda",)
+
+    def __init__(self, engine: SharedMemory, device: torch.device, shared: SharedGpu) -> None:
+        self.rank = engine.rank
+        self.size = engine.size
+        self.name = engine.name
+        self.global_ranks = engine.global_ranks
+        self._engine = engine
+        self._calls = CudaCalls(engine, device, shared)
+        self._all_reduces = AllReduces(self._calls)
+
+    @property
+    def timeout_s(self) -> float:  # type: ignore[override]
+        """How long a call waits for its peers."""
+        return self._engine.timeout_s
+
+    def run_short(self, operation: Operation, output: Any, op: Any) -> int:
+        if operation != Operation.ALL_REDUCE:
+            return Status.ASK_AGAIN
+        return self._all_reduces.run_plain(output, op)
+
+    def check(self, call: Call) -> None:
+        self._calls.check(call.tensors)
+
+    def run(self, call: Call, async_op: bool) -> Work | None:
+        if call.operation == Operation.ALL_REDUCE and not call.is_coalesced:
+            (tensor,) = call.outputs
+            assert call.reduction is not None
+            # the engine does not compare factors of what is large
+            is_plain = self._calls.shared.orchestra and call.reduction.name != "premul_sum"
+            if 0 < tensor.nbytes <= STAGED_BYTES or (tensor.nbytes and is_plain):
+                return self._all_reduces.run(tensor, call.reduction, async_op)
+        if call.operation == Operation.BROADCAST and len(call.outputs) > 1:
+            return self._broadcast_many(call.outputs, call.root, async_op)
+        return super().run(call, async_op)
+
+    def announce(
+        self,
+        text: str,
+        sends: Sequence[int] = (),
+        takes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> AnnouncedCall:
+        return self._calls.announce(text, sends, takes)
+
+    def carry_out(
+        self, call: AnnouncedCall, job: Job, tensors: list[Any], async_op: bool
+    ) -> Work | None:
+        return self._calls.carry_out(call, job, tensors, async_op)
+
+    def meet(self, call: AnnouncedCall) -> None:
+        self._engine.barrier(None, False)
+
+    # -- the group, which is its shared memory's -----------------------------------------------------
+
+    def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
+        return self._engine.barrier(timeout_s, async_op)
+
+    def refuse(self, operation: str) -> None:
+        self._engine.refuse(operation)
+
+    def abort(self, reason: str = "") -> None:
+        self._engine.abort(reason)
+
+    def ending(self, doing: str) -> GroupError | None:
+        return self._engine.ending(doing)
+
+    def split(self, members: tuple[int, ...], name: str) -> Transport:
+        return self._engine.split(members, name)
+
+    def send(self, tensor: Any, peer: int, tag: int) -> NoReturn:
+        raise AssertionError  # messages of CUDA tensors are the Communicator's to stage
+
+    recv = isend = irecv = send  # type: ignore[assignment]
+
+    def close(self) -> None:
+        self._calls.close()
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _broadcast_many(self, tensors: list[Any], root: int, async_op: bool) -> Work | None:
+        """Many tensors, from memory to memory: nothing is packed where the conductor copies."""
+        counts = ", ".join(f"{dtype_name(tensor)}[{tensor.numel()}]" for tensor in tensors)
+        call = self.announce(f"broadcast of {counts} from rank {root}")
+
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            others = [rank for rank in range(self.size) if rank != root]
+            regions = enumerate(memory[root].regions)
+            return [
+                Copy((root, index, 0), (rank, index, 0), region.size)
+                for index, region in regions
+                for rank in others
+            ]
+
+        def job() -> None:
+            rows = [row_of(tensor) for tensor in tensors]
+            moved = [bytes_of(row) for row in rows]
+
+            def staged(shared: SharedGpu) -> None:
+                whole = concatenate(moved)
+                self._broadcast_staged(shared, whole, root, call)
+                if self.rank != root:
+                    copy_into(whole, moved)
+
+            self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged)
+            if self.rank != root:
+                for tensor, row in zip(tensors, rows, strict=True):
+                    write_back(tensor, row)
+
+        return self.carry_out(call, job, tensors, async_op)
+
+    def reduce_row(
+        self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
+    ) -> torch.Tensor:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            everyone = [(rank, 0, 0) for rank in range(self.size)]
+            targets = everyone if root is None else [everyone[root]]
+            return [Reduce(op.name, op.factor, dtype_name(row), everyone, targets, row.nbytes)]
+
+        def staged(shared: SharedGpu) -> None:
+            reduce_staged_row(self._calls, row, root, call, op)
+
+        self._calls.follow(call, [row], row.nbytes, plan, staged)
+        return row
+
+    def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
+        result = torch.empty_like(by_rank[self.rank])
+        dtype = dtype_name(result)
+
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            return [
+                Reduce(
+                    op.name,
+                    op.factor,
+                    dtype,
+                    [(source, target, 0) for source in range(self.size)],
+                    [(target, self.size, 0)],
+                    memory[target].regions[target].size,
+                )
+                for target in range(self.size)
+            ]
+
+        def staged(shared: SharedGpu) -> None:
+            hosts = [shared.staging.take(row) for row in by_rank]
+            host = shared.staging.room_for(result)
+            operation = Operation.REDUCE_SCATTER
+            reduce_staged(self._calls, call, operation, host, hosts, GPU_MARK, op)
+            shared.staging.give(result, host)
+
+        total = sum(row.nbytes for row in by_rank)
+        self._calls.follow(call, [*by_rank, result], total, plan, staged)
+        return result
+
+    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            others = [rank for rank in range(self.size) if rank != root]
+            return [Copy((root, 0, 0), (rank, 0, 0), row.nbytes) for rank in others]
+
+        def staged(shared: SharedGpu) -> None:
+            self._broadcast_staged(shared, row, root, call)
+
+        self._calls.follow(call, [row], row.nbytes, plan, staged)
+
+    def _broadcast_staged(
+        self, shared: SharedGpu, row: torch.Tensor, root: int, call: AnnouncedCall
+    ) -> None:
+        if not row.numel():
+            return
+        staging = shared.staging
+        host = staging.take(row) if self.rank == root else staging.room_for(row)
+        self._calls.run_engine(call, Operation.BROADCAST, host, host, root)
+        if self.rank != root:
+            staging.give(row, host)
+
+    def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            return [
+                Copy((source, 0, 0), (rank, 1 + source, 0), memory[source].regions[0].size)
+                for source in range(self.size)
+                for rank in range(self.size)
+            ]
+
+        def staged(shared: SharedGpu) -> None:
+            if not any(target.numel() for target in targets):
+                return
+            host = shared.staging.take(row)
+            hosts = [shared.staging.room_for(target) for target in targets]
+            self._calls.run_engine(call, Operation.ALL_GATHER, hosts, host, GPU_MARK)
+            for target, arrived in zip(targets, hosts, strict=True):
+                shared.staging.give(target, arrived)
+
+        total = sum(target.nbytes for target in targets)
+        self._calls.follow(call, [row, *targets], total, plan, staged)
+
+    def exchange_rows(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        from_each: Sequence[int],
+        to_each: Sequence[int],
+        width: int,
+        call: AnnouncedCall,
+    ) -> None:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+            sends = [[count * width for count in peer.sends] for peer in calls]
+            return [
+                Copy(
+                    (source, 1, sum(sends[source][:target])),
+                    (target, 0, sum(sends[before][target] for before in range(source))),
+                    sends[source][target],
+                )
+                for source in range(self.size)
+                for target in range(self.size)
+            ]
+
+        def staged(shared: SharedGpu) -> None:
+            sent = shared.staging.take(input)
+            arrived = shared.staging.room_for(output)
+            self._calls.run_engine(
+                call,
+                Operation.ALL_TO_ALL,
+                list(torch.split(arrived, list(from_each))),
+                list(torch.split(sent, list(to_each))),
+                GPU_MARK,
+            )
+            shared.staging.give(output, arrived)
+
+        self._calls.follow(call, [output, input], max(output.nbytes, input.nbytes), plan, staged)

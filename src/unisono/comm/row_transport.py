@@ -1,0 +1,289 @@
+"""Transports that move and reduce rows: what one has to do is six primitives on rows of bytes.
+
+Tensors of any layout, lists of different sizes and coalesced calls become rows in one piece here, and
+what rows have become is written back.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unisono.comm.announced_calls import AnnouncedCall
+from unisono.comm.arguments import Call, WideSide, flatten
+from unisono.comm.engine_numbers import Operation
+from unisono.comm.reductions import Reduction
+from unisono.comm.rows import (
+    bytes_of,
+    concatenate,
+    copy_into,
+    cut,
+    overlap,
+    row_of,
+    write_back,
+)
+from unisono.comm.tensors import count, dtype_name
+from unisono.comm.transport import Transport
+from unisono.comm.work import Work
+
+Rows = list[torch.Tensor]
+Job = Callable[[], None]
+
+
+class RowTransport(Transport):
+    """A transport whose calls are carried out on rows, once all ranks know that they mean the same."""
+
+    @abstractmethod
+    def announce(
+        self,
+        text: str,
+        sends: Sequence[int] = (),
+        takes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> AnnouncedCall:
+        """What this rank tells its peers of a call."""
+
+    @abstractmethod
+    def carry_out(
+        self, call: AnnouncedCall, job: Job, tensors: list[Any], async_op: bool
+    ) -> Work | None:
+        """Have a call carried out, at once or as a work."""
+
+    @abstractmethod
+    def reduce_row(
+        self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
+    ) -> torch.Tensor:
+        """The reduction of a row: for `root`, or for all; in place where that is possible and
+        `keep` does not forbid it."""
+
+    @abstractmethod
+    def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
+        """Our part of the reduction of all ranks' rows, of which there is one for each rank."""
+
+    @abstractmethod
+    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
+        """A row of bytes becomes the root's."""
+
+    @abstractmethod
+    def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
+        """Each target becomes its rank's row of bytes."""
+
+    @abstractmethod
+    def exchange_rows(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        from_each: Sequence[int],
+        to_each: Sequence[int],
+        width: int,
+        call: AnnouncedCall,
+    ) -> None:
+        """Send so many bytes of `input` to each rank, and receive so many from each. An element
+        has `width` of them."""
+
+    @abstractmethod
+    def meet(self, call: AnnouncedCall) -> None:
+        """Return once all ranks have come."""
+
+    # -- calls on rows ---------------------------------------------------------------------------
+
+    def run(self, call: Call, async_op: bool) -> Work | None:
+        return _ON_ROWS[call.operation](self, call, async_op)
+
+    def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
+        call = self.announce("barrier", timeout_s=timeout_s)
+        return self.carry_out(call, lambda: self.meet(call), [], async_op)
+
+
+def _reduce(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
+    assert call.reduction is not None
+    tensors, op = call.outputs, call.reduction
+    root = call.root if call.operation == Operation.REDUCE else None
+    where = "" if root is None else f" to rank {root}"
+    announced = transport.announce(f"{call.name} {op} of {_shapes(tensors)}{where}")
+    alike = _by_dtype(tensors)
+
+    def job() -> None:
+        for same in alike:
+            rows = [row_of(tensor) for tensor in same]
+            whole = concatenate(rows)
+            result = transport.reduce_row(whole, op, root, announced, root is not None)
+            if root in (None, transport.rank):
+                copy_into(result, rows)
+                for tensor, row in zip(same, rows, strict=True):
+                    write_back(tensor, row)
+
+    return transport.carry_out(announced, job, tensors, async_op)
+
+
+def _broadcast(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
+    tensors, root = call.outputs, call.root
+    announced = transport.announce(f"broadcast of {_shapes(tensors)} from rank {root}")
+
+    def job() -> None:
+        rows = [row_of(tensor) for tensor in tensors]
+        moved = [bytes_of(row) for row in rows]
+        if not moved:
+            return
+        whole = concatenate(moved)
+        transport.broadcast_row(whole, root, announced)
+        if transport.rank == root:
+            return
+        parts = torch.split(whole, [row.numel() for row in moved])
+        for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
+            copy_into(part, [target])  # in order: tied weights stand in many lists twice
+            write_back(tensor, row)
+
+    return transport.carry_out(announced, job, tensors, async_op)
+
+
+def _all_gather(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
+    inputs, sides = call.inputs, list(map(_WideRows, call.outputs))
+    announced = transport.announce(f"all_gather of {_counts(call.outputs)}")
+
+    def job() -> None:
+        if not inputs:
+            return
+        message = concatenate([bytes_of(row_of(tensor)) for tensor in inputs])
+        parts = [[bytes_of(part) for part in side.parts()] for side in sides]
+        by_rank = [[part[rank] for part in parts] for rank in range(transport.size)]
+        lengths = [sum(part.numel() for part in rows) for rows in by_rank]
+        targets = [
+            rows[0] if len(rows) == 1 else message.new_empty(length)
+            for rows, length in zip(by_rank, lengths, strict=True)
+        ]
+        transport.gather_rows(targets, message, announced)
+        for target, rows in zip(targets, by_rank, strict=True):
+            copy_into(target, rows)
+        for side in sides:
+            side.write_back()
+
+    return transport.carry_out(announced, job, [*inputs, *flatten(call.outputs)], async_op)
+
+
+def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
+    assert call.reduction is not None
+    op, outputs = call.reduction, call.outputs
+    announced = transport.announce(f"reduce_scatter {op} of {_counts(call.inputs)}")
+
+    def job() -> None:
+        for dtype in dict.fromkeys(side.dtype for side in call.inputs):
+            same = [_WideRows(side).parts() for side in call.inputs if side.dtype == dtype]
+            mine = [tensor for tensor in outputs if dtype_name(tensor) == dtype]
+            by_rank = [
+                concatenate([parts[rank] for parts in same]) for rank in range(transport.size)
+            ]
+            rows = [row_of(tensor) for tensor in mine]
+            copy_into(transport.scatter_rows(by_rank, op, announced), rows)
+            for tensor, row in zip(mine, rows, strict=True):
+                write_back(tensor, row)
+
+    return transport.carry_out(announced, job, call.tensors, async_op)
+
+
+def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
+    """What is different for every pair of ranks."""
+    nothing = [0] * transport.size
+
+    def counts(sides: list[Any]) -> list[int]:
+        if not sides:
+            return nothing
+        (side,) = sides
+        if isinstance(side, WideSide):
+            return list(side.counts)
+        return [count(side) if rank == call.root else 0 for rank in range(transport.size)]
+
+    takes, sends = counts(call.outputs), counts(call.inputs)
+    outputs, inputs = flatten(call.outputs), flatten(call.inputs)
+    where = {Operation.GATHER: f" to rank {call.root}", Operation.SCATTER: f" from rank {call.root}"}
+    dtype = dtype_name((inputs or outputs)[0])
+    text = f"{call.name} of {dtype}{where.get(call.operation, '')}"
+    announced = transport.announce(text, sends, takes)
+    device = device_of(call.tensors)
+
+    def job() -> None:
+        width = _width(call.tensors)
+        rows = [row_of(tensor) for tensor in outputs]
+        to = [bytes_of(row) for row in rows]
+        source = [bytes_of(row_of(tensor)) for tensor in inputs]
+        empty = torch.empty(0, dtype=torch.uint8, device=device)
+        message = concatenate(source) if source else empty
+        arriving = to[0] if len(to) == 1 else empty.new_empty(sum(takes) * width)
+        if overlap(arriving, message):
+            message = message.clone()
+        transport.exchange_rows(
+            arriving,
+            message,
+            [taken * width for taken in takes],
+            [sent * width for sent in sends],
+            width,
+            announced,
+        )
+        if to:
+            copy_into(arriving, to)
+        for tensor, row in zip(outputs, rows, strict=True):
+            write_back(tensor, row)
+
+    return transport.carry_out(announced, job, call.tensors, async_op)
+
+
+_ON_ROWS: dict[Operation, Callable[[RowTransport, Call, bool], Work | None]] = {
+    Operation.ALL_REDUCE: _reduce,
+    Operation.REDUCE: _reduce,
+    Operation.BROADCAST: _broadcast,
+    Operation.ALL_GATHER: _all_gather,
+    Operation.REDUCE_SCATTER: _reduce_scatter,
+    Operation.GATHER: _exchange,
+    Operation.SCATTER: _exchange,
+    Operation.ALL_TO_ALL: _exchange,
+}
+
+
+class _WideRows:
+    """A wide side as rows, one for each rank."""
+
+    def __init__(self, side: WideSide) -> None:
+        self._side = side
+        self._rows: Rows = []
+
+    def parts(self) -> Rows:
+        self._rows = [row_of(tensor) for tensor in self._side.tensors]
+        return self._rows if self._side.is_list else cut(self._rows[0], len(self._side.counts))
+
+    def write_back(self) -> None:
+        """Write what the rows have become into the tensors."""
+        for tensor, row in zip(self._side.tensors, self._rows, strict=True):
+            write_back(tensor, row)
+
+
+def _width(tensors: Sequence[Any]) -> int:
+    return next(
+        int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
+        for tensor in tensors
+    )
+
+
+def _by_dtype(tensors: list[Any]) -> list[list[Any]]:
+    alike: dict[str, list[Any]] = {}
+    for tensor in tensors:
+        alike.setdefault(dtype_name(tensor), []).append(tensor)
+    return list(alike.values())
+
+
+def _shapes(tensors: Sequence[Any]) -> str:
+    return ", ".join(f"{dtype_name(tensor)}[{count(tensor)}]" for tensor in tensors) or "nothing"
+
+
+def _counts(sides: Sequence[WideSide]) -> str:
+    return "; ".join(f"{side.dtype}{list(side.counts)}" for side in sides)
+
+
+def device_of(tensors: Sequence[Any]) -> torch.device:
+    """Where tensors lie; arrays, and nothing, lie with the CPU."""
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,438 @@
+"""Shared memory: the transport of ranks on one machine. The engine carries out every call whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from sys import is_finalizing
+from typing import TYPE_CHECKING, Any
+
+from unisono import variables
+from unisono.comm.engine import (
+    abandon_group,
+    end_abandoned_groups,
+    engine_ns,
+    open_group,
+    work_types,
+)
+from unisono.comm.engine_numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.rendezvous.lobby import Lobby
+from unisono.comm.rendezvous.meeting import meet_at, meet_by
+from unisono.comm.rendezvous.membership import JoinRequest, Membership
+from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, LATECOMERS_S
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
+from unisono.comm.shared_memory.segment_listeners import announce_segment
+from unisono.comm.tensors import address_of, count, dtype_name
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+from unisono.comm.work import Work, join_works
+from unisono.errors import GroupError, RendezvousError, SegmentError
+from unisono.preloading import load_soon
+
+if TYPE_CHECKING:
+    from unisono.comm.arguments import Call
+    from unisono.comm.engine_types import Gathered, Group
+    from unisono.comm.rendezvous.announcements import Announcements
+    from unisono.comm.shared_memory.allocation import Allocator
+    from unisono.comm.shared_tensors import Memory
+    from unisono.plan.schedule import Schedule
+
+_LISTS = (list, tuple)
+_MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
+for _kind in work_types():
+    Work.register(_kind)
+
+
+class SharedMemory(Transport):
+    """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
+
+    tags = range(-(2**63), 2**63)
+
+    def __init__(
+        self,
+        membership: Membership,
+        lobby: Lobby,
+        name: str,
+        global_ranks: tuple[int, ...] | None,
+        timeout_s: float,
+    ) -> None:
+        self.rank = membership.rank
+        self.size = membership.size
+        self.name = name
+        self.global_ranks = global_ranks
+        self._membership = membership
+        self._lobby: Lobby | None = lobby.share()
+        self.group: Group = membership.group
+        self.short = membership.group
+        self.exceptions = GroupExceptions(membership, name, global_ranks)
+        self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
+        eager_bytes = variables.EAGER_SEND.read()
+        self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
+        keeps_sites = variables.SITES.read() or False
+        global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
+        self.group.introduce(name, global_rank, keeps_sites)
+        announce_segment(self.group.descriptor)
+        self.timeout_s = timeout_s
+        end_abandoned_groups()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
+        if hasattr(self, "group") and not is_finalizing():  # then this module's names are gone
+            abandon_group(self.group)
+
+    @classmethod
+    def connect(
+        cls,
+        announcements: Announcements,
+        rank: int,
+        size: int,
+        *,
+        name: str = "world",
+        global_ranks: tuple[int, ...] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        deadline: Deadline | None = None,
+        payload: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> SharedMemory:
+        """Meet the other `size - 1` ranks through `announcements` and make a group with them.
+
+        `payload` is what the others shall know of this rank: `payloads` has everybody's. The
+        meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
+        called while the others are awaited, and raises when they will not come."""
+        deadline = deadline or Deadline(join_timeout_s)
+        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        with contextlib.closing(Lobby()) as lobby:
+            membership = meet_by(announcements, lobby, request)
+            load_soon(*NEEDED_LATER)
+            return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+
+    def become_part(self, name: str) -> Group:
+        """This group is one host's part of a larger one, of which `name` says which: the records of
+        that one's calls are kept in its place, by the engine's group, from now on."""
+        self.exceptions.is_part = True
+        ranks = self.global_ranks
+        self.group.become_part(name, self.rank if ranks is None else ranks[self.rank])
+        return self.group
+
+    @property
+    def payloads(self) -> tuple[str, ...]:
+        """What each rank wanted the others to know when they met."""
+        return self._membership.payloads
+
+    @property
+    def timeout_s(self) -> float:  # type: ignore[override]
+        """How long a call waits for its peers."""
+        return self.group.timeout_ns / 1e9
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.group.timeout_ns = engine_ns(seconds)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def run(self, call: Call, async_op: bool) -> Work | None:
+        return self._run_all(call, async_op, call.root, None)
+
+    def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
+        """An all_reduce by a schedule. Raises ValueError for one that is too large for the engine,
+        ScheduleError for one that is not right, before any peer has heard of the call."""
+        from unisono.comm.compiled_schedules import compile_schedule
+        from unisono.comm.mismatches import algorithm_mark
+
+        known = self._compiled_schedules.get(id(schedule))
+        if known is None or known[0] is not schedule:
+            encoded = compile_schedule(schedule, self.rank).encode()
+            known = schedule, algorithm_mark(schedule.algorithm), encoded
+            self._compiled_schedules[id(schedule)] = known
+        return self._run_all(call, async_op, *known[1:])
+
+    def _run_all(
+        self, call: Call, async_op: bool, root: int, schedule: bytes | None
+    ) -> Work | None:
+        """One call of the engine, or of a coalesced call one for each dtype."""
+        if call.is_coalesced and not call.outputs:  # peers that have something must learn of it
+            return self.barrier(None, async_op)
+        return join_works(
+            self._run(call, output, input, async_op, root, schedule)
+            for output, input in _engine_calls(call)
+        )
+
+    def _run(
+        self, call: Call, output: Any, input: Any, async_op: bool, root: int, schedule: bytes | None
+    ) -> Work | None:
+        reduction = call.reduction
+        number, factor = (None, 1.0) if reduction is None else (reduction.number, reduction.factor)
+        given = call.operation, output, input, root, number, factor, schedule
+        status = self.group.submit(self.exceptions, *given) if async_op else self.group.run(*given)
+        if not isinstance(status, int):
+            return status
+        if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
+            self.refuse(call.name)
+            raise TypeError(f"{call.name} on group {self.name}: memory that the engine cannot read")
+        if status:
+            raise self.call_error(status, call.operation, call.reduction, input)
+        return None
+
+    def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
+        if timeout_s is None and not async_op:
+            status = self.group.barrier()
+            if status:
+                raise self.call_error(status, Operation.BARRIER, None, None)
+            return None
+        usual_s = self.timeout_s
+        self.timeout_s = usual_s if timeout_s is None else timeout_s
+        try:  # a work takes the group's limit when it is begun
+            work = self.group.submit(self.exceptions, Operation.BARRIER, None, None, 0, None)
+        finally:
+            self.timeout_s = usual_s
+        if isinstance(work, int):
+            raise self.call_error(work, Operation.BARRIER, None, None)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
+        tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
+        number = op.number if hasattr(op, "number") else REDUCTION_NUMBERS.get(str(op), 0)
+        return self.exceptions.call_error(status, operation, number, dtype_name(tensor))
+
+    # -- messages: of checked ones, what the engine says ---------------------------------------------
+
+    def send(self, tensor: Any, peer: int, tag: int) -> None:
+        status = self.group.send(tensor, peer, tag)
+        if status < 0:
+            raise self.message_error(-status, True, peer, tag)
+
+    def recv(self, tensor: Any, peer: int | None, tag: int) -> int:
+        source = self.group.recv(tensor, peer, tag)
+        if source < 0:
+            raise self.message_error(-source, False, -1 if peer is None else peer, tag)
+        return source
+
+    def isend(self, tensor: Any, peer: int, tag: int) -> Work:
+        return self.group.isend(self.exceptions, sys._getframe(1), tensor, peer, tag)
+
+    def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
+        return self.group.irecv(self.exceptions, sys._getframe(1), tensor, peer, tag)
+
+    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
+        return self.exceptions.message_error(status, sends, peer, tag)
+
+    def probe(self, tag: int) -> int:
+        """Who sent the oldest message with this tag that no receive has asked for; -1: nobody."""
+        return self.group.probe(tag)
+
+    # -- groups ----------------------------------------------------------------------------------
+
+    def split(self, members: tuple[int, ...], name: str) -> Transport:
+        if self._lobby is None:
+            raise self.exceptions.closed()
+        known, timeout_s = self.global_ranks, self.timeout_s
+        global_ranks = None if known is None else tuple(known[rank] for rank in members)
+        if len(members) == 1:
+            from unisono.comm.solo import Solo
+
+            return Solo(name, global_ranks, timeout_s)
+        rank, late_s = members.index(self.rank), time.monotonic() + LATECOMERS_S
+
+        def check() -> None:
+            """Raise if a member will not come. Followers may wait for long for a leader that lives."""
+            error = self.loss_among(members, f"split({list(members)})")
+            if error is None and (self._lobby is None or (rank == 0 and time.monotonic() > late_s)):
+                error = self.ending("no call")
+            if error is not None:
+                raise error
+
+        request = JoinRequest(
+            f"{self._membership.key}/{name.removeprefix(self.name)}",
+            rank,
+            len(members),
+            Deadline(timeout_s),
+            open_with(timeout_s),
+            check=check,
+        )
+        leader = self._membership.members[members[0]]
+        try:
+            check()
+            membership = meet_at(leader.address, self._lobby, request)
+        except RendezvousError:
+            for _ in range(50):  # if somebody has died, it is known in a moment
+                check()
+                time.sleep(0.01)
+            raise
+        return SharedMemory(membership, self._lobby, name, global_ranks, timeout_s)
+
+    def leave_out(self, members: tuple[int, ...]) -> None:
+        self.exceptions.left_out_of = members
+
+    def for_device(self, device: Any, operation: str) -> Transport | None:
+        from unisono.comm.cuda.meeting import meet_on_gpus
+
+        return meet_on_gpus(self, device, Operation[operation.upper()])
+
+    # -- memory that all ranks have mapped ------------------------------------------------------
+
+    @cached_property
+    def _allocator(self) -> Allocator:
+        from unisono.comm.shared_memory.allocation import Allocator  # few share tensors
+
+        return Allocator(self._membership, self.name)
+
+    def allocate(self, size_bytes: int) -> Memory | None:
+        if self._lobby is None:
+            raise self.exceptions.closed()
+        try:
+            try:
+                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
+            except OSError as error:  # it is not imported yet, and no descriptor is left
+                allocator, wanted = None, -(error.errno or 1)
+            sizes = self._exchange(array("q", [wanted]))
+            if allocator is None or min(sizes) < 0:
+                unable = [
+                    f"rank {rank} cannot map it: {os.strerror(-size)}"
+                    for rank, size in enumerate(sizes)
+                    if size < 0
+                ]
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+            deadline = Deadline(self.timeout_s)
+            check = self.raise_if_ended
+            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
+        except (GroupError, SegmentError):
+            raise
+        except BaseException as error:  # the others wait for this rank's word
+            why = str(error) if isinstance(error, RendezvousError) else type(error).__name__
+            self.abort(f"making shared memory failed: {why}")
+            raise
+
+    def _exchange(self, integers: array[int]) -> list[int]:
+        everyone = array("q", bytes(8 * len(integers) * self.size))
+        status = self.group.run(Operation.ALLOCATE, everyone, integers, 0, None)
+        if status:
+            raise self.call_error(status, Operation.ALLOCATE, None, None)
+        return everyone.tolist()
+
+    def find_memory(self, address: int) -> tuple[Memory, int] | None:
+        return None if self._lobby is None else self._allocator.find(address)
+
+    def own_parts(self) -> list[tuple[int, int, int]]:
+        return [] if self._lobby is None else self._allocator.own_parts()
+
+    def memory(self, number: int) -> Memory | None:
+        return self._allocator.memory(number)
+
+    def check(self, call: Call) -> None:
+        """A peer's part of a block is the peer's to pass: it may be doing so in this very call."""
+        from unisono.comm.arguments import flatten
+
+        for tensor in flatten(call.outputs):
+            owner = self.group.owner(address_of(tensor)) if count(tensor) else -1
+            if owner not in (-1, self.rank):
+                raise ValueError(
+                    f"a result cannot go into the memory of rank {owner}: a view from peer() is "
+                    "read, or written by the program itself"
+                )
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def refuse(self, operation: str) -> None:
+        if self.exceptions.cause is None:
+            self.group.refuse(Operation[operation.upper()])
+
+    def abort(self, reason: str = "") -> None:
+        self.group.abort(reason)
+
+    def ending(self, doing: str) -> GroupError | None:
+        if self._lobby is None:
+            return self.exceptions.closed()
+        status = self.group.failure()[0]
+        if status == Status.FORKED:
+            return self.exceptions.forked()
+        return self.exceptions.failure(doing) if status else None
+
+    def raise_if_ended(self) -> None:
+        ending = self.ending("no call")
+        if ending is not None:
+            raise ending
+
+    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
+        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        return self.exceptions.loss_among(ranks, doing)
+
+    def close(self) -> None:
+        lobby, self._lobby = self._lobby, None
+        if lobby is not None:
+            try:
+                absent = self.group.finish()
+                if absent is not None:
+                    self.group.abort(self.exceptions.close_without(absent))
+            finally:
+                self.group.close()
+                lobby.close()
+
+    # -- for tensors whose shapes only their owners know ---------------------------------------------
+
+    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Every rank's integers, in rank order; all ranks pass equally many."""
+        everyone = self.group.exchange(integers)
+        if isinstance(everyone, int):
+            raise self.exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
+        return everyone
+
+    def gather_ragged(
+        self,
+        tensor: Any,
+        root: int | None,
+        empty_like: Callable[[Any], Any],
+        empty: Callable[[Any, int, tuple[int, ...]], Any],
+    ) -> Gathered:
+        """Every rank's tensor, in new tensors on `root`, or with None on every rank, if all are
+        small; if not all are, every rank's dtype and shape. `empty_like(tensor)` makes such a
+        tensor, and `empty(tensor, dtype, shape)` any other beside it, of the dtype with this
+        number."""
+        gathered = self.group.gather_ragged(tensor, -1 if root is None else root, empty_like, empty)
+        if isinstance(gathered, tuple):
+            return gathered
+        operation = Operation.ALL_GATHER if root is None else Operation.GATHER
+        if gathered is None:
+            from unisono.comm.arguments import check_tensor
+
+            check_tensor(tensor, False, self.devices)
+            raise TypeError("a tensor that DLPack does not show")
+        raise self.exceptions.call_error(gathered, operation, 0, "uint8")
+
+
+def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
+    """Output and input of each call of the engine that a call becomes."""
+    outputs, inputs = list(map(_given, call.outputs)), list(map(_given, call.inputs))
+    if call.operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
+        inputs = outputs
+    if not call.is_coalesced:
+        return [(outputs[0] if outputs else None, inputs[0] if inputs else None)]
+    if any(isinstance(side, list) for side in [*outputs, *inputs]):
+        return list(zip(outputs, inputs, strict=True))
+    alike: dict[str, list[int]] = {}
+    for place, tensor in enumerate(outputs):
+        alike.setdefault(dtype_name(tensor), []).append(place)
+    calls: list[tuple[Any, Any]] = []
+    for places in alike.values():
+        to = [outputs[place] for place in places]
+        calls.append((to, to if inputs is outputs else [inputs[place] for place in places]))
+    return calls
+
+
+def _given(side: Any) -> Any:
+    """A side as the engine has it: a tensor, or one for each rank."""
+    if not hasattr(side, "is_list"):
+        return side
+    return side.tensors if side.is_list else side.tensors[0]
+
+
+def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
+    """How a member opens the group once it has the segment."""
+    return partial(open_group, timeout_s=timeout_s)
