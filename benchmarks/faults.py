@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05
@@ -98,7 +98,7 @@ def be_a_rank_on_a_host(
 ) -> None:
     import torch.distributed as dist
 
-    from unisono.comm.hosts.connect import connect
+    from unisono.comm.factory import connect
 
     culprit_rank, others, culprit, expected, _ = OVER_HOSTS[fault]
     hosts[rank // 2].enter()
@@ -112,7 +112,7 @@ def be_a_rank_on_a_host(
 
 def be_a_rank(fault: str, rank: int, size: int, path: str, answer: int) -> None:
     others, culprit, expected, _ = FAULTS[fault]
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     act(comm, rank == size - 1, others, culprit, expected, answer)
 
 

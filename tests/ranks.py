@@ -32,8 +32,8 @@ import torch
 
 from unisono import watch
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.watch.settings import is_wanted
 
@@ -305,9 +305,9 @@ def in_a_fork(work: Callable[[], Any]) -> str:
     return text
 
 
-def connect(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
+def connect(path: str, rank: int, size: int) -> Communicator:
     """Join a native group through a file."""
-    return SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=60.0)
+    return connect_on_host(FileAnnouncements(path), rank, size, timeout_s=60.0)
 
 
 def subgroup(comm: Communicator, ranks: Iterable[int], label: str = "") -> Communicator:

@@ -199,11 +199,12 @@ static int find_reduction(PyObject *name) {
     return -1;
 }
 
+static bool is_list(PyObject *object) { return PyList_Check(object) || PyTuple_Check(object); }
+
 /* Whether tensors of a list travel together; elsewhere a list is a wide side. */
 static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return false;
-    PyObject *narrow = is_wide_input(o) ? output : input;
-    return PyList_Check(narrow) || PyTuple_Check(narrow);
+    return is_list(is_wide_input(o) ? output : input);
 }
 
 static int read_schedule(call_arguments *a, const Group *self) {
@@ -218,7 +219,7 @@ static int read_schedule(call_arguments *a, const Group *self) {
 }
 
 /* (operation, output, input, root, reduction), and perhaps a factor and a compiled schedule as bytes. A
- * reduction is a plain name, or a number, or None. Tensors and bytes stay the caller's to keep alive;
+ * reduction is a plain name, or with a factor a number. Tensors and bytes stay the caller's to keep alive;
  * `a` must stay where it is. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
@@ -230,16 +231,15 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     PyObject *root = arguments[3], *reduction = arguments[4];
     a->output = arguments[1];
     a->input = arguments[2];
-    a->coalesced = is_coalesced(o, a->output, a->input);
     a->schedule_bytes = count == 7 ? arguments[6] : Py_None;
+    a->coalesced = is_coalesced(o, a->output, a->input);
+    if (a->coalesced && !(is_list(a->output) && is_list(a->input))) return REFUSED;
     a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
-    if (PyUnicode_Check(reduction)) {
-        int number = find_reduction(reduction);
+    if (un_reduces(o)) { /* a number comes with a factor, and from our own code alone */
+        int number = count > 5 && PyLong_Check(reduction) ? (int)PyLong_AsLong(reduction)
+                                                          : find_reduction(reduction);
         if (number < 0) return REFUSED;
         a->call.reduction = (un_reduction)number;
-    } else if (reduction != Py_None) {
-        if (!PyLong_Check(reduction)) return REFUSED;
-        a->call.reduction = (un_reduction)PyLong_AsLong(reduction);
     }
     if (!PyLong_CheckExact(root)) return REFUSED;
     a->call.root = (int)PyLong_AsLong(root);

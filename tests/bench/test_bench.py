@@ -25,7 +25,6 @@ from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import read
 from unisono.bench.settings import BenchSettings
 from unisono.cli import main
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import plain_environment, run_python
 
 BENCH = ("-m", "unisono", "bench")
@@ -192,15 +191,15 @@ def test_wrong_results_make_the_exit_code(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
     """In a world that is there already, with an engine that errs on rank 0."""
-    sound = SharedMemoryCommunicator.all_reduce
+    sound = Communicator.all_reduce
 
-    def spoiled(self: SharedMemoryCommunicator, tensor: Any, *more: Any, **named: Any) -> Any:
+    def spoiled(self: Communicator, tensor: Any, *more: Any, **named: Any) -> Any:
         work = sound(self, tensor, *more, **named)
         if self.rank == 0 and tensor.dtype.is_floating_point and tensor.numel() > 1:
             tensor[1] += 1
         return work
 
-    monkeypatch.setattr(SharedMemoryCommunicator, "all_reduce", spoiled)
+    monkeypatch.setattr(Communicator, "all_reduce", spoiled)
     path = shared_tmp_path / "run.json"
     options = ["all_reduce", "--sizes", "1K", "--backends", "unisono", "--budget", "0.05"]
     code, said = invoke(*options, "--json", str(path))

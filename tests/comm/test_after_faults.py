@@ -22,21 +22,20 @@ from unisono import (
     PeerLost,
 )
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 
-def mismatch(comm: SharedMemoryCommunicator) -> BaseException | None:
+def mismatch(comm: Communicator) -> BaseException | None:
     return attempt(comm.all_reduce, torch.ones(4 + comm.rank // 2))
 
 
-def timeout(comm: SharedMemoryCommunicator) -> BaseException | None:
+def timeout(comm: Communicator) -> BaseException | None:
     comm.timeout_s = 0.2
     if comm.rank == 2:
         time.sleep(0.6)
     return attempt(comm.barrier)
 
 
-def lost(comm: SharedMemoryCommunicator) -> BaseException | None:
+def lost(comm: Communicator) -> BaseException | None:
     if comm.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     work = comm.irecv(torch.zeros(3), 2)
@@ -45,13 +44,13 @@ def lost(comm: SharedMemoryCommunicator) -> BaseException | None:
     return error
 
 
-def aborted(comm: SharedMemoryCommunicator) -> BaseException | None:
+def aborted(comm: Communicator) -> BaseException | None:
     if comm.rank == 2:
         comm.abort()
     return attempt(comm.barrier)
 
 
-def interrupted(comm: SharedMemoryCommunicator) -> BaseException | None:
+def interrupted(comm: Communicator) -> BaseException | None:
     if comm.rank != 2:
         return attempt(comm.barrier)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,11 +62,11 @@ def interrupted(comm: SharedMemoryCommunicator) -> BaseException | None:
     return attempt(comm.barrier)
 
 
-def deadlock(comm: SharedMemoryCommunicator) -> BaseException | None:
+def deadlock(comm: Communicator) -> BaseException | None:
     return attempt(comm.send, torch.ones(2), (comm.rank + 1) % comm.size)
 
 
-def unfit(comm: SharedMemoryCommunicator) -> BaseException | None:
+def unfit(comm: Communicator) -> BaseException | None:
     if comm.rank == 0:
         attempt(comm.send, torch.ones(3), 1)
     elif comm.rank == 1:
@@ -75,7 +74,7 @@ def unfit(comm: SharedMemoryCommunicator) -> BaseException | None:
     return attempt(comm.recv, torch.ones(4), 0)
 
 
-FAULTS: dict[str, tuple[Callable[[SharedMemoryCommunicator], BaseException | None], type]] = {
+FAULTS: dict[str, tuple[Callable[[Communicator], BaseException | None], type]] = {
     "a mismatch": (mismatch, CollectiveMismatch),
     "a timeout": (timeout, CollectiveTimeout),
     "a death": (lost, PeerLost),

@@ -16,8 +16,8 @@ import torch
 
 from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.base import Communicator, PremulSum, Work
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.records import read_process
 from unisono.errors import (
     CollectiveMismatch,
@@ -260,7 +260,7 @@ def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> Non
 
 def close_meanwhile(rank: int, size: int, path: str) -> None:
     threads = len(os.listdir("/proc/self/task"))
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     tensor = torch.ones(4)
     if rank == 0:
         work = begun(comm.all_reduce(tensor, async_op=True))

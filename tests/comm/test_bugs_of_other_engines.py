@@ -17,9 +17,9 @@ import torch
 from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import discovery
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import RendezvousError
 
 
@@ -113,7 +113,7 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
     if rank == 1:
         discovery.boot_id = lambda: "another machine's"  # type: ignore[assignment]
     announcements = FileAnnouncements(path)
-    error = attempt(SharedMemoryCommunicator.connect, announcements, rank, size, join_timeout_s=1.0)
+    error = attempt(connect_on_host, announcements, rank, size, join_timeout_s=1.0)
     assert isinstance(error, RendezvousError), error
     return str(error)
 

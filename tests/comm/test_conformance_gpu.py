@@ -23,7 +23,7 @@ from expected import (
 from ranks import subgroup
 from unisono import PremulSum
 from unisono.comm.base import Communicator
-from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.comm.over_torch.transport import OverTorch
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"
@@ -38,7 +38,7 @@ def comm() -> Iterator[Communicator]:
 
 
 def test_one_process_with_a_gpu_starts_on_nccl(comm: Communicator) -> None:
-    assert isinstance(comm, TorchCommunicator)
+    assert isinstance(comm.transport, OverTorch)
     assert unisono.get_backend() == "nccl"
     assert unisono.get_device() == torch.device("cuda", 0)
     assert "a GPU of its own" in unisono.get_backend_reason()

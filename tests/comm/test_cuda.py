@@ -26,8 +26,8 @@ from unisono.comm.cuda.routing import (
     describe_no_way,
     why_no_mapping,
 )
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveMismatch
 
 FLOATS = 5000
@@ -335,7 +335,7 @@ def test_nobody_waits_for_the_stream_of_a_killed_rank(
 
 
 def lose_a_rank(rank: int, size: int, path: str, folder: str) -> None:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     member = Rank(comm, folder)
     base = member.allocate(1.0)
     assert member.call([(base, 4)], all_reduce(size, 1)) == ""

@@ -17,8 +17,8 @@ from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, re
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES, ROOTED
 
@@ -121,9 +121,9 @@ def test_the_same_over_gloo(process_group: Any) -> None:
 
 
 def test_a_group_of_one() -> None:
-    from unisono.comm.solo import SoloCommunicator
+    from unisono.comm.solo import Solo
 
-    comm = SoloCommunicator()
+    comm = Communicator(Solo())
     for collective in COLLECTIVES:
         for schedule in schedules(collective, 1):
             run_and_check(schedule, comm, 5, 0)
@@ -410,7 +410,7 @@ def test_a_rank_that_dies_in_the_middle(fresh_pool: RankPool, way: Callable[...,
 
 
 def die_in_the_middle(rank: int, size: int, path: str, way: Callable[..., None]) -> int:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     tensor = torch.ones(3_000_000)
     way(comm, tensor, "sum", "ring")
     if rank == 2:

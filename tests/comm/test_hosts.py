@@ -23,24 +23,24 @@ from ranks import RankPool, attempt, raised, subgroup
 from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost
 from unisono.comm.base import Communicator, Message
 from unisono.comm.engine import SUM_DIVIDED, combine
+from unisono.comm.factory import connect
 from unisono.comm.hosts import links
-from unisono.comm.hosts.communicator import HostsCommunicator
-from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.hosts.transport import HostsTransport
+from unisono.comm.shared_memory.transport import SharedMemory
 
 
 @contextmanager
-def world(rank: int, path: str, hosts: str) -> Iterator[HostsCommunicator]:
+def world(rank: int, path: str, hosts: str) -> Iterator[Communicator]:
     """A world of as many ranks as letters, a letter for each host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_HOSTID", hosts[rank])
         store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
         made = connect(store, rank, len(hosts), timeout_s=30)
-    assert isinstance(made, HostsCommunicator)
+    assert isinstance(made.transport, HostsTransport)
     with made:
         yield made
 
@@ -130,7 +130,7 @@ def sum_everything(
 
 
 def check_sums(
-    comm: HostsCommunicator, given: list[torch.Tensor], hosts: str, strict: bool, rounds: bool
+    comm: Communicator, given: list[torch.Tensor], hosts: str, strict: bool, rounds: bool
 ) -> None:
     groups = [[r for r in range(4) if hosts[r] == host] for host in dict.fromkeys(hosts)]
     groups = [[0, 1, 2, 3]] if strict else groups
@@ -399,7 +399,7 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
     with world(rank, path, "ABBA") as comm:
         second = subgroup(comm, range(size), "second")
         inside = comm.split([1, 2])
-        assert inside is None or isinstance(inside, SharedMemoryCommunicator)
+        assert inside is None or isinstance(inside.transport, SharedMemory)
         for culprit in (0, 2):
             first = subgroup(comm, range(size), f"first {culprit}")
             first.all_reduce(torch.ones(300_000))

@@ -113,7 +113,7 @@ gloo = wrap(dist.new_group(backend="gloo", timeout=timedelta(seconds=60)))
 gloo.barrier()
 fail_in_every_way(gloo, has_deadlocks=False)
 
-from unisono.comm.hosts.connect import connect
+from unisono.comm.factory import connect
 
 os.environ["UNISONO_HOSTID"] = str(rank)
 store = dist.FileStore(f"{folder}/store", 2)

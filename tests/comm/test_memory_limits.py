@@ -16,8 +16,8 @@ from ranks import RankPool, attempt, connect, subgroup
 from resources import assert_given_back, held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.watch.settings import is_wanted
 
 SLICE_BYTES = 2 << 20
@@ -222,9 +222,7 @@ def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> 
         error: BaseException | None = None
         try:
             announcements = FileAnnouncements(f"{path}-{more}")
-            with SharedMemoryCommunicator.connect(
-                announcements, rank, size, join_timeout_s=10
-            ) as comm:
+            with connect_on_host(announcements, rank, size, join_timeout_s=10) as comm:
                 kinds = held_resources()[0].values() if rank != limited else ()
                 assert rank == limited or sum("pidfd" in kind for kind in kinds) == size - 1
                 comm.barrier()

@@ -13,8 +13,8 @@ import torch
 
 from ranks import RankPool, attempt, connect, raised, subgroup
 from unisono.comm.base import Communicator, Message, Work
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import (
     CollectiveTimeout,
     DeadlockError,
@@ -411,7 +411,7 @@ def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
 
 
 def dies_while_awaited(rank: int, size: int, path: str) -> str:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     comm.barrier()
     if rank == 2:
         time.sleep(0.2)

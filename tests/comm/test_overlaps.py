@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
+from unisono.comm.overlaps import overlap_complaint, overlaps_itself
 
 from implementations import on_implementations
 from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.base import Communicator
-from unisono.comm.overlaps import overlap_complaint, overlaps_itself
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
 from unisono.world.world import resolve

@@ -27,18 +27,14 @@ from resources import assert_given_back, held_resources
 from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import discovery
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import eventually
 
 
-def join(
-    announcements: Any, rank: int, size: int, within_s: float = 10.0
-) -> SharedMemoryCommunicator:
-    return SharedMemoryCommunicator.connect(
-        announcements, rank, size, timeout_s=10, join_timeout_s=within_s
-    )
+def join(announcements: Any, rank: int, size: int, within_s: float = 10.0) -> Communicator:
+    return connect_on_host(announcements, rank, size, timeout_s=10, join_timeout_s=within_s)
 
 
 def assert_works(comm: Communicator) -> None:

@@ -22,7 +22,7 @@ from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupClosed, PeerLost, SegmentError, preloading
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 
 LARGE = 300_000  # floats: more than a slot
 
@@ -33,7 +33,7 @@ def random_row(comm: Communicator, count: int, *, seed: int = 0) -> torch.Tensor
 
 def turns(comm: Communicator) -> int:
     """How many turns of moving data this rank has finished, over all calls."""
-    return cast(SharedMemoryCommunicator, comm)._group.progress(comm.rank)
+    return cast(SharedMemory, comm)._group.progress(comm.rank)
 
 
 def mappings() -> int:

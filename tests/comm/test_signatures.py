@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Iterator
 
 import pytest
-
 import unisono.comm.cuda.group
 import unisono.comm.hosts.communicator
 import unisono.comm.over_torch.communicator
 import unisono.comm.shared_memory.communicator  # noqa: F401 - __subclasses__ lists what is imported
+
 from unisono.comm.base import Communicator
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.solo import Solo
 
 
 def kinds() -> list[type[Communicator]]:
@@ -33,7 +33,7 @@ def methods() -> Iterator[tuple[type[Communicator], str]]:
 
 
 def test_what_is_behind_a_collective_takes_the_same_everywhere() -> None:
-    for name in (name for name in vars(SoloCommunicator) if name.startswith("_run_")):
+    for name in (name for name in vars(Solo) if name.startswith("_run_")):
         public = list(inspect.signature(getattr(Communicator, name[5:])).parameters)
         wanted = [each for each in public if each not in ("src", "dst", "splits")]
         for kind in kinds():

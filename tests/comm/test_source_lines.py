@@ -20,7 +20,7 @@ from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.engine import site_of
 from unisono.comm.shared_memory.records import read_process
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.solo import Solo
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -153,7 +153,7 @@ def test_abort_ends_every_wait_and_says_why(comm: Communicator) -> None:
 
 
 def test_a_group_of_one_can_be_aborted_too() -> None:
-    comm = SoloCommunicator()
+    comm = Communicator(Solo())
     assert comm.errored is None
     comm.abort("enough")
     error = attempt(comm.barrier)

@@ -21,10 +21,10 @@ import unisono
 from ranks import RankPool, attempt
 from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import waiting
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
 
@@ -141,7 +141,7 @@ class InterruptedOnceSaid(FileAnnouncements):
 
 def test_ctrl_c_before_the_wait_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        SharedMemoryCommunicator.connect(InterruptedOnceSaid(tmp_path / "meeting"), 0, 2)
+        connect_on_host(InterruptedOnceSaid(tmp_path / "meeting"), 0, 2)
     assert not list(tmp_path.iterdir())
 
 
@@ -155,9 +155,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
 
     def come(rank: int, within_s: float) -> None:
         announcements = StoreAnnouncements(store)
-        errors[rank] = attempt(
-            SharedMemoryCommunicator.connect, announcements, rank, 8, join_timeout_s=within_s
-        )
+        errors[rank] = attempt(connect_on_host, announcements, rank, 8, join_timeout_s=within_s)
 
     for ranks, missing in (((1, 2, 5), "0, 3, 4, 6 and 7"), ((0, 1, 2, 5), "3, 4, 6 and 7")):
         caplog.clear()

@@ -128,9 +128,8 @@ def test_a_wrong_value_makes_the_command_fail(
 
 
 def run_with_a_fault() -> RankOutcome:
-    from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
-    sound = SharedMemoryCommunicator.all_reduce
+    sound = Communicator.all_reduce
 
     def forgetful(self: Communicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
         result = sound(self, tensor, *args, **keywords)  # type: ignore[arg-type]
@@ -138,7 +137,7 @@ def run_with_a_fault() -> RankOutcome:
             tensor[-1] -= 1
         return result
 
-    SharedMemoryCommunicator.all_reduce = forgetful  # type: ignore[method-assign, assignment]
+    Communicator.all_reduce = forgetful  # type: ignore[method-assign, assignment]
     return REAL_RUN()
 
 

@@ -19,7 +19,6 @@ from ranks import RankPool
 from unisono import torch_support
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.doctor import known_variables, machine, ranks, software
 from unisono.doctor.findings import Finding
 from unisono.doctor.self_test import SelfTest
@@ -230,15 +229,15 @@ def test_a_wrong_result_is_red_and_fails_the_command(
 
 def run_with_a_fault(backend: str, folder: str) -> SelfTest:
     """Run by every rank: rank 0 spoils what it receives in a broadcast."""
-    sound = SharedMemoryCommunicator.broadcast
+    sound = Communicator.broadcast
 
-    def spoiled(self: SharedMemoryCommunicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
+    def spoiled(self: Communicator, tensor: Any, *args: Any, **keywords: Any) -> Any:
         result = sound(self, tensor, *args, **keywords)
         if self.rank == 0:
             tensor[-1] += 1
         return result
 
-    SharedMemoryCommunicator.broadcast = spoiled  # type: ignore[method-assign]
+    Communicator.broadcast = spoiled  # type: ignore[method-assign]
     return REAL_RUN(backend, folder)
 
 

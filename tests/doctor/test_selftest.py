@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.comm.base import Communicator, Work
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.solo import Solo
 
 PRIMITIVES = {
     "barrier", "broadcast", "reduce", "gather", "scatter", "all_gather", "all_to_all",
@@ -152,7 +152,7 @@ def test_a_fault_that_ends_the_group_leaves_the_rest_undone(comm: Any) -> None:
 
 
 def test_a_refusal_of_the_backend_is_red() -> None:
-    class Poor(SoloCommunicator):
+    class Poor(Solo):
         def all_to_all(self, *args: Any, **keywords: Any) -> None:
             raise RuntimeError("this backend has no all_to_all")
 

@@ -13,8 +13,8 @@ import torch
 
 from ranks import RankPool, attempt
 from unisono.comm.cuda.conducting import mappings_of_this_process
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 
@@ -55,7 +55,7 @@ def test_a_killed_rank(
 def lose_one(
     rank: int, size: int, path: str, victim: int, count: int, is_busy: bool
 ) -> tuple[str, float, float, float, int]:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     tensor = torch.ones(count, device="cuda")
     for _ in range(3):
         comm.all_reduce(tensor, "max")
@@ -96,7 +96,7 @@ def test_survivors_give_the_memory_of_the_dead_back(fresh_pool: RankPool) -> Non
 
 
 def lose_memory(rank: int, size: int, path: str) -> tuple[int, int, int]:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     tensor = torch.ones(512 << 20, device="cuda")  # 2 GiB
     comm.all_reduce(tensor, "max")
     torch.cuda.synchronize()
@@ -121,7 +121,7 @@ def test_a_stopped_rank(fresh_pool: RankPool) -> None:
 
 
 def stop_one(rank: int, size: int, path: str) -> str:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size, timeout_s=20)
+    comm = connect_on_host(FileAnnouncements(path), rank, size, timeout_s=20)
     tensor = torch.ones(LARGE, device="cuda")
     comm.all_reduce(tensor)
     torch.cuda.synchronize()
@@ -149,7 +149,7 @@ def test_out_of_memory_on_one_rank(fresh_pool: RankPool) -> None:
 
 
 def run_out(rank: int, size: int, path: str) -> str:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     comm.all_reduce(torch.ones(4, device="cuda"))
     tensor = torch.ones(LARGE, 2, device="cuda")[:, 0]  # its row is a copy
     if rank == 1:
@@ -166,7 +166,7 @@ def test_expandable_segments_are_staged(fresh_pool: RankPool) -> None:
 
 def use_expandable_segments(rank: int, size: int, path: str) -> float:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    with SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size) as comm:
+    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
         tensor = torch.full((LARGE // 4,), float(rank + 1), device="cuda")
         comm.all_reduce(tensor)
         assert tensor.eq(3).all()

@@ -14,8 +14,8 @@ import torch
 from ranks import RankPool, raised
 from unisono.comm.base import Communicator
 from unisono.comm.cuda.conducting import mappings_of_this_process
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import WeightUpdateError
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
 from user_programs import eventually
@@ -181,7 +181,7 @@ def test_expandable_segments_cannot_be_served(fresh_pool: RankPool) -> None:
 
 def serve_expandable_segments(rank: int, size: int, path: str) -> str:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    with SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size) as comm:
+    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
         mine = {"w": torch.full((32 << 20,), float(rank), device="cuda")}
         update = partial(weight_update, mine, comm, **{"alias": True} if rank else {})
         text = str(raised(WeightUpdateError, update))
@@ -199,7 +199,7 @@ def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:
 
 
 def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     mine = {"w": torch.full((256 << 20,), float(rank), device="cuda")}  # 1 GiB
     if rank == 0:
         mine["w"].fill_(5)
@@ -257,7 +257,7 @@ def test_a_trainer_that_dies_leaves_the_old_weights(fresh_pool: RankPool) -> Non
 
 
 def lose_trainer(rank: int, size: int, path: str) -> int:
-    comm = SharedMemoryCommunicator.connect(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
     mine = {f"w{index}": torch.full((8 << 20,), float(rank), device="cuda") for index in range(8)}
     if rank == 0:
 

@@ -20,8 +20,8 @@ from ranks import RankPool, attempt, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import Communicator, PeerLost, RendezvousError, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
-from unisono.comm.hosts.communicator import HostsCommunicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.hosts.transport import HostsTransport
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.torch_backend import autoload
 from unisono.training import (
     WeightReceiver,
@@ -44,8 +44,8 @@ def join_again_and_again(rank: int, size: int, _: str, where: Places) -> None:
         held = None
         for turn, name in enumerate(("a", "b", "a")):
             with Communicator.join(name, rank, size, store, timeout_s=30) as comm:
-                kind = HostsCommunicator if len(set(where.of_rank)) > 1 else None
-                assert isinstance(comm, kind or SharedMemoryCommunicator), comm
+                kind = HostsTransport if len(set(where.of_rank)) > 1 else None
+                assert isinstance(comm.transport, kind or SharedMemory), comm
                 assert (comm.rank, comm.size, comm.global_ranks) == (rank, size, None)
                 comm.all_reduce(tensor := torch.full((300_000,), float(rank)))
                 assert tensor.eq(sum(range(size))).all()
@@ -124,7 +124,7 @@ def meet_beside_two_worlds(rank: int, size: int, path: str, where: Places) -> No
         mine = {"rank": beside.index(rank), "world_size": len(beside)}
         dist.init_process_group("unisono", store=own, **mine)
         group = outside_group("unisono", store, "weights", rank, size)
-        assert isinstance(resolve(group), HostsCommunicator)
+        assert isinstance(resolve(group).transport, HostsTransport)
         dist.all_reduce(tensor := torch.full((100_000,), float(rank)), group=group)
         assert tensor.eq(sum(range(size))).all()
         dist.barrier(group)

@@ -21,8 +21,8 @@ from random_scenarios.steps import COLLECTIVES, RankStep
 from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.base import Communicator
+from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.processes import state_of
 
 PATIENT_S = 60.0
@@ -266,8 +266,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def _join(path: str, rank: int, size: int) -> SharedMemoryCommunicator:
+def _join(path: str, rank: int, size: int) -> Communicator:
     announcements = FileAnnouncements(path)
-    return SharedMemoryCommunicator.connect(
-        announcements, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S
-    )
+    return connect_on_host(announcements, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from outside_groups import outside_group
 from ranks import RankPool, attempt, raised
 from unisono import PeerLost
-from unisono.comm.hosts.communicator import HostsCommunicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.hosts.transport import HostsTransport
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.torch_backend import autoload
 from unisono.world.world import resolve
 
@@ -48,18 +48,18 @@ def make_groups(rank: int, size: int, path: str) -> None:
     autoload.register()
     os.environ["UNISONO_HOSTID"] = "AABB"[rank]
     without_a_world = outside_group("unisono", f"{path}-alone", "alone", rank, size)
-    use(without_a_world, HostsCommunicator)
+    use(without_a_world, HostsTransport)
     assert resolve(without_a_world).name == "alone"
     dist.destroy_process_group(without_a_world)
 
     start(f"{path}-{rank // 2}", rank % 2, 2)  # a world on each host
     over_both = outside_group("unisono", f"{path}-both", "both", size - 1 - rank, size)
-    use(over_both, HostsCommunicator)
+    use(over_both, HostsTransport)
     dist.destroy_process_group()
 
     start(f"{path}-all", rank, size)
     backwards = outside_group("unisono", f"{path}-backwards", "backwards", size - 1 - rank, size)
-    use(backwards, HostsCommunicator)
+    use(backwards, HostsTransport)
     used = dist.FileStore(f"{path}-used", size)
     used.set(str(rank), "")
     if rank == 0:
@@ -67,8 +67,8 @@ def make_groups(rank: int, size: int, path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     assert raised(PeerLost, dist.barrier).peer == 0
     assert isinstance(attempt(dist.new_group), PeerLost)
-    use(outside_group("unisono", f"{path}-rest", "rest", 3 - rank, 3), HostsCommunicator)
+    use(outside_group("unisono", f"{path}-rest", "rest", 3 - rank, 3), HostsTransport)
     if rank > 1:
         one_host = outside_group("unisono", f"{path}-one host", "one host", 3 - rank, 2)
-        use(one_host, SharedMemoryCommunicator)
+        use(one_host, SharedMemory)
     dist.destroy_process_group()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from unisono import ProcessGroupManager
 from unisono.comm.base import Communicator
-from unisono.comm.solo import SoloCommunicator
+from unisono.comm.solo import Solo
 
 FOLDER = Path(__file__).parents[2] / "examples" / "parallel_gpt"
 MODULES = ("layers", "model", "pipeline", "train")
@@ -96,7 +96,7 @@ def losses_alone(example: Any, **changes: Any) -> list[float]:
     """Those of one process, which every layout is compared with: found once by each rank."""
     key = tuple(sorted(changes.items()))
     if key not in _alone:
-        _alone[key] = losses(example, SoloCommunicator(), {}, **changes)
+        _alone[key] = losses(example, Communicator(Solo()), {}, **changes)
     return _alone[key]
 
 

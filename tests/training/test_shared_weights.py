@@ -14,7 +14,7 @@ import torch
 import unisono
 from ranks import RankPool, connect, raised
 from unisono import Communicator, WeightMismatch, WeightUpdateError
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
 
 
@@ -248,7 +248,7 @@ def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
     receiver.close()
     comm.close()
     assert_equal(mine.state_dict(), expected)
-    assert isinstance(comm, SharedMemoryCommunicator)
+    assert isinstance(comm.transport, SharedMemory)
     with torch.no_grad():  # it is this engine's alone now
         mine[0].bias.zero_()
     mine.eval()

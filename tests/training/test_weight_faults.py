@@ -18,7 +18,6 @@ from test_weights import endpoint
 
 from ranks import RankPool, attempt
 from unisono import Communicator, WeightUpdateError
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
 from unisono.training.weights.vote import Vote
@@ -328,7 +327,7 @@ def test_a_damaged_bucket_is_noticed(
     comm: Communicator, transactional: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = weights_of(1 if comm.rank == SENDER else 0)
-    sound = SharedMemoryCommunicator.broadcast
+    sound = Communicator.broadcast
     buckets: list[int] = []
 
     def damaging(self: Any, tensors: Any, root: int = 0, *, async_op: bool = False) -> Any:
@@ -337,7 +336,7 @@ def test_a_damaged_bucket_is_noticed(
         return FlipsABit(work, tensors) if async_op and len(buckets) == 3 else work
 
     if comm.rank == FIRST:
-        monkeypatch.setattr(SharedMemoryCommunicator, "broadcast", damaging)
+        monkeypatch.setattr(Communicator, "broadcast", damaging)
     options = {"bucket_bytes": BUCKET_BYTES, "transactional": transactional}
     party = endpoint(comm, weights, sender=options)
     with pytest.raises(WeightUpdateError) as caught:

@@ -12,8 +12,8 @@ import pytest
 
 from unisono import watch
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.shared_memory.record_follower import RecordFollower
+from unisono.comm.shared_memory.transport import SharedMemory
 from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
@@ -99,7 +99,7 @@ def test_what_a_trace_lacks_is_counted(tmp_path: Path, program: WriteProgram) ->
 
 @pytest.mark.ranks(2)
 def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Communicator) -> None:
-    assert isinstance(comm, SharedMemoryCommunicator)
+    assert isinstance(comm.transport, SharedMemory)
     follower = RecordFollower(comm._group.descriptor)
     for _ in range(10):
         comm.barrier()

@@ -114,20 +114,20 @@ class LinkLimit:
 
 def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, of a group of all ranks."""
-    from unisono.comm.hosts.transport import Hosts
+    from unisono.comm.hosts.transport import HostsTransport
 
-    if isinstance(comm.transport, Hosts):
+    if isinstance(comm.transport, HostsTransport):
         return comm.transport.links.hosts.members
     return (tuple(range(comm.size)),)
 
 
 def measure_link_limit(comm: Communicator) -> LinkLimit | None:
     """Measure every link of a group over hosts, with all its ranks; None for one host."""
-    from unisono.comm.hosts.transport import Hosts
     from unisono.comm.hosts.link_speed import measure_links
     from unisono.comm.hosts.network import find_interface
+    from unisono.comm.hosts.transport import HostsTransport
 
-    if not isinstance(comm.transport, Hosts):
+    if not isinstance(comm.transport, HostsTransport):
         return None
     hosts = comm.transport.links.hosts
     speeds = measure_links(comm, _STREAM_S)

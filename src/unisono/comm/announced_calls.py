@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.comm.tensors import count
 from unisono.comm.mismatches import PairwiseSizes, find_minority
+from unisono.comm.tensors import count
 from unisono.errors import CollectiveMismatch, name_ranks
 
 _DIGEST = 16

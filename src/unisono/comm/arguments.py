@@ -118,18 +118,19 @@ def check_call(
         check_coalesced(output, input)
     given_outputs, given_inputs = (output, input) if is_coalesced else ([output], [input])
 
-    def check_side(side: Any, writable: bool, wide: bool) -> Any:
-        if wide:
-            return WideSide(side, writable, size, devices)
-        return check_tensors([side], writable, devices)[0]
+    may_lack = operation in (Operation.GATHER, Operation.SCATTER)
+
+    def check_sides(given: Sequence[Any], writable: bool, wide: bool) -> list[Any]:
+        if not wide:
+            return [check_tensors([side], writable, devices)[0] for side in given]
+        present = [side for side in given if side is not None or not may_lack]
+        return [WideSide(side, writable, size, devices) for side in present]
 
     def outputs_of() -> list[Any]:
-        wide = operation in _WIDE_OUTPUT
-        return [check_side(side, True, wide) for side in given_outputs if side is not None or not wide]
+        return check_sides(given_outputs, True, operation in _WIDE_OUTPUT)
 
     def inputs_of() -> list[Any]:
-        wide = operation in _WIDE_INPUT
-        return [check_side(side, False, wide) for side in given_inputs if side is not None or not wide]
+        return check_sides(given_inputs, False, operation in _WIDE_INPUT)
 
     if operation in (Operation.ALL_GATHER, Operation.GATHER):  # the narrow side first
         inputs = inputs_of()
@@ -156,7 +157,9 @@ def _check_own_part(to: Any, source: Any, rank: int) -> None:
     given, taken = (
         side.counts[rank] if isinstance(side, WideSide) else count(side) for side in (source, to)
     )
-    dtypes = [side.dtype if isinstance(side, WideSide) else dtype_name(side) for side in (source, to)]
+    dtypes = [
+        side.dtype if isinstance(side, WideSide) else dtype_name(side) for side in (source, to)
+    ]
     if dtypes[0] != dtypes[1]:
         raise TypeError("input and output have different dtypes")
     if given != taken:
@@ -400,7 +403,9 @@ def check_overlaps(
         sides, source = ([*to, *source], None), []
         operation = operation if operation == Operation.BROADCAST else Operation.ALL_REDUCE
     else:
-        sides = tuple(side[0] if len(side) == 1 and not is_coalesced else side for side in (to, source))  # type: ignore[assignment]
+        sides = tuple(
+            side[0] if len(side) == 1 and not is_coalesced else side for side in (to, source)
+        )  # type: ignore[assignment]
     clash = engine.find_clash(operation, *sides, rank, size, is_coalesced)
     if clash is None:
         return

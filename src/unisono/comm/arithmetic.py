@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.tensors import dtype_name
 from unisono.comm.flat import Row, is_torch
+from unisono.comm.tensors import dtype_name
 
 _FUNCTIONS = {
     "sum": "add",

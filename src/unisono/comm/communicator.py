@@ -33,7 +33,7 @@ from unisono.comm.engine_numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+from unisono.comm.transport import Transport
 from unisono.comm.work import Work
 from unisono.errors import GroupError, ScheduleError
 from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
@@ -186,7 +186,7 @@ class Communicator(SharedTensors):
         """
         from unisono.comm.factory import join
 
-        return Communicator(join(name, rank, size, store, timeout_s, join_timeout_s))
+        return join(name, rank, size, store, timeout_s, join_timeout_s)
 
     @property
     def timeout_s(self) -> float:
@@ -275,7 +275,9 @@ class Communicator(SharedTensors):
         """
         if dst is not None:
             root = one_root(self, "reduce", root, dst)
-        return self._call(_REDUCE, tensor, tensor, 0 if root is None else root, op, async_op, algorithm)
+        return self._call(
+            _REDUCE, tensor, tensor, 0 if root is None else root, op, async_op, algorithm
+        )
 
     def broadcast(
         self,
@@ -298,7 +300,9 @@ class Communicator(SharedTensors):
         """
         if src is not None:
             root = one_root(self, "broadcast", root, src)
-        return self._call(_BROADCAST, tensor, tensor, 0 if root is None else root, None, async_op, algorithm)
+        return self._call(
+            _BROADCAST, tensor, tensor, 0 if root is None else root, None, async_op, algorithm
+        )
 
     def all_gather(
         self,
@@ -493,9 +497,7 @@ class Communicator(SharedTensors):
             from unisono.comm.by_algorithm import run_by
 
             return run_by(algorithm, self, transport, operation, output, input, root, op, async_op)
-        call = self._checked(
-            name, check_call, operation, output, input, root, op, transport
-        )
+        call = self._checked(name, check_call, operation, output, input, root, op, transport)
         return transport.run(call, async_op)
 
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:

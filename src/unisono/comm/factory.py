@@ -1,27 +1,90 @@
-"""Which transport a group has.
+"""Which transport a group has: made here, and nowhere else, for ranks that have nothing in common yet.
 
-Processes that were started separately become a group by `Communicator.join`: by a name alone on one
-host; by a name and a store that is reached by network wherever they are."""
+Ranks meet by announcements on one host, in a store wherever they are, or, started separately, by a
+name. A group of another library's is wrapped.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.hosts.connect import connect
-from unisono.comm.hosts.network import is_networked
-from unisono.comm.rendezvous.by_name import meeting_by_name
+from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
 from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.roll_call import call_roll
 from unisono.comm.rendezvous.unix_socket import Deadline, Departed
-from unisono.comm.rendezvous.waiting import meeting_timeout_s
+from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, meeting_timeout_s
 from unisono.comm.shared_memory.transport import SharedMemory, open_with
-from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import GroupClosed
+
+# What only some programs need is imported where it is used: every process would pay for it.
+
+
+def solo(
+    name: str = "world",
+    global_ranks: tuple[int, ...] | None = (0,),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Communicator:
+    """A group of one."""
+    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
+
+    return Communicator(Solo(name, global_ranks, timeout_s))
+
+
+def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
+    """The group of `size` processes of this host, which meet by announcements; other arguments are
+    those of `SharedMemory.connect`."""
+    return Communicator(SharedMemory.connect(announcements, rank, size, **how))
+
+
+def connect(
+    store: Any,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    global_ranks: tuple[int, ...] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    join_timeout_s: float = JOIN_TIMEOUT_S,
+    deadline: Deadline | None = None,
+    payload: str = "",
+    check: Callable[[], None] = lambda: None,
+    on_one_host: bool = False,
+    in_world: bool = True,
+) -> Communicator:
+    """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
+    memory alone where all are on one host, or known to be. Without a world in common they have no
+    global ranks. Other arguments are those of `SharedMemory.connect`."""
+    from unisono.comm.hosts.identity import find_hosts
+
+    deadline = deadline or Deadline(join_timeout_s)
+    global_ranks = global_ranks or tuple(range(size)) if in_world else None
+    hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
+    if hosts is None or hosts.count == 1:
+        made = SharedMemory.connect(
+            StoreAnnouncements(store, limit=deadline),
+            rank,
+            size,
+            name=name,
+            global_ranks=global_ranks,
+            timeout_s=timeout_s,
+            deadline=deadline,
+            payload=payload,
+            check=check,
+        )
+        if not in_world:
+            made.global_ranks = None
+        return Communicator(made)
+    # what one host alone need not load
+    from unisono.comm.hosts.making import Rendezvous, make_world
+
+    meeting = Rendezvous(store, name, global_ranks, timeout_s, deadline, check)
+    return Communicator(make_world(meeting, hosts, rank, size))
 
 
 def join(
@@ -31,8 +94,11 @@ def join(
     store: Any,
     timeout_s: float | None,
     join_timeout_s: float | None,
-) -> Transport:
+) -> Communicator:
     """As `Communicator.join`, which says it all."""
+    from unisono.comm.hosts.network import is_networked
+    from unisono.comm.rendezvous.by_name import meeting_by_name
+
     _check_name(name)
     if not isinstance(rank, int) or not isinstance(size, int):
         raise TypeError(f"rank and size are whole numbers, not {rank!r} and {size!r}")
@@ -41,9 +107,7 @@ def join(
     meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:
-        from unisono.comm.solo import Solo
-
-        return Solo(name, None, timeout_s)
+        return solo(name, None, timeout_s)
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
@@ -56,28 +120,23 @@ def join(
                 if not deadline.left_s():
                     raise
             else:
-                return SharedMemory(membership, lobby, name, None, timeout_s)
+                return Communicator(SharedMemory(membership, lobby, name, None, timeout_s))
 
 
 def _join_anywhere(
     name: str, rank: int, size: int, store: Any, timeout_s: float, deadline: Deadline
-) -> Transport:
+) -> Communicator:
     """Meet in a store that other hosts reach, too: each meeting has a part of it for itself."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+    from unisono.comm.rendezvous.roll_call import call_roll
+
     while True:
         token = call_roll(store, name, rank, size, deadline)
-        meeting = PrefixStore(f"unisono/join/{token}", store)
+        own = PrefixStore(f"unisono/join/{token}", store)
+        limits: Any = {"timeout_s": timeout_s, "deadline": deadline}
         try:
-            return connect(
-                meeting,
-                rank,
-                size,
-                name=name,
-                timeout_s=timeout_s,
-                deadline=deadline,
-                in_world=False,
-            )
+            return connect(own, rank, size, name=name, in_world=False, **limits)
         except Departed:  # it may come back, or another in its place
             if not deadline.left_s():
                 raise
@@ -98,8 +157,8 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: always the same, until somebody closes it
-    or the group goes."""
+    """The Communicator of another library's process group: always the same, until somebody closes
+    it or the group goes."""
     from unisono.comm.over_torch.transport import OverTorch
 
     comm = _wrapped.get(group)

@@ -38,7 +38,9 @@ ReductionName: TypeAlias = Literal[
 ]
 NamedReduction: TypeAlias = ReductionName | PremulSum
 
-AnyReduction: TypeAlias = "NamedReduction | Literal['prod'] | ReduceOp | ReduceOp.RedOpType | Reduction"
+AnyReduction: TypeAlias = (
+    "NamedReduction | Literal['prod'] | ReduceOp | ReduceOp.RedOpType | Reduction"
+)
 """What callers pass as `op`: a name, a PremulSum, or torch's."""
 
 REDUCTIONS: tuple[ReductionName, ...] = (

@@ -198,7 +198,10 @@ def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | Non
 
     takes, sends = counts(call.outputs), counts(call.inputs)
     outputs, inputs = flatten(call.outputs), flatten(call.inputs)
-    where = {Operation.GATHER: f" to rank {call.root}", Operation.SCATTER: f" from rank {call.root}"}
+    where = {
+        Operation.GATHER: f" to rank {call.root}",
+        Operation.SCATTER: f" from rank {call.root}",
+    }
     dtype = dtype_name((inputs or outputs)[0])
     text = f"{call.name} of {dtype}{where.get(call.operation, '')}"
     announced = transport.announce(text, sends, takes)

@@ -55,10 +55,10 @@ class LinkFacts:
 def check_hosts(as_json: bool, console: Console) -> None:
     """Measure; every rank calls this, the first one prints."""
     import unisono
-    from unisono.comm.hosts.transport import Hosts
+    from unisono.comm.hosts.transport import HostsTransport
 
     with unisono.init("unisono", timeout_s=_COMM_TIMEOUT_S, with_torch=False) as comm:
-        hosts, links = _measure(comm) if isinstance(comm.transport, Hosts) else ([], [])
+        hosts, links = _measure(comm) if isinstance(comm.transport, HostsTransport) else ([], [])
         judged, slow = judge(links)
         if comm.rank == 0 and as_json:
             told = {"hosts": list(map(asdict, hosts)), "links": list(map(asdict, judged))}
@@ -133,7 +133,7 @@ def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
 
 
 def _slow_hosts(links: Sequence[LinkFacts]) -> list[str]:
-    """Hosts all of whose links are slow, where others' are not: then it is the host."""
+    """HostsTransport all of whose links are slow, where others' are not: then it is the host."""
     names = dict.fromkeys(name for link in links for name in (link.first, link.second))
     if len(names) < 3 or all(link.verdict for link in links):
         return []

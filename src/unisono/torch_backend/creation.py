@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
-from unisono.comm.hosts.connect import connect
+from unisono.comm.factory import connect, solo
 from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.transport import Transport
@@ -49,10 +49,8 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     name = "world" if is_default else str(options.group_id)
     if size == 1:
-        from unisono.comm.solo import Solo
-
         known = ranks if in_world else None
-        return group_over(Communicator(Solo(name, known, timeout_s)), options.store)
+        return group_over(solo(name, known, timeout_s), options.store)
     world = _world() if in_world else None
     end = time.monotonic() + LATECOMERS_S
 
@@ -70,11 +68,13 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
         if world is not None and not isinstance(world, SharedMemory):
             from unisono.comm.hosts.making import connect_beside
 
-            made = connect_beside(
-                world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
+            comm = Communicator(
+                connect_beside(
+                    world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
+                )
             )
         else:
-            made = connect(
+            comm = connect(
                 options.store,
                 rank,
                 size,
@@ -94,7 +94,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
             check()
             time.sleep(0.01)
         raise
-    return group_over(Communicator(made), options.store)
+    return group_over(comm, options.store)
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:

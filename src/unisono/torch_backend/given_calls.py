@@ -26,7 +26,9 @@ class GivenCalls:
     def _prepare_given_calls(self, comm: Communicator) -> None:
         self._names_of_ops = reductions_by_hash()
         self._run_given: Callable[..., int] = comm.transport.short.run_given
-        if variables.ALGO.read() is not None:  # the short way knows the engine's own algorithm alone
+        if (
+            variables.ALGO.read() is not None
+        ):  # the short way knows the engine's own algorithm alone
             self._run_given = functools.partial(_run_but_all_reduce, self._run_given)
         self._error_given = comm.transport.call_error
 

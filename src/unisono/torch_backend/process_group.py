@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,8 @@ from torch._C._distributed_c10d import (
 from torch._C._profiler import _RecordFunctionFast
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.engine import Operation, hide_files
+from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.work import FinishedWork, Work
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.given_calls import (

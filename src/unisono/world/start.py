@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.factory import connect, connect_on_host, solo
 from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
@@ -95,9 +96,7 @@ def start(
         _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
-            from unisono.comm.solo import Solo  # it needs NumPy
-
-            comm = Communicator(Solo(timeout_s=timeout_s))
+            comm = solo(timeout_s=timeout_s)
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
         if wants_torch:
@@ -209,10 +208,8 @@ def _connect(
     how["payload"] = json.dumps(vars(mine))
     if store is None:
         announcements = FileAnnouncements(where)
-        return Communicator(SharedMemory.connect(announcements, info.rank, info.size, **how))
-    from unisono.comm.hosts.connect import connect  # needs torch, which has made the store
-
-    return Communicator(connect(store, info.rank, info.size, **how))
+        return connect_on_host(announcements, info.rank, info.size, **how)
+    return connect(store, info.rank, info.size, **how)
 
 
 def _gather_through_store(
@@ -259,11 +256,10 @@ def _start_over_torch(
     import torch.distributed as dist
 
     from unisono.comm.over_torch.transport import OverTorch
-    from unisono.comm.solo import Solo
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:
-        native = native or Communicator(Solo())
+        native = native or solo()
         stack.callback(native.close)
         problem = backend_problem(backend)
         if problem:

@@ -268,9 +268,9 @@ def _default_group() -> Any:
 
 @functools.cache
 def _solo() -> Communicator:
-    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
+    from unisono.comm.factory import solo
 
-    return Communicator(Solo())
+    return solo()
 
 
 def get_rank(group: Group = None) -> int:

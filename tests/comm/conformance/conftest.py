@@ -20,9 +20,9 @@ from implementations import EVERY, PLACEMENTS, SHARING, implementation
 from on_shared_tensors import OnSharedTensors
 from ranks import connect
 from unisono.comm.base import Communicator
-from unisono.comm.hosts.communicator import HostsCommunicator
-from unisono.comm.hosts.connect import connect as connect_hosts
-from unisono.comm.over_torch.communicator import TorchCommunicator
+from unisono.comm.factory import connect as connect_hosts
+from unisono.comm.hosts.transport import HostsTransport
+from unisono.comm.over_torch.transport import OverTorch
 from unisono.testing import membership
 from unisono.world.world import resolve
 
@@ -33,7 +33,7 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
     the one under a process group of our backend."""
     if request.param == "torch":
         with resolve(request.getfixturevalue("process_group")) as made:
-            assert isinstance(made, TorchCommunicator)
+            assert isinstance(made.transport, OverTorch)
             yield made
     elif request.param in PLACEMENTS:
         yield request.getfixturevalue("hosts_world")
@@ -66,6 +66,6 @@ def hosts_world(
     monkeypatch.setattr(expected, "placement", hosts)
     store = dist.FileStore(str(shared_tmp_path / "store"), len(hosts))
     made = connect_hosts(store, rank, len(hosts), timeout_s=60)
-    assert isinstance(made, HostsCommunicator)
+    assert isinstance(made.transport, HostsTransport)
     with made:
         yield made

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.transport import Transport
 from unisono.comm.cuda.conducting import Orchestra
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
 from unisono.comm.cuda.flags import Flags, flags_bytes
@@ -28,6 +27,7 @@ from unisono.comm.cuda.shared_gpu import SharedGpu
 from unisono.comm.cuda.transport import Cuda
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine_numbers import Operation
+from unisono.comm.transport import Transport
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ _cuda: Any = torch.cuda  # torch has no types for it
 _dist: Any = dist
 
 
-def meet_on_gpus(
-    comm: SharedMemory, device: torch.device, operation: Operation
-) -> Transport:
+def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation) -> Transport:
     """What carries out the calls of this group on CUDA tensors. All ranks call with their first
     one. Raises ValueError, on all of them, where their GPUs allow no way."""
     with _cuda.device(device):

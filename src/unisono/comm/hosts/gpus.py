@@ -13,12 +13,12 @@ import torch
 from unisono.comm.transport import Transport
 
 if TYPE_CHECKING:
-    from unisono.comm.hosts.transport import Hosts
+    from unisono.comm.hosts.transport import HostsTransport
 
 _DESCRIPTION_BYTES = 1024
 
 
-def meet_on_gpus(comm: Hosts, what: str, device: torch.device) -> Transport:
+def meet_on_gpus(comm: HostsTransport, what: str, device: torch.device) -> Transport:
     """What carries out the collectives of this group on CUDA tensors; all ranks call with their
     first one. Raises ValueError, on all of them, where their GPUs allow no way."""
     from unisono.comm.cuda.routing import NCCL, choose_way, decode_gpu, describe_no_way

@@ -26,9 +26,9 @@ from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
 from unisono.comm.row_transport import RowTransport
-from unisono.comm.work import Work
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
+from unisono.comm.work import Work
 from unisono.errors import CollectiveMismatch, GroupClosed, GroupError, PeerLost
 from unisono.processes import state_of
 

@@ -117,7 +117,9 @@ def _reduce_to_root(
     return result
 
 
-def reduce_scatter_large(group: HostsGroup, by_rank: Rows, reduction: HostsReduction) -> torch.Tensor:
+def reduce_scatter_large(
+    group: HostsGroup, by_rank: Rows, reduction: HostsReduction
+) -> torch.Tensor:
     """Our part of the reduction of all ranks' rows."""
     lane = Lane(group)
     place = lane.place
@@ -179,7 +181,9 @@ def _common(one: Span, other: Span) -> Span:
 # -- in the order of ranks ------------------------------------------------------------------------
 
 
-def reduce_in_order(group: HostsGroup, row: torch.Tensor, reduction: HostsReduction) -> torch.Tensor:
+def reduce_in_order(
+    group: HostsGroup, row: torch.Tensor, reduction: HostsReduction
+) -> torch.Tensor:
     """The reduction of a row for all ranks, in the order of ranks whatever their hosts: each
     combines a share of everybody's, which takes R/2 + 1/2 times the bytes between hosts."""
     bounds = [span_of(0, len(row), group.size, rank) for rank in range(group.size)]
@@ -191,7 +195,9 @@ def reduce_in_order(group: HostsGroup, row: torch.Tensor, reduction: HostsReduct
     return result
 
 
-def reduce_scatter_in_order(group: HostsGroup, by_rank: Rows, reduction: HostsReduction) -> torch.Tensor:
+def reduce_scatter_in_order(
+    group: HostsGroup, by_rank: Rows, reduction: HostsReduction
+) -> torch.Tensor:
     """Our part of the reduction of all ranks' rows, in the order of ranks."""
     lengths = [row.nbytes for row in by_rank]
     own = lengths[group.rank]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.hosts.transport import Hosts
+from unisono.comm.hosts.transport import HostsTransport
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
@@ -48,7 +48,7 @@ def measure_links(comm: Communicator, stream_s: float = STREAM_S) -> list[LinkSp
     Raises RendezvousError or a GroupError where hosts do not reach each other.
     """
     transport = comm.transport
-    assert isinstance(transport, Hosts)
+    assert isinstance(transport, HostsTransport)
     links = transport.links
     hosts = links.hosts
     serial = next(_serials)

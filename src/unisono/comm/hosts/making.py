@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.hosts.transport import Hosts
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
+from unisono.comm.hosts.transport import HostsTransport
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.shared_memory.transport import SharedMemory
@@ -32,7 +32,7 @@ class Rendezvous:
     check: Callable[[], None] = lambda: None
 
 
-def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> Hosts:
+def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> HostsTransport:
     """Make a group of all ranks of these hosts, with connections of its own."""
     links = Links(meeting.store, hosts, rank)
     try:
@@ -43,7 +43,7 @@ def make_world(meeting: Rendezvous, hosts: Hosts, rank: int, size: int) -> Hosts
 
 
 def connect_beside(
-    world: Hosts,
+    world: HostsTransport,
     store: Any,
     members: Sequence[int],
     *,
@@ -60,7 +60,7 @@ def connect_beside(
     return _make(links, placement, meeting)
 
 
-def _make(links: Links, placement: Placement, meeting: Rendezvous) -> Hosts:
+def _make(links: Links, placement: Placement, meeting: Rendezvous) -> HostsTransport:
     local = Communicator(_make_local(placement, meeting))
     name, global_ranks, timeout_s = meeting.name, meeting.global_ranks, meeting.timeout_s
     return _over(links, placement, local, name, global_ranks, timeout_s)
@@ -88,7 +88,7 @@ def _make_local(placement: Placement, meeting: Rendezvous) -> Transport:
     )
 
 
-def split_group(parent: Hosts, members: tuple[int, ...], name: str) -> Transport:
+def split_group(parent: HostsTransport, members: tuple[int, ...], name: str) -> Transport:
     """Make a group of these ranks of a group over hosts."""
     parent._raise_if_ended()
     links, before = parent.links, parent.placement
@@ -113,9 +113,9 @@ def _over(
     name: str,
     global_ranks: tuple[int, ...] | None,
     timeout_s: float,
-) -> Hosts:
+) -> HostsTransport:
     with contextlib.ExitStack() as stack:
         stack.callback(local.close)
-        made = Hosts(links, placement, local, name, global_ranks, timeout_s)
+        made = HostsTransport(links, placement, local, name, global_ranks, timeout_s)
         stack.pop_all()
         return made

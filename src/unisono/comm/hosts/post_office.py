@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.work import Work
 from unisono.comm.hosts.causes import Cause
 from unisono.comm.hosts.link import Frame, Kind, memory_of
 from unisono.comm.hosts.mailbox import SLICE_S
 from unisono.comm.shared_memory.error_texts import unfit_text
+from unisono.comm.work import Work
 from unisono.errors import CollectiveTimeout, GroupError
 
 if TYPE_CHECKING:

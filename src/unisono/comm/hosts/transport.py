@@ -23,15 +23,15 @@ from unisono.comm.hosts.large_reductions import (
     reduce_scatter_in_order,
     reduce_scatter_large,
 )
-from unisono.comm.hosts.reductions import HostsReduction
 from unisono.comm.hosts.messages import HostsMessages
+from unisono.comm.hosts.reductions import HostsReduction
 from unisono.comm.reductions import Reduction
 from unisono.comm.row_transport import Rows
 from unisono.comm.rows import bytes_of
 from unisono.comm.transport import Transport
 
 
-class Hosts(HostsMessages):
+class HostsTransport(HostsMessages):
     """A rank of a group of several hosts. Made by `connect` and `split`, not by hand."""
 
     def __init__(self, *args: Any) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from unisono.comm.work import Work
 from unisono.comm.executors import Job
+from unisono.comm.work import Work
 from unisono.errors import CollectiveTimeout
 
 _cuda: Any = torch.cuda  # torch has no types for it

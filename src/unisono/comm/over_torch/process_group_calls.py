@@ -22,9 +22,9 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
+from unisono.comm.over_torch.reductions import reduce_op
 from unisono.comm.reductions import Reduction
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
-from unisono.comm.over_torch.reductions import reduce_op
 from unisono.errors import UnisonoError
 
 _AllToAllOptions: Any = AllToAllOptions  # torch's stubs do not know its fields

@@ -32,7 +32,7 @@ from unisono.comm.over_torch.process_groups import new_group
 from unisono.comm.over_torch.reductions import averages, check_supported
 from unisono.comm.reductions import Reduction
 from unisono.comm.rendezvous.bounded_store import answer_within
-from unisono.comm.row_transport import RowTransport, Rows, device_of
+from unisono.comm.row_transport import Rows, RowTransport, device_of
 from unisono.comm.rows import bytes_of, row_of, write_back
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
 from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.mismatches import PairwiseSizes, algorithm_of
+from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
 from unisono.errors import list_ranks, name_ranks
 from unisono.processes import describe_exit
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -21,9 +21,9 @@ from unisono.errors import (
 if TYPE_CHECKING:
     from unisono.comm.rendezvous.membership import Membership
 
-_LATER = "failures allocation dtypes splitting"
 NEEDED_LATER = (
-    *(f"{__package__}.{name}" for name in _LATER.split()),
+    "unisono.comm.shared_memory.failures",
+    "unisono.comm.shared_memory.allocation",
     "unisono.comm.arguments",
     "unisono.comm.rendezvous.leading",
 )

@@ -15,11 +15,11 @@ from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_by
 from unisono.comm.rendezvous.membership import JoinRequest, Membership
 from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.shared_memory.transport import open_with
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.segment_listeners import announce_segment
+from unisono.comm.shared_memory.transport import open_with
 
 
 class Ledger:

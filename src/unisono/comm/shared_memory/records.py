@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
@@ -23,6 +22,7 @@ from unisono.comm.engine import (
     now_by_both_clocks,
     records_layout,
 )
+from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.comm.shared_memory.group_parts import in_whole_group, read_name, segment_of_key
 from unisono.errors import UnisonoError

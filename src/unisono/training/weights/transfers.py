@@ -63,7 +63,11 @@ class TransferGroups:
     def device_for(self, plan: WeightPlan, mine: Mapping[str, HeldTensor]) -> torch.device:
         """Where what travels lies on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
-        if device.type == "cpu" and plan.is_on_gpus and isinstance(self._comm.transport, SharedMemory):
+        if (
+            device.type == "cpu"
+            and plan.is_on_gpus
+            and isinstance(self._comm.transport, SharedMemory)
+        ):
             return next(iter(mine.values())).tensor.device
         return device
 
