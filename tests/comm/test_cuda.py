@@ -140,9 +140,9 @@ class Rank:
         self.exported = ExportedMemory(load_driver())
         self._gather = all_gather_object
         owners = all_gather_object(f"process {os.getpid()}", comm)
-        memory = comm._allocate(flags_bytes(comm.size))
+        memory = comm.transport.allocate(flags_bytes(comm.size))
         assert memory is not None
-        group = comm._group  # type: ignore[attr-defined]
+        group = comm.transport.group  # type: ignore[attr-defined]
         self.flags = Flags(load_driver(), group, comm.rank, comm.size, memory)
         self.orchestra = Orchestra(load_driver(), comm.rank, owners, self.flags)
 
@@ -383,7 +383,7 @@ def refuse_host_memory(comm: Communicator, folder: str) -> None:
 
     rank = Rank(comm, folder)
     rank.driver.refuses_host_memory = True
-    memory = comm._allocate(64)
+    memory = comm.transport.allocate(64)
     assert memory is not None
     error = attempt(Flags, rank.flags._driver, rank.flags._group, 0, 1, memory)
     rank.driver.refuses_host_memory = False

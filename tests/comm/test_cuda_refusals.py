@@ -98,15 +98,15 @@ def meet(comm: Communicator, folder: str, gpu: str) -> Any:
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
     replaced_driver.install()
     from unisono.comm.cuda import meeting
-    from unisono.comm.engine import Operation
+    from unisono.comm.engine_numbers import Operation
 
     meeting._cuda = SimpleNamespace(
         device=lambda device: contextlib.nullcontext(),
         current_stream=lambda: SimpleNamespace(query=lambda: True, cuda_stream=0),
         get_device_properties=lambda device: SimpleNamespace(uuid=gpu, name="NVIDIA H200"),
     )
-    comm_of_engine: Any = comm
-    return meeting.meet_on_gpus(comm_of_engine, torch.device("cuda", 0), Operation.ALL_REDUCE)
+    engine: Any = comm.transport
+    return meeting.meet_on_gpus(engine, torch.device("cuda", 0), Operation.ALL_REDUCE)
 
 
 def test_some_ranks_share_a_gpu_and_others_do_not(cuda_pool: RankPool, memory_folder: str) -> None:

@@ -253,7 +253,7 @@ def fail_to_handle_a_frame(rank: int, size: int, path: str) -> None:
     with world(rank, path, "ABBA") as comm, pytest.MonkeyPatch.context() as patch:
         comm.barrier()
         if rank == 2:
-            patch.setattr(comm.office, "arrive", lambda arrival: 1 // 0)
+            patch.setattr(comm.transport.office, "arrive", lambda arrival: 1 // 0)
         if rank == 0:
             error = attempt(comm.isend(torch.ones(1), 2).wait, 10)
         else:
@@ -344,10 +344,10 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
         if rank == 2:
             store.set("rank 2 is about to leave", "")
             return
-        comm._thread.finish()
-        assert comm.calls == 3
-        assert comm._refusal is not None
-        assert comm._refusal.exception() is None  # whatever rank 2 did once all had met
+        comm.transport._thread.finish()
+        assert comm.transport.calls == 3
+        assert comm.transport._refusal is not None
+        assert comm.transport._refusal.exception() is None  # whatever rank 2 did once all had met
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -362,7 +362,8 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
 
     def make(turn: str) -> Communicator:
         meeting = dist.PrefixStore(turn, store)  # type: ignore[attr-defined]
-        return connect_beside(comm, meeting, range(size), name="again", timeout_s=30)
+        made = connect_beside(comm.transport, meeting, range(size), name="again", timeout_s=30)
+        return Communicator(made)
 
     with world(rank, path, "ABBA") as comm:
         with make("first") as group:

@@ -184,7 +184,7 @@ def test_another_user_cannot_read() -> None:
 
 @pytest.mark.ranks(2)
 def test_a_call_that_is_recorded_as_a_whole_leaves_one_record(comm: Communicator) -> None:
-    group = comm._group  # type: ignore[attr-defined]
+    group = comm.transport.group  # type: ignore[attr-defined]
     comm.barrier()
     record = group.record_open(Operation.REDUCE_SCATTER, 0, -1, 0x12002, 4096, group.calls + 1)
     group.record_cover(True)

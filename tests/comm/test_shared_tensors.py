@@ -33,7 +33,7 @@ def random_row(comm: Communicator, count: int, *, seed: int = 0) -> torch.Tensor
 
 def turns(comm: Communicator) -> int:
     """How many turns of moving data this rank has finished, over all calls."""
-    return cast(SharedMemory, comm)._group.progress(comm.rank)
+    return cast(SharedMemory, comm.transport).group.progress(comm.rank)
 
 
 def mappings() -> int:

@@ -1,53 +1,54 @@
-"""Implementations of the Communicator take what it says they take.
-
-Type checkers leave this to us: its methods are overloaded, and those of the implementations not.
-"""
+"""Transports take what Transport says that they take, and classes stay shallow."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterator
 
 import pytest
-import unisono.comm.cuda.group
-import unisono.comm.hosts.communicator
-import unisono.comm.over_torch.communicator
-import unisono.comm.shared_memory.communicator  # noqa: F401 - __subclasses__ lists what is imported
 
-from unisono.comm.base import Communicator
-from unisono.comm.solo import Solo
+import unisono.comm
+from unisono.comm.transport import Transport
+
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(unisono.comm.__path__, "unisono.comm.")
+    if not found.ispkg
+]
 
 
-def kinds() -> list[type[Communicator]]:
-    found = list(Communicator.__subclasses__())
+def transports() -> list[type[Transport]]:
+    found = list(Transport.__subclasses__())
     for kind in found:
         found += kind.__subclasses__()
-    return [kind for kind in found if kind.__module__.startswith("unisono.")]
+    return [kind for kind in found if not inspect.isabstract(kind)]
 
 
-def methods() -> Iterator[tuple[type[Communicator], str]]:
-    for kind in kinds():
-        for name in sorted(Communicator.__abstractmethods__):
-            if inspect.isfunction(getattr(kind, name)):
+def methods() -> Iterator[tuple[type[Transport], str]]:
+    for kind in transports():
+        for name, said in vars(Transport).items():
+            if inspect.isfunction(said) and not name.startswith("_"):
                 yield kind, name
 
 
-def test_what_is_behind_a_collective_takes_the_same_everywhere() -> None:
-    for name in (name for name in vars(Solo) if name.startswith("_run_")):
-        public = list(inspect.signature(getattr(Communicator, name[5:])).parameters)
-        wanted = [each for each in public if each not in ("src", "dst", "splits")]
-        for kind in kinds():
-            if inspect.isfunction(found := getattr(kind, name, None)):
-                assert list(inspect.signature(found).parameters) == wanted, (kind, name)
+def test_there_are_five() -> None:
+    known = {"SharedMemory", "HostsTransport", "Cuda", "OverTorch", "Solo"}
+    assert {kind.__name__ for kind in transports()} == known
 
 
 @pytest.mark.parametrize(("kind", "name"), list(methods()))
-def test_an_implementation_takes_the_same_arguments(kind: type[Communicator], name: str) -> None:
-    def arguments(owner: type[Communicator]) -> list[tuple[str, object, object]]:
-        found = inspect.signature(getattr(owner, name)).parameters.values()
-        return [(each.name, each.kind, each.default) for each in found]
+def test_a_transport_takes_the_same_arguments(kind: type[Transport], name: str) -> None:
+    said = list(inspect.signature(getattr(Transport, name)).parameters)
+    assert len(inspect.signature(getattr(kind, name)).parameters) == len(said)
 
-    said = arguments(Communicator)
-    assert arguments(kind)[: len(said)] == said
-    more = arguments(kind)[len(said) :]
-    assert all(default is not inspect.Parameter.empty for _, _, default in more)
+
+def test_no_class_is_more_than_three_levels_deep() -> None:
+    for module in MODULES:
+        if module.__name__.startswith("unisono.comm.hosts"):
+            continue
+        for kind in vars(module).values():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__:
+                ours = [base for base in kind.__mro__ if base.__module__.startswith("unisono.")]
+                assert len(ours) <= 3, ours

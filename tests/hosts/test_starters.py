@@ -24,7 +24,7 @@ BY_UNISONO = """
     x = torch.full((100_000,), comm.rank + 1.0)
     comm.all_reduce(x)
     assert x.eq(10).all()
-    hosts = [h for h in comm.placement.hosts]
+    hosts = [h for h in comm.transport.placement.hosts]
     print("rank", comm.rank, "on", socket.gethostname(), "of", hosts, flush=True)
     unisono.shutdown()
 """
@@ -37,7 +37,7 @@ BY_TORCH = """
     x = torch.full((100_000,), dist.get_rank() + 1.0)
     dist.all_reduce(x)
     assert x.eq(10).all()
-    hosts = [h for h in dist.group.WORLD.comm.placement.hosts]
+    hosts = [h for h in dist.group.WORLD.comm.transport.placement.hosts]
     print("rank", dist.get_rank(), "on", socket.gethostname(), "of", hosts, flush=True)
     dist.destroy_process_group()
 """

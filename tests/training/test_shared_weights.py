@@ -47,7 +47,7 @@ def assert_equal(weights: Any, wanted: dict[str, torch.Tensor]) -> None:
 def turns_of_transfers(endpoint: Any) -> int:
     """How many turns of moving data this rank has made in the groups of an endpoint."""
     groups = endpoint._protocol.groups._groups.values()
-    return sum(group._group.progress(group.rank) for group in groups)
+    return sum(group.transport.group.progress(group.rank) for group in groups)
 
 
 @pytest.mark.ranks([2, 3])

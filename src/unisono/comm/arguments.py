@@ -105,7 +105,7 @@ def check_call(
             reduction = check_reduction(op, map(dtype_name, outputs))
         check_overlaps(operation, outputs, [], rank, size)
         call = Call(operation, outputs, [], root, reduction, isinstance(output, LISTS))
-        transport.check(call)
+        transport.check_call(call)
         return call
     if operation == Operation.GATHER:
         check_wide_side(root, rank, output, "output")
@@ -148,7 +148,7 @@ def check_call(
     if outputs and inputs:
         check_overlaps(operation, flatten(outputs), flat_inputs, rank, size, is_coalesced)
     call = Call(operation, outputs, inputs, root, reduction, is_coalesced)
-    transport.check(call)
+    transport.check_call(call)
     return call
 
 

@@ -146,7 +146,7 @@ class Transport(ABC):
     gather_ragged: Callable[..., Gathered] | None = None
     """Every rank's tensor in one call, where all are small."""
 
-    def check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         """Raise ValueError or TypeError for a call that only this transport cannot carry out."""
 
     def check_message(self, sends: bool, peer: int | None) -> None:

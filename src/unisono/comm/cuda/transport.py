@@ -55,7 +55,7 @@ class Cuda(RowTransport):
             return Status.ASK_AGAIN
         return self._all_reduces.run_plain(output, op)
 
-    def check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         self._calls.check(call.tensors)
 
     def run(self, call: Call, async_op: bool) -> Work | None:

@@ -220,7 +220,7 @@ class OverTorch(RowTransport):
 
             self._thread.begin(tell, operation)
 
-    def check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         if call.reduction is None:
             return
         for tensor in flatten(call.outputs):

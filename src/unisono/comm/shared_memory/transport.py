@@ -326,7 +326,7 @@ class SharedMemory(Transport):
     def memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
 
-    def check(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:
         """A peer's part of a block is the peer's to pass: it may be doing so in this very call."""
         from unisono.comm.arguments import flatten
 
