@@ -107,7 +107,7 @@ aborted = comm.split([0, 1])
 aborted.abort("enough")
 fail(weight_update, model, aborted, src=0)
 
-from unisono.comm.over_torch.communicator import wrap
+from unisono.comm.factory import wrap
 
 gloo = wrap(dist.new_group(backend="gloo", timeout=timedelta(seconds=60)))
 gloo.barrier()

@@ -30,7 +30,7 @@ from unisono.comm.rendezvous.lobby import Lobby
 from unisono.comm.rendezvous.meeting import meet_at, meet_by
 from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Connection, Deadline
-from unisono.comm.shared_memory.communicator import open_with
+from unisono.comm.shared_memory.transport import open_with
 from user_programs import DEADLINE_S, Program, eventually, read_line, write_program
 
 PROGRAM = """

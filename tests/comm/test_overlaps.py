@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
-from unisono.comm.overlaps import overlap_complaint, overlaps_itself
 
 from implementations import on_implementations
 from ranks import attempt, raised, subgroup
 from unisono import execute
+from unisono.comm.arguments import check_overlaps
 from unisono.comm.base import Communicator
+from unisono.comm.engine import overlaps_itself
+from unisono.comm.engine_numbers import Operation
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
 from unisono.world.world import resolve
@@ -446,5 +448,9 @@ def test_overlaps_are_found_exactly(other_type: bool) -> None:
         for other, others in views[::11]:
             pair = [view, other.view(torch.int32) if other_type else other]
             for what in ("all_reduce", "broadcast") if other_type else ("all_reduce",):
-                assert bool(overlap_complaint(what, pair)) == bool(its & others), (what, pair)
-            assert not overlap_complaint("broadcast", [view, other])
+                assert clash(what, pair) == bool(its & others), (what, pair)
+            assert not clash("broadcast", [view, other])
+
+
+def clash(what: str, tensors: list[torch.Tensor]) -> bool:
+    return attempt(check_overlaps, Operation[what.upper()], tensors, [], 0, 1) is not None

@@ -235,7 +235,7 @@ def test_a_tensor_outlives_its_group_and_works_their_tensors(comm: Communicator)
     assert pair.is_shared(x)
     pair.close()
     assert not pair.is_shared(x)
-    assert pair._own_parts() == []
+    assert pair.transport.own_parts() == []
     assert pair.peer(x, comm.rank) is x
     assert "not in memory that the group shares" in str(attempt(pair.peer, x, 1 - comm.rank))
     assert x.sum() == LARGE * comm.rank

@@ -324,6 +324,11 @@ def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
     if tensor is None:
         raise TypeError("None in place of a tensor")
     if not hasattr(tensor, "__array_interface__"):
+        if hasattr(tensor, "__dlpack__"):
+            raise TypeError(
+                f"a {type(tensor).__name__} outside the CPU's memory: memory of a GPU is taken from "
+                "torch tensors alone; pass torch.as_tensor(x)"
+            )
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
     if "cpu" not in devices:
         raise TypeError(f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}")
