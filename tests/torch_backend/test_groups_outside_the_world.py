@@ -27,7 +27,7 @@ def start(path: str, rank: int, size: int) -> None:
 def use(group: Any, kind: type) -> None:
     """Collectives and messages go by the group's own ranks, and know of no others."""
     comm = resolve(group)
-    assert isinstance(comm, kind), comm
+    assert isinstance(comm.transport, kind), comm
     assert (comm.rank, comm.size) == (group.rank(), group.size())
     assert comm.global_ranks is None
     dist.all_reduce(tensor := torch.full((3,), float(comm.rank)), group=group)

@@ -141,6 +141,8 @@ class Transport(ABC):
         """The memory of this number, for as long as a rank has a tensor there."""
         return None
 
+    process_group: Any = None
+    """The process group of another library's, where it moves the data."""
     exchange_integers: Callable[[tuple[int, ...]], list[tuple[int, ...]]] | None = None
     """Every rank's integers, in rank order; all ranks pass equally many."""
     gather_ragged: Callable[..., Gathered] | None = None

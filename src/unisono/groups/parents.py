@@ -153,7 +153,7 @@ def parent_of(group: Any) -> Parent:
 
         if group is None:
             group = process_groups.world()
-        wrapped = getattr(group, "process_group", group)
+        wrapped = getattr(getattr(group, "transport", None), "process_group", None) or group
         if torch_groups.moves_data_elsewhere(wrapped):
             return TorchParent(wrapped, wrapped.rank(), dist.get_process_group_ranks(wrapped))
     comm = resolve(group)
