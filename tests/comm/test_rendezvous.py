@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from resources import assert_given_back, held_resources
 from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous import announcements as boards
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import eventually
@@ -322,7 +321,7 @@ def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
 def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: bytes | str) -> None:
     path = tmp_path / "meeting"
     if isinstance(content, str):
-        announcement = discovery.about_me("unisono-of-a-job-that-died")
+        announcement = boards.about_me("unisono-of-a-job-that-died")
         if content == "rebooted":
             announcement["boot"] = "b0070000-0000-0000-0000-000000000000"
         content = json.dumps(announcement).encode()
@@ -347,16 +346,16 @@ def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
 
 def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) -> str:
     """Rank `elsewhere` speaks as a process of another machine does."""
-    boot_id, hostname = discovery.boot_id, socket.gethostname
+    boot_id, hostname = boards.boot_id, socket.gethostname
     if rank == elsewhere:
-        discovery.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
+        boards.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     announcements = StoreAnnouncements(torch.distributed.PrefixStore(f"{elsewhere}", store))
     try:
         error = attempt(join, announcements, rank, size, 3.0)
     finally:
-        discovery.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
+        boards.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
     return str(error)
 
@@ -364,31 +363,24 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
 # -- noise at the door -------------------------------------------------------------------------
 
 
-def frame(message: Any) -> bytes:
-    data = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return struct.pack("<I", len(data)) + data
-
-
 def hello(key: str, rank: int) -> bytes:
     """What a rank says first that guesses at the group's key."""
-    about = discovery.about_me("unisono-" + "0" * 32)
-    return frame(about | {"key": key, "rank": rank, "size": 2})
+    about = boards.about_me("unisono-" + "0" * 32)
+    return json.dumps(about | {"key": key, "rank": rank, "size": 2}).encode()
 
 
 NOISE: dict[str, bytes] = {
     "nothing": b"",
     "random bytes": bytes(range(256)) * 10,
-    "a length and no message": struct.pack("<I", 1000),
-    "half a message": frame({"key": "world", "rank": 1, "size": 2})[:20],
-    "an endless message": struct.pack("<I", 0xFFFFFFFF) + b"x" * 1000,
-    "no JSON": frame(b"GET / HTTP/1.1"),
-    "no text": frame(b"\xff\xfe\xfd"),
-    "no object": frame([1, 2, 3]),
-    "an empty object": frame({}),
-    "a rank that is no number": frame({"key": "world", "rank": "one", "size": 2}),
-    "an infinite rank": frame(b'{"key": "world", "rank": 1e999, "size": 2}'),
-    "deep nesting": frame(b"[" * 200_000),
-    "another group": frame({"key": "another world", "rank": 1, "size": 2}),
+    "half a message": hello("world", 1)[:20],
+    "an endless message": b'{"key": "' + b"x" * 600_000,
+    "no text": b"\xff\xfe\xfd",
+    "no object": b"[1, 2, 3]",
+    "an empty object": b"{}",
+    "a rank that is no number": b'{"key": "world", "rank": "one", "size": 2}',
+    "an infinite rank": b'{"key": "world", "rank": 1e999, "size": 2}',
+    "deep nesting": b"[" * 200_000,
+    "another group": b'{"key": "another world", "rank": 1, "size": 2}',
     "a guess at the group's name": hello("wor1d", 1),
     "a guess at a subgroup's name": hello("world/0,1/1", 1),
 }
@@ -426,8 +418,9 @@ def noise_while_a_group_forms(
     before = held_resources()
     made = Path(f"{path}-made")
     if rank == 2:  # not a member: the one who makes noise
-        doors = [socket.socket(socket.AF_UNIX) for _ in range(times)]
+        doors = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(times)]
         for door in doors:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             door.connect(b"\0" + announced_address(path).encode())
             if descriptors:
                 attempt(socket.send_fds, door, [NOISE[noise]], [0] * descriptors)
@@ -484,11 +477,11 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
 
     def knock() -> str:
         os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as door:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.settimeout(5)
             door.connect(b"\0" + address.encode())
-            hello = discovery.about_me("forged") | {"key": "world", "rank": 1, "size": 2}
-            attempt(door.sendall, frame(hello))
+            hello = boards.about_me("forged") | {"key": "world", "rank": 1, "size": 2}
+            attempt(door.sendall, json.dumps(hello).encode())
             try:
                 return "an answer" if door.recv(100) else "no answer"
             except ConnectionError:
@@ -515,7 +508,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
         os.chmod(folder, 0o755)
         for mode in (0o644, 0o600):
             path = Path(folder, f"meeting-{mode:o}")
-            path.write_text(json.dumps(discovery.about_me("unisono-somebody")))
+            path.write_text(json.dumps(boards.about_me("unisono-somebody")))
             path.chmod(mode)
         for error in fresh_pool.run(read_as_nobody, 2, folder, connected=False):
             assert isinstance(error, RendezvousError), error

@@ -9,14 +9,12 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.hosts.connect import connect
 from unisono.comm.hosts.network import is_networked
-from unisono.comm.rendezvous.by_name import meeting_by_name
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_by
-from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
+from unisono.comm.rendezvous.meeting_points import meeting_by_name
+from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.roll_call import call_roll
-from unisono.comm.rendezvous.unix_socket import Deadline, Departed
-from unisono.comm.rendezvous.waiting import meeting_timeout_s
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
+from unisono.comm.rendezvous.unix_socket import Departed, Lobby
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 
 
@@ -41,7 +39,7 @@ def join(
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
-    request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
+    request = JoinRequest(name, rank, size, deadline, timeout_s)
     with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
         while True:
             try:

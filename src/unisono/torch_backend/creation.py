@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.hosts.connect import connect
-from unisono.comm.rendezvous.waiting import LATECOMERS_S
+from unisono.comm.rendezvous.deadline import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, UnisonoError
 from unisono.preloading import load_soon

@@ -8,8 +8,7 @@ from typing import Any
 from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.hosts.identity import find_hosts
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 
 

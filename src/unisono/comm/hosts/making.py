@@ -14,7 +14,7 @@ from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.comm.solo import SoloCommunicator
 

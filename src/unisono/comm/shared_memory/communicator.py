@@ -24,14 +24,11 @@ from unisono.comm.engine import (
     abandon_group,
     end_abandoned_groups,
     engine_ns,
-    open_group,
     work_types,
 )
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_by
-from unisono.comm.rendezvous.membership import JoinRequest, Membership
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
+from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.engine_calls import (
     LISTS,
     REDUCTION_NUMBERS,
@@ -41,7 +38,7 @@ from unisono.comm.shared_memory.engine_calls import (
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
+from unisono.errors import GroupError, ScheduleError, SegmentError
 from unisono.preloading import load_soon
 
 if TYPE_CHECKING:
@@ -133,7 +130,7 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
-        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        request = JoinRequest(name, rank, size, deadline, timeout_s, payload, check)
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             load_soon(*NEEDED_LATER)
@@ -204,14 +201,11 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
                     if size < 0
                 ]
                 raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
-            deadline = Deadline(self.timeout_s)
-            check = self._raise_if_ended
-            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
+            return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
-            why = str(error) if isinstance(error, RendezvousError) else type(error).__name__
-            self.abort(f"making shared memory failed: {why}")
+            self.abort(f"making shared memory failed: {type(error).__name__}")
             raise
 
     def _exchange(self, integers: array[int]) -> list[int]:
@@ -450,8 +444,3 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
         if algorithm is not None:
             return self._run_by(algorithm, "all_to_all", output, input, async_op=async_op)
         return self._run(_ALL_TO_ALL, output, input, async_op)
-
-
-def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
-    """How a member opens the group once it has the segment."""
-    return partial(open_group, timeout_s=timeout_s)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 
 from unisono.comm.base import Communicator
-from unisono.comm.rendezvous.meeting import meet_at
-from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import LATECOMERS_S
-from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator, open_with
+from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.membership import JoinRequest, meet_at
+from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import RendezvousError
 
 
@@ -41,7 +39,7 @@ def make_split(
         rank,
         len(members),
         Deadline(timeout_s),
-        open_with(timeout_s),
+        timeout_s,
         check=check,
     )
     leader = parent._membership.members[members[0]]
