@@ -172,7 +172,7 @@ def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
     assert start_time(os.getpid()) != "1"
-    announcements.announce(0, word)
+    announcements.announce(word)
     follower = joiner.start("meet", name, "1", "2")
     assert eventually(lambda: waits_at_a_meeting(follower.pid))
     ends_well(follower, joiner.start("meet", name, "0", "2"))
@@ -302,7 +302,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
     calls = []
     with contextlib.closing(Lobby()) as full:
         me = about_me(full.address)
-        announcements.announce(0, me)
+        announcements.announce(me)
         with contextlib.suppress(BlockingIOError):
             while True:
                 calls.append(Connection.connect(full.address))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous import announcements as boards
+from unisono.comm.rendezvous import membership
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from user_programs import eventually
@@ -296,6 +299,9 @@ def rank_1_comes_twice(rank: int, size: int, path: str) -> tuple[str, float]:
     return join_error(min(rank, 1), 3, path, 20.0)
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
 def test_another_build_is_refused(fresh_pool: RankPool) -> None:
     for text, _ in fresh_pool.run(one_has_another_build, 2, connected=False):
         assert "another build" in text
@@ -360,6 +366,22 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
     return str(error)
 
 
+@as_root
+def test_a_rank_out_of_reach_is_named_on_both_sides(fresh_pool: RankPool) -> None:
+    """It is in another network namespace; in a store it can tell rank 0 so."""
+    texts = fresh_pool.run(one_has_a_network_of_its_own, 2, connected=False)
+    assert texts[0] == texts[1]
+    assert re.search(r"rank 1 \(pid \d+\) cannot reach rank 0 \(pid \d+\) .* namespaces", texts[0])
+
+
+def one_has_a_network_of_its_own(rank: int, size: int, path: str) -> str:
+    membership.UNREACHABLE_S = 0.3
+    if rank == 1:
+        assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
+    store = torch.distributed.FileStore(f"{path}-store", 2)
+    return str(raised(RendezvousError, join, StoreAnnouncements(store), rank, size, 8.0))
+
+
 # -- noise at the door -------------------------------------------------------------------------
 
 
@@ -405,7 +427,7 @@ def announced_address(path: str) -> str:
     """Where rank 0 receives, once it has said so."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        announcement = FileAnnouncements(path).look_up(0)
+        announcement = FileAnnouncements(path).look_up()
         if announcement is not None:
             return str(announcement["address"])
         time.sleep(0.005)
@@ -456,9 +478,6 @@ def test_noise_with_descriptors_leaves_nothing(
     fresh_pool.run(noise_while_a_group_forms, 3, *given, connected=False, deadline_s=20)
 
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
 @as_root
 def test_another_users_process_is_not_let_in(pool: RankPool) -> None:
     said = pool.run(another_user_knocks, 3, connected=False)
@@ -473,7 +492,7 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
         join_and_work(FileAnnouncements(path), rank, 2)
         return []
     address = announced_address(path)
-    announcement = FileAnnouncements(path).look_up(0)
+    announcement = FileAnnouncements(path).look_up()
 
     def knock() -> str:
         os.setuid(65534)
@@ -490,8 +509,8 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
     class Whisper(FileAnnouncements):
         """Word of rank 0 that came another way than by the file, which is not ours to read."""
 
-        def look_up(self, rank: int) -> dict[str, Any] | None:
-            return announcement if rank == 0 else None
+        def look_up(self) -> dict[str, Any] | None:
+            return announcement
 
     def join_as_nobody() -> str:
         os.setuid(65534)

@@ -25,51 +25,56 @@ Announcement = dict[str, Any]
 
 
 class Announcements(ABC):
-    """A board that all ranks of a new group can reach."""
+    """A board that all ranks of a new group can reach, where rank 0 announces itself."""
 
-    def announce(self, rank: int, announcement: Announcement) -> None:
-        """Announce this rank."""
-        self._write(rank, json.dumps(announcement))
+    def announce(self, announcement: Announcement) -> None:
+        """Announce rank 0."""
+        self._write(json.dumps(announcement))
 
-    def look_up(self, rank: int) -> Announcement | None:
-        """What a rank has announced, if anything."""
+    def look_up(self) -> Announcement | None:
+        """What rank 0 has announced, if anything."""
         try:
-            found = json.loads(self._read(rank))
+            found = json.loads(self._read())
         except ValueError:
             return None
         return found if isinstance(found, dict) and "address" in found else None
 
-    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        """Take back what a rank announced; where `announcement` is given, only if it is still
-        that."""
+    def clear(self, announcement: Announcement) -> None:
+        """Take this announcement back, if no other has taken its place."""
         with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
-            if announcement is None or self.look_up(rank) == announcement:
-                self._remove(rank)
+            if self.look_up() == announcement:
+                self._remove()
+
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        """Let rank 0, which announced itself so, read why another rank cannot come, if it can."""
+        return
+
+    def objection_to(self, announcement: Announcement) -> str:
+        """Why another rank cannot come; "" where none has said so."""
+        return ""
 
     @abstractmethod
-    def _write(self, rank: int, text: str) -> None: ...
+    def _write(self, text: str) -> None: ...
 
     @abstractmethod
-    def _read(self, rank: int) -> bytes:
+    def _read(self) -> bytes:
         """What was written; nothing where nothing was."""
 
     @abstractmethod
-    def _remove(self, rank: int) -> None: ...
+    def _remove(self) -> None: ...
 
 
 class FileAnnouncements(Announcements):
     """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
     Files at `others` are read too, by who finds nothing in the first, and not written.
 
-    Only rank 0 announces itself here. A stale file of a dead job does no harm: its lobby is gone.
+    A stale file of a dead job does no harm: its lobby is gone.
     """
 
     def __init__(self, where: str | os.PathLike[str] | int, *others: Path) -> None:
         self._where, self._others = where, others
 
-    def _write(self, rank: int, text: str) -> None:
-        if rank != 0:
-            return
+    def _write(self, text: str) -> None:
         if isinstance(self._where, int):
             os.ftruncate(self._where, 0)
             os.pwrite(self._where, text.encode(), 0)
@@ -89,9 +94,7 @@ class FileAnnouncements(Announcements):
                 f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
             ) from error
 
-    def _read(self, rank: int) -> bytes:
-        if rank != 0:
-            return b""
+    def _read(self) -> bytes:
         if isinstance(self._where, int):
             return os.pread(self._where, 1 << 16, 0)
         data = _read_own_file(self._where)
@@ -100,9 +103,7 @@ class FileAnnouncements(Announcements):
                 data = data or _read_own_file(path)
         return data
 
-    def _remove(self, rank: int) -> None:
-        if rank != 0:
-            return
+    def _remove(self) -> None:
         if isinstance(self._where, int):
             os.ftruncate(self._where, 0)
             return
@@ -154,16 +155,25 @@ class StoreAnnouncements(Announcements):
         self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
         self._prefix = prefix
 
-    def _write(self, rank: int, text: str) -> None:
-        self._store.set(f"{self._prefix}/{rank}", text)
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        self._store.set(f"{self._prefix}/objection/{announcement['address']}", reason)
 
-    def _read(self, rank: int) -> bytes:
-        key = f"{self._prefix}/{rank}"
-        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+    def objection_to(self, announcement: Announcement) -> str:
+        return self._get(f"objection/{announcement['address']}").decode()
 
-    def _remove(self, rank: int) -> None:
+    def _write(self, text: str) -> None:
+        self._store.set(f"{self._prefix}/0", text)
+
+    def _read(self) -> bytes:
+        return self._get("0")
+
+    def _remove(self) -> None:
         # Not deleted: whoever has just seen that it is there would wait for it.
-        self._store.set(f"{self._prefix}/{rank}", "")
+        self._store.set(f"{self._prefix}/0", "")
+
+    def _get(self, name: str) -> bytes:
+        key = f"{self._prefix}/{name}"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
 
 def about_me(address: str) -> Announcement:
@@ -206,7 +216,7 @@ def is_dead(announcement: Announcement) -> bool:
 def clear_if_over(announcements: Announcements, me: Announcement) -> None:
     """Take rank 0's announcement away if it was killed while it waited."""
     with contextlib.suppress(RendezvousError):
-        announcement = announcements.look_up(0)
+        announcement = announcements.look_up()
         if announcement is None:
             return
         if not is_from_before(announcement, me):
@@ -216,14 +226,4 @@ def clear_if_over(announcements: Announcements, me: Announcement) -> None:
             except OSError as error:
                 if not is_over(error, announcement, me):
                     return
-        announcements.clear(0, announcement)
-
-
-def check_same_host(rank: int, announcement: Announcement, my_rank: int, me: Announcement) -> None:
-    """Raise RendezvousError if a rank has announced itself from another host."""
-    if announcement.get("boot") != me["boot"]:
-        raise RendezvousError(
-            f"rank {rank} is on host {announcement.get('host')}, rank {my_rank} on host "
-            f"{me['host']}: shared memory does not reach from one to the other; use a backend for "
-            "several machines (gloo, nccl, mpi)"
-        )
+        announcements.clear(announcement)

@@ -8,15 +8,8 @@ import time
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.rendezvous.announcements import (
-    Announcement,
-    Announcements,
-    about_me,
-    check_same_host,
-    is_dead,
-    is_from_before,
-)
-from unisono.comm.rendezvous.membership import UNREACHABLE_S, JoinRequest, Membership, own_pidfd
+from unisono.comm.rendezvous.announcements import Announcement, Announcements
+from unisono.comm.rendezvous.membership import JoinRequest, Membership, own_pidfd
 from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby
 from unisono.errors import RendezvousError, UnisonoError
 
@@ -42,7 +35,6 @@ class Leader:
         self._me = me
         self._announcements = announcements
         self._followers: dict[int, Connection] = {}
-        self._unreached: dict[int, float] = {}  # since when a rank is here and does not come
 
     def make_group(self) -> Membership:
         """Wait for the other ranks and make the group with them; or tell them why not."""
@@ -92,34 +84,22 @@ class Leader:
                     raise
             if nobody:
                 request.check()
-                self._look_for_missing()
+                self._look_at_board()
 
     def _absent(self) -> list[int]:
         """Who has not come, or has gone again."""
         here = [rank for rank, follower in self._followers.items() if not follower.is_closed()]
         return sorted(set(range(1, self._request.size)) - set(here))
 
-    def _look_for_missing(self) -> None:
-        """Raise if a missing rank has announced itself from where it cannot come."""
+    def _look_at_board(self) -> None:
+        """Raise if a rank has left word that it cannot come."""
         if self._announcements is None:
             return
-        if self._announcements.look_up(0) is None:  # somebody took it for a dead one's
-            self._announcements.announce(0, self._me)
-        me = about_me("")
-        for rank in set(range(1, self._request.size)) - self._followers.keys():
-            announcement = self._announcements.look_up(rank)
-            if announcement is None or is_from_before(announcement, me) or is_dead(announcement):
-                continue
-            check_same_host(rank, announcement, 0, me)
-            if announcement.get("net") == me["net"]:
-                continue  # it can come, and is only slow
-            first = self._unreached.setdefault(rank, time.monotonic())
-            if time.monotonic() - first > UNREACHABLE_S:
-                raise RendezvousError(
-                    f"rank {rank} (pid {announcement.get('pid')}) is on this host but does not "
-                    f"reach rank 0 (pid {os.getpid()}): do they live in different network "
-                    "namespaces?"
-                )
+        if self._announcements.look_up() is None:  # somebody took it for a dead one's
+            self._announcements.announce(self._me)
+        objection = self._announcements.objection_to(self._me)
+        if objection:
+            raise RendezvousError(objection)
 
     def _let_in(self, visitor: Connection) -> None:
         """Count a visitor as the rank that it says it is, or dismiss it and raise."""
@@ -150,9 +130,7 @@ class Leader:
         try:
             membership = self._hand_over()
             if self._announcements is not None:  # before anybody can come back for another meeting
-                self._announcements.clear(0, self._me)
-                for rank in self._followers:
-                    self._announcements.clear(rank)
+                self._announcements.clear(self._me)
             for follower in followers:
                 follower.receive(request.deadline, request.check)
             for follower in followers:

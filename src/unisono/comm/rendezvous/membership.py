@@ -20,7 +20,6 @@ from unisono.comm.rendezvous.announcements import (
     Announcement,
     Announcements,
     about_me,
-    check_same_host,
     clear_if_over,
     is_dead,
     is_from_before,
@@ -150,18 +149,17 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
             from unisono.comm.rendezvous.leading import Leader  # followers need not load it
 
             try:
-                announcements.announce(0, me)
+                announcements.announce(me)
                 return Leader(lobby, request, me, announcements).make_group()
             except BaseException:
-                announcements.clear(0, me)
+                announcements.clear(me)
                 raise
-        announcements.announce(request.rank, me)
         try:
             connection = _find_leader(announcements, request, me)
         except TooFewDescriptors as error:
             lobby.close_socket()  # by what that frees rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
-                leader = announcements.look_up(0)
+                leader = announcements.look_up()
                 if leader is not None:
                     hello = _hello(request, me, error)
                     Connection.connect(str(leader["address"])).dismiss(hello)
@@ -216,55 +214,54 @@ def call_leader(
 def _find_leader(
     announcements: Announcements, request: JoinRequest, me: Announcement
 ) -> Connection:
-    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises."""
+    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
+    rank 0 is out of reach, it is told so."""
     refused_since: tuple[str, float] | None = None
-    suspect: Announcement | None = None
-    waiting = request.waiting()
+    seen: Announcement | None = None
+    waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
     while True:
-        announcement = announcements.look_up(0)
-        complaint = f"rank 0 did not come within {in_seconds(request.deadline.timeout_s)}"
-        if announcement is not None and not is_from_before(announcement, me):
-            check_same_host(0, announcement, request.rank, me)
-            address = str(announcement["address"])
+        is_late = not request.deadline.left_s()
+        leader = announcements.look_up()
+        seen = leader or seen
+        complaint = f"rank 0 did not come within {limit}"
+        if is_late:  # what looked stale may be that of another host of this name
+            leader = seen
+        if leader is not None and (is_late or not is_from_before(leader, me)):
+            if leader.get("boot") != me["boot"]:
+                reason = (
+                    f"rank {request.rank} is on host {me['host']}, rank 0 is on host "
+                    f"{leader.get('host')}: shared memory does not reach from one to the other; "
+                    "use a backend for several machines (gloo, nccl, mpi)"
+                )
+                announcements.object_to(leader, reason)
+                raise RendezvousError(reason)
+            address = str(leader["address"])
             try:
                 return Connection.connect(address)
             except BlockingIOError:
                 complaint = (
-                    f"rank 0 (pid {announcement.get('pid')}) is here, but its queue of connections "
-                    f"is full, and stayed so for {in_seconds(request.deadline.timeout_s)}"
+                    f"rank 0 (pid {leader.get('pid')}) is here, but its queue of connections is "
+                    f"full, and stayed so for {limit}"
                 )
             except OSError as error:
-                if is_over(error, announcement, me):
-                    announcements.clear(0, announcement)
-                elif refused_since is None or refused_since[0] != address or is_dead(announcement):
+                if is_over(error, leader, me):
+                    announcements.clear(leader)
+                elif refused_since is None or refused_since[0] != address or is_dead(leader):
                     refused_since = (address, time.monotonic())
                 elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
-                    raise RendezvousError(
+                    reason = (
                         f"rank {request.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
-                        f"{announcement.get('pid')}) on host {me['host']}, though both are on it: "
+                        f"{leader.get('pid')}) on host {me['host']}, though both are on it: "
                         f"do they live in different network namespaces? ({error.strerror})"
-                    ) from error
-        suspect = announcement or suspect
-        if not request.deadline.left_s():
-            if suspect is not None:  # it looked stale; perhaps it is another host of this name
-                check_same_host(0, suspect, request.rank, me)
+                    )
+                    announcements.object_to(leader, reason)
+                    raise RendezvousError(reason) from error
+        if is_late:
             raise RendezvousError(f"group {request.key}: {complaint}")
         request.check()
         if waiting.is_long():
-            waiting.say(*_who_is_missing(announcements, request))
+            waiting.say([0])
         waiting.pause()
-
-
-def _who_is_missing(
-    announcements: Announcements, request: JoinRequest
-) -> tuple[list[int], int | None]:
-    """Who has not announced itself yet, and how many are here: all that a rank knows without rank
-    0. In a file nobody but rank 0 announces itself."""
-    others = [rank for rank in range(1, request.size) if rank != request.rank]
-    here = [rank for rank in others if announcements.look_up(rank) is not None]
-    if not here and others:
-        return [0], None
-    return [0, *sorted(set(others) - set(here))], len(here) + 1
 
 
 def _follow(

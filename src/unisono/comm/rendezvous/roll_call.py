@@ -88,8 +88,8 @@ class _RollCall:
             return
         theirs = everyone[wrong[0]]
         problem = (
-            f"group {self._name}: rank {wrong[0]} (pid {theirs['pid']} on {theirs['machine']}) came "
-            f"to a group of {theirs['size']}, rank {self._rank} to one of {self._size}"
+            f"group {self._name}: rank {wrong[0]} (pid {theirs['pid']} on {theirs['machine']}) "
+            f"came to a group of {theirs['size']}, rank {self._rank} to one of {self._size}"
         )
         for about in everyone:
             self._store.set(self._key("problem", about["number"]), problem)
