@@ -13,7 +13,7 @@ import pytest
 from unisono import watch
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.comm.shared_memory.record_follower import RecordFollower
+from unisono.comm.shared_memory.record_reader import RecordFollower
 from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
