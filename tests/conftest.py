@@ -182,7 +182,7 @@ def _only_our_algorithms() -> Iterator[None]:
 
 
 def _open_groups() -> set[tuple[int, int]]:
-    from unisono.comm.shared_memory.records import map_segment, segment_key, segments_of
+    from unisono.comm.shared_memory.record_reader import map_segment, segment_key, segments_of
 
     found = set()
     for path in segments_of(os.getpid()):
@@ -206,7 +206,7 @@ def _await_that_groups_are_closed(before: set[tuple[int, int]]) -> None:
 
 
 def _describe(segments: set[tuple[int, int]]) -> str:
-    from unisono.comm.shared_memory.records import read_process
+    from unisono.comm.shared_memory.record_reader import read_process
 
     groups = [group for group in read_process(os.getpid(), 1) if group.segment in segments]
     return ", ".join(f"{group.name} of {group.size} ranks ({group.backend})" for group in groups)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TypeAlias
 
-from unisono.comm.rendezvous.by_name import file_of
+from unisono.comm.rendezvous.meeting_points import file_of
 
 Resources: TypeAlias = tuple[dict[str, str], int, str]
 

@@ -18,7 +18,7 @@ from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.base import Communicator, PremulSum, Work
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.shared_memory.records import read_process
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,

@@ -18,7 +18,7 @@ from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
 from unisono.comm.base import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous import announcements as boards
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import RendezvousError
 
@@ -111,7 +111,7 @@ def test_the_environment_is_no_proof_of_a_shared_host(fresh_pool: RankPool) -> N
 def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
-        discovery.boot_id = lambda: "another machine's"  # type: ignore[assignment]
+        boards.boot_id = lambda: "another machine's"  # type: ignore[assignment]
     announcements = FileAnnouncements(path)
     error = attempt(connect_on_host, announcements, rank, size, join_timeout_s=1.0)
     assert isinstance(error, RendezvousError), error

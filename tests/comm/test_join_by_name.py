@@ -22,15 +22,12 @@ import unisono
 from ranks import in_a_fork
 from resources import is_announced, meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError, UnisonoError
-from unisono.comm.rendezvous import by_name, discovery, waiting
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.by_name import _FolderAnnouncements
-from unisono.comm.rendezvous.by_parent import start_time
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_at, meet_by
-from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.unix_socket import Connection, Deadline
-from unisono.comm.shared_memory.transport import open_with
+from unisono.comm.rendezvous import deadline, meeting_points
+from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements, about_me
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.membership import JoinRequest, meet_at, meet_by
+from unisono.comm.rendezvous.unix_socket import Connection, Lobby
+from unisono.processes import start_time
 from user_programs import DEADLINE_S, Program, eventually, read_line, write_program
 
 PROGRAM = """
@@ -171,11 +168,11 @@ def test_who_does_not_come_is_named(name: str) -> None:
 def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     joiner: Program, name: str
 ) -> None:
-    announcements = _FolderAnnouncements(by_name.file_of(name))
+    announcements = FileAnnouncements(path_of(name))
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
     assert start_time(os.getpid()) != "1"
-    announcements.announce(0, word)
+    announcements.announce(word)
     follower = joiner.start("meet", name, "1", "2")
     assert eventually(lambda: waits_at_a_meeting(follower.pid))
     ends_well(follower, joiner.start("meet", name, "0", "2"))
@@ -214,12 +211,12 @@ def test_any_other_text_is_a_name(joiner: Program, name: str) -> None:
 
 def path_of(name: str) -> Path:
     """Where those meet who have no folder of their own."""
-    return Path("/tmp", by_name.file_of(name))
+    return Path("/tmp", meeting_points.file_of(name))
 
 
 @pytest.fixture
 def no_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_name, "is_private", lambda folder: False)
+    monkeypatch.setattr(meeting_points, "is_private", lambda folder: False)
 
 
 @pytest.mark.usefixtures("no_own_folder")
@@ -274,7 +271,7 @@ def test_a_squatted_name_is_no_rank_of_ours(name: str, listens: bool) -> None:
 
     def squat() -> str:
         os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as stranger:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.bind(address)
             if listens:
                 stranger.listen()
@@ -304,31 +301,31 @@ def test_a_full_queue_at_the_door_is_waited_for(
     announcements = StoreAnnouncements(store, f"unisono/join/{name}")
     calls = []
     with contextlib.closing(Lobby()) as full:
-        me = discovery.about_me(full.address)
-        announcements.announce(0, me)
+        me = about_me(full.address)
+        announcements.announce(me)
         with contextlib.suppress(BlockingIOError):
             while True:
                 calls.append(Connection.connect(full.address))
         with pytest.raises(RendezvousError, match="queue of connections is"):
             Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
-        request = JoinRequest("x", 1, 2, Deadline(0.3), lambda *_: pytest.fail("it was let in"))
+        request = JoinRequest("x", 1, 2, Deadline(0.3), 20.0)
         with contextlib.closing(Lobby()) as other, pytest.raises(RendezvousError, match="queue of"):
             meet_at(full.address, other, request)
         follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
         follower.start()
         for call in calls:
             call.close()
-        leader = JoinRequest(name, 0, 2, Deadline(20), open_with(20.0))
+        leader = JoinRequest(name, 0, 2, Deadline(20), 20.0)
         membership = meet_by(announcements, full, leader)
         follower.join()
         membership.group.close()
 
 
 def test_a_rank_waits_in_silence_for_five_seconds() -> None:
-    assert waiting.QUIET_S == 5.0
+    assert deadline.QUIET_S == 5.0
     assert Communicator.join.__doc__ is not None
     words = " ".join(Communicator.join.__doc__.split())
-    assert f"says after {waiting.QUIET_S:g} s" in words
+    assert f"says after {deadline.QUIET_S:g} s" in words
 
 
 # -- what the dead leave ---------------------------------------------------------------------------

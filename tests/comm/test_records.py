@@ -14,12 +14,13 @@ import torch
 from ranks import attempt, in_a_fork
 from unisono.comm.base import Communicator
 from unisono.comm.engine import Operation
-from unisono.comm.shared_memory.records import GroupRecords, Record, read_process
+from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 
 READER = """
 import sys, pickle
-from unisono.comm.shared_memory.records import read_process
+from unisono.comm.shared_memory.record_reader import read_process
 sys.stdout.buffer.write(pickle.dumps(read_process(int(sys.argv[1]))))
 """
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,8 @@ from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous import announcements as boards
+from unisono.comm.rendezvous import membership
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
 from user_programs import eventually
 
@@ -293,6 +295,9 @@ def rank_1_comes_twice(rank: int, size: int, path: str) -> tuple[str, float]:
     return join_error(min(rank, 1), 3, path, 20.0)
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
 def test_another_build_is_refused(fresh_pool: RankPool) -> None:
     for text, _ in fresh_pool.run(one_has_another_build, 2, connected=False):
         assert "another build" in text
@@ -318,7 +323,7 @@ def one_has_another_build(rank: int, size: int, path: str) -> tuple[str, float]:
 def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: bytes | str) -> None:
     path = tmp_path / "meeting"
     if isinstance(content, str):
-        announcement = discovery.about_me("unisono-of-a-job-that-died")
+        announcement = boards.about_me("unisono-of-a-job-that-died")
         if content == "rebooted":
             announcement["boot"] = "b0070000-0000-0000-0000-000000000000"
         content = json.dumps(announcement).encode()
@@ -343,48 +348,57 @@ def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
 
 def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) -> str:
     """Rank `elsewhere` speaks as a process of another machine does."""
-    boot_id, hostname = discovery.boot_id, socket.gethostname
+    boot_id, hostname = boards.boot_id, socket.gethostname
     if rank == elsewhere:
-        discovery.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
+        boards.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     announcements = StoreAnnouncements(torch.distributed.PrefixStore(f"{elsewhere}", store))
     try:
         error = attempt(join, announcements, rank, size, 3.0)
     finally:
-        discovery.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
+        boards.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
     return str(error)
+
+
+@as_root
+def test_a_rank_out_of_reach_is_named_on_both_sides(fresh_pool: RankPool) -> None:
+    """It is in another network namespace; in a store it can tell rank 0 so."""
+    texts = fresh_pool.run(one_has_a_network_of_its_own, 2, connected=False)
+    assert texts[0] == texts[1]
+    assert re.search(r"rank 1 \(pid \d+\) cannot reach rank 0 \(pid \d+\) .* namespaces", texts[0])
+
+
+def one_has_a_network_of_its_own(rank: int, size: int, path: str) -> str:
+    membership.UNREACHABLE_S = 0.3
+    if rank == 1:
+        assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
+    store = torch.distributed.FileStore(f"{path}-store", 2)
+    return str(raised(RendezvousError, join, StoreAnnouncements(store), rank, size, 8.0))
 
 
 # -- noise at the door -------------------------------------------------------------------------
 
 
-def frame(message: Any) -> bytes:
-    data = message if isinstance(message, bytes) else json.dumps(message).encode()
-    return struct.pack("<I", len(data)) + data
-
-
 def hello(key: str, rank: int) -> bytes:
     """What a rank says first that guesses at the group's key."""
-    about = discovery.about_me("unisono-" + "0" * 32)
-    return frame(about | {"key": key, "rank": rank, "size": 2})
+    about = boards.about_me("unisono-" + "0" * 32)
+    return json.dumps(about | {"key": key, "rank": rank, "size": 2}).encode()
 
 
 NOISE: dict[str, bytes] = {
     "nothing": b"",
     "random bytes": bytes(range(256)) * 10,
-    "a length and no message": struct.pack("<I", 1000),
-    "half a message": frame({"key": "world", "rank": 1, "size": 2})[:20],
-    "an endless message": struct.pack("<I", 0xFFFFFFFF) + b"x" * 1000,
-    "no JSON": frame(b"GET / HTTP/1.1"),
-    "no text": frame(b"\xff\xfe\xfd"),
-    "no object": frame([1, 2, 3]),
-    "an empty object": frame({}),
-    "a rank that is no number": frame({"key": "world", "rank": "one", "size": 2}),
-    "an infinite rank": frame(b'{"key": "world", "rank": 1e999, "size": 2}'),
-    "deep nesting": frame(b"[" * 200_000),
-    "another group": frame({"key": "another world", "rank": 1, "size": 2}),
+    "half a message": hello("world", 1)[:20],
+    "an endless message": b'{"key": "' + b"x" * 600_000,
+    "no text": b"\xff\xfe\xfd",
+    "no object": b"[1, 2, 3]",
+    "an empty object": b"{}",
+    "a rank that is no number": b'{"key": "world", "rank": "one", "size": 2}',
+    "an infinite rank": b'{"key": "world", "rank": 1e999, "size": 2}',
+    "deep nesting": b"[" * 200_000,
+    "another group": b'{"key": "another world", "rank": 1, "size": 2}',
     "a guess at the group's name": hello("wor1d", 1),
     "a guess at a subgroup's name": hello("world/0,1/1", 1),
 }
@@ -409,7 +423,7 @@ def announced_address(path: str) -> str:
     """Where rank 0 receives, once it has said so."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        announcement = FileAnnouncements(path).look_up(0)
+        announcement = FileAnnouncements(path).look_up()
         if announcement is not None:
             return str(announcement["address"])
         time.sleep(0.005)
@@ -422,8 +436,9 @@ def noise_while_a_group_forms(
     before = held_resources()
     made = Path(f"{path}-made")
     if rank == 2:  # not a member: the one who makes noise
-        doors = [socket.socket(socket.AF_UNIX) for _ in range(times)]
+        doors = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(times)]
         for door in doors:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             door.connect(b"\0" + announced_address(path).encode())
             if descriptors:
                 attempt(socket.send_fds, door, [NOISE[noise]], [0] * descriptors)
@@ -459,9 +474,6 @@ def test_noise_with_descriptors_leaves_nothing(
     fresh_pool.run(noise_while_a_group_forms, 3, *given, connected=False, deadline_s=20)
 
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
 @as_root
 def test_another_users_process_is_not_let_in(pool: RankPool) -> None:
     said = pool.run(another_user_knocks, 3, connected=False)
@@ -476,15 +488,15 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
         join_and_work(FileAnnouncements(path), rank, 2)
         return []
     address = announced_address(path)
-    announcement = FileAnnouncements(path).look_up(0)
+    announcement = FileAnnouncements(path).look_up()
 
     def knock() -> str:
         os.setuid(65534)
-        with socket.socket(socket.AF_UNIX) as door:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
             door.settimeout(5)
             door.connect(b"\0" + address.encode())
-            hello = discovery.about_me("forged") | {"key": "world", "rank": 1, "size": 2}
-            attempt(door.sendall, frame(hello))
+            hello = boards.about_me("forged") | {"key": "world", "rank": 1, "size": 2}
+            attempt(door.sendall, json.dumps(hello).encode())
             try:
                 return "an answer" if door.recv(100) else "no answer"
             except ConnectionError:
@@ -493,8 +505,8 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
     class Whisper(FileAnnouncements):
         """Word of rank 0 that came another way than by the file, which is not ours to read."""
 
-        def look_up(self, rank: int) -> dict[str, Any] | None:
-            return announcement if rank == 0 else None
+        def look_up(self) -> dict[str, Any] | None:
+            return announcement
 
     def join_as_nobody() -> str:
         os.setuid(65534)
@@ -511,7 +523,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
         os.chmod(folder, 0o755)
         for mode in (0o644, 0o600):
             path = Path(folder, f"meeting-{mode:o}")
-            path.write_text(json.dumps(discovery.about_me("unisono-somebody")))
+            path.write_text(json.dumps(boards.about_me("unisono-somebody")))
             path.chmod(mode)
         for error in fresh_pool.run(read_as_nobody, 2, folder, connected=False):
             assert isinstance(error, RendezvousError), error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
 import resource
@@ -22,6 +23,7 @@ from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupClosed, PeerLost, SegmentError, preloading
 from unisono.comm.base import Communicator
+from unisono.comm.shared_memory.shared_pages import SharedPages
 from unisono.comm.shared_memory.transport import SharedMemory
 
 LARGE = 300_000  # floats: more than a slot
@@ -411,7 +413,7 @@ def test_a_rank_without_descriptors_keeps_nobody_waiting(fresh_pool: RankPool) -
         assert "rank 1 cannot map it: Too many open files" in text
 
 
-def test_ranks_that_cannot_look_at_rank_0_are_handed_the_memory(fresh_pool: RankPool) -> None:
+def test_ranks_that_cannot_look_at_rank_0_have_ordinary_tensors(fresh_pool: RankPool) -> None:
     assert fresh_pool.run(allocate_out_of_reach, 3, connected=False) == [3.0] * 3
 
 
@@ -419,13 +421,16 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
     comm = connect(path, rank, size)
     x = comm.zeros(0)
     descriptors = held_resources()[0]
-    for turn in range(3):  # only the first looks for it in vain
-        with mock.patch("os.getpid", return_value=1 if turn < 2 else 2**22):
-            # In another namespace the number is that of another process, or of none.
+    for process in (1, 2**22):  # in another namespace that is another process's number, or none's
+        with mock.patch("os.getpid", return_value=process):
             x = comm.empty(LARGE).fill_(1)
         comm.all_reduce(x)
-    assert comm.is_shared(x)
+        assert not comm.is_shared(x)
+        comm._allocator._is_possible = process == 1  # look for it again
     assert held_resources()[0] == descriptors
+    pages = SharedPages(LARGE, torch.float32, comm)  # nobody looks for memory any more
+    pages.hold(x)
+    assert pages.middle.data_ptr() - x.data_ptr() == mmap.PAGESIZE  # its own
     total = x.mean().item()
     comm.close()
     return total

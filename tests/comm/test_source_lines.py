@@ -19,7 +19,7 @@ from ranks import attempt, subgroup
 from unisono.comm import engine
 from unisono.comm.base import Communicator
 from unisono.comm.engine import site_of
-from unisono.comm.shared_memory.records import read_process
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.solo import Solo
 from unisono.errors import (
     CollectiveMismatch,

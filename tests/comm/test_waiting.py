@@ -22,9 +22,9 @@ from ranks import RankPool, attempt
 from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import waiting
+from unisono.comm.rendezvous import deadline as waits
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
-from unisono.comm.rendezvous.waiting import meeting_timeout_s
+from unisono.comm.rendezvous.deadline import meeting_timeout_s
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
 
@@ -83,8 +83,8 @@ def test_the_default_stays_where_nobody_has_said_anything() -> None:
 JOIN = """
     import sys
     from unisono import Communicator
-    from unisono.comm.rendezvous import waiting
-    waiting.QUIET_S = float(*sys.argv[3:] or [waiting.QUIET_S])
+    from unisono.comm.rendezvous import deadline as waits
+    waits.QUIET_S = float(*sys.argv[3:] or [waits.QUIET_S])
     with Communicator.join(sys.argv[1], int(sys.argv[2]), 3, timeout_s=50) as comm:
         comm.barrier()
 """
@@ -134,8 +134,8 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, wai
 class InterruptedOnceSaid(FileAnnouncements):
     """Ctrl-C comes between the announcement and the wait."""
 
-    def announce(self, rank: int, announcement: Any) -> None:
-        super().announce(rank, announcement)
+    def announce(self, announcement: Any) -> None:
+        super().announce(announcement)
         raise KeyboardInterrupt
 
 
@@ -149,7 +149,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ranks 1, 2 and 5 of 8 wait without rank 0, then with it."""
-    monkeypatch.setattr(waiting, "QUIET_S", 0.3)
+    monkeypatch.setattr(waits, "QUIET_S", 0.3)
     store = dist.HashStore()
     errors: dict[int, BaseException | None] = {}
 
@@ -157,7 +157,11 @@ def test_in_a_store_all_ranks_know_who_is_missing(
         announcements = StoreAnnouncements(store)
         errors[rank] = attempt(connect_on_host, announcements, rank, 8, join_timeout_s=within_s)
 
-    for ranks, missing in (((1, 2, 5), "0, 3, 4, 6 and 7"), ((0, 1, 2, 5), "3, 4, 6 and 7")):
+    everyone = (0, 1, 2, 5)
+    for ranks, awaited in (
+        (everyone[1:], "rank 0"),
+        (everyone, "ranks 3, 4, 6 and 7: 4 of 8 are here"),
+    ):
         caplog.clear()
         threads = [threading.Thread(target=come, args=(rank, 1.0)) for rank in ranks]
         with caplog.at_level(logging.WARNING, "unisono"):
@@ -165,14 +169,9 @@ def test_in_a_store_all_ranks_know_who_is_missing(
                 thread.start()
             for thread in threads:
                 thread.join()
-        expected = {
-            f"unisono: rank {rank} waits for ranks {missing}: {len(ranks)} of 8 are here"
-            for rank in ranks
-        }
+        expected = {f"unisono: rank {rank} waits for {awaited}" for rank in ranks}
         assert {record.getMessage().partition(" (")[0] for record in caplog.records} == expected
         assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
-        for rank in ranks:
-            StoreAnnouncements(store).clear(rank)
 
 
 def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:
@@ -182,7 +181,7 @@ def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:
 
 def split_late(comm: Communicator) -> tuple[str, str] | None:
     if comm.rank == 0:
-        waiting.QUIET_S = 0.2
+        waits.QUIET_S = 0.2
         records: list[logging.LogRecord] = []
         handler = logging.Handler()
         handler.emit = records.append  # type: ignore[method-assign,assignment]
@@ -194,7 +193,7 @@ def split_late(comm: Communicator) -> tuple[str, str] | None:
     assert group is not None
     group.close()
     if comm.rank == 0:
-        waiting.QUIET_S = 5.0
+        waits.QUIET_S = 5.0
         logging.getLogger("unisono").removeHandler(handler)
         return records[0].levelname, records[0].getMessage()
     return None
@@ -216,7 +215,7 @@ def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
 
 def lose_the_host(rank: int, size: int, path: str, port: int) -> BaseException | None:
     os.environ.update(torchrun_variables(rank, 3, port))
-    waiting.QUIET_S = 0.3
+    waits.QUIET_S = 0.3
     handler = logging.Handler()
     logging.getLogger("unisono").addHandler(handler)
     if rank == 1:

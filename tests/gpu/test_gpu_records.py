@@ -12,7 +12,8 @@ import torch
 
 from unisono.comm.base import Communicator
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
-from unisono.comm.shared_memory.records import Record, read_process
+from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.records import Record
 from user_programs import eventually
 
 pytestmark = pytest.mark.ranks(2)

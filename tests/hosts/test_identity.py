@@ -12,7 +12,7 @@ from namespaces import Host, MakeNetwork, Network
 
 from ranks import RankPool
 from unisono.comm.hosts.identity import Claim, Hosts, find_hosts, group_claims
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 
 

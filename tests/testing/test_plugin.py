@@ -66,7 +66,7 @@ def test_ranks_share_a_world_and_each_test_has_its_own(
     pytester.makepyfile(
         test_world="""
         import gc, os, pathlib, numpy, pytest, unisono
-        from unisono.comm.shared_memory.records import read_process
+        from unisono.comm.shared_memory.record_reader import read_process
 
         def everyone(comm, value):
             all_values = numpy.zeros(comm.size, dtype=numpy.int64)
@@ -644,7 +644,7 @@ def test_a_worker_s_ranks_keep_nothing_of_a_test_that_is_over(pytester: pytest.P
     pytester.makepyfile("""
         import os, pytest
         from notes import note, where
-        from unisono.comm.shared_memory.records import read_process
+        from unisono.comm.shared_memory.record_reader import read_process
         @pytest.fixture(scope="module")
         def shared():
             note(f"+shared:{where()}")

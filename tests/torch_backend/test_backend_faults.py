@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ranks
 from ranks import RankPool
 from unisono.comm.rendezvous import leading
-from unisono.comm.shared_memory.records import read_process
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from implementations import on_backends
 from torch_names import all_gather_single, since_2_13, since_2_15
-from unisono.comm.rendezvous import discovery
+from unisono.comm.rendezvous import announcements as boards
 from unisono.errors import GroupAborted, GroupClosed, RendezvousError, UnisonoError
 from unisono.torch_backend import creation
 
@@ -270,7 +270,7 @@ def test_a_rank_on_another_host_is_told_which_backend_to_use(
     dist.barrier()
     dist.destroy_process_group()
     if rank == 1:
-        monkeypatch.setattr(discovery, "boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
+        monkeypatch.setattr(boards, "boot_id", lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff")
         monkeypatch.setattr(socket, "gethostname", lambda: "faraway")
     start = time.monotonic()
     with pytest.raises(RendezvousError) as raised:

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from unisono.comm.rendezvous import leading
-from unisono.comm.shared_memory.records import read_process
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.torch_backend import futures
 from unisono.training import share_ddp_buckets
 

@@ -126,8 +126,8 @@ def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
 
 
 POINTS = {  # and for whom they come: the leader is rank 0
-    "before it announces itself": (StoreAnnouncements, "announce", False, [0, 2]),
-    "announced": (StoreAnnouncements, "announce", True, [0, 2]),
+    "before it announces itself": (StoreAnnouncements, "announce", False, [0]),
+    "announced": (StoreAnnouncements, "announce", True, [0]),
     "connected": (Connection, "connect", True, [2]),
     "the segment is there": (Leader, "_hand_over", True, [0]),
     "has the segment": (Connection, "receive", True, [2]),

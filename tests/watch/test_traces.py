@@ -12,7 +12,7 @@ import pytest
 
 from unisono import watch
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.record_follower import RecordFollower
+from unisono.comm.shared_memory.record_reader import RecordFollower
 from unisono.comm.shared_memory.transport import SharedMemory
 from user_programs import WriteProgram
 

@@ -28,7 +28,8 @@ from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.base import Communicator
-from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, read_process
+from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
@@ -577,7 +578,7 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     script = program("""
         import os, time
         import torch, torch.distributed as dist
-        from unisono.comm.shared_memory.records import read_process
+        from unisono.comm.shared_memory.record_reader import read_process
         rank, size = dist.get_rank(), dist.get_world_size()
         x = torch.arange(4.0) + rank
         dist.all_reduce(x)

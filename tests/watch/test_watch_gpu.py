@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from unisono import watch
-from unisono.comm.shared_memory.records import Record, read_process
+from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.records import Record
 from user_programs import eventually
 
 pytestmark = pytest.mark.skipif(

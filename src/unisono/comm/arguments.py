@@ -1,8 +1,8 @@
 """The arguments of a call: what makes no sense is said here, in one sentence, for every transport.
 
-Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation and
-the group, and tells the peers. The engine looks at the arguments of the calls that it takes by itself,
-for speed; what it does not take comes here, to be worded or to go the general way.
+Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation
+and the group, and tells the peers. The engine looks at the arguments of the calls that it takes by
+itself, for speed; what it does not take comes here, to be worded or to go the general way.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class WideSide:
 class Call:
     """A collective whose arguments make sense.
 
-    In place, `outputs` are its tensors and `inputs` are none. Elsewhere there is one of each side, or
-    of a coalesced call several; a wide side is a WideSide, and one that this rank has not, of a gather
-    or scatter, is none."""
+    In place, `outputs` are its tensors and there are no `inputs`. Elsewhere there is one of each
+    side, or of a coalesced call several; a wide side is a WideSide. Of a gather or scatter, ranks
+    other than the root have nothing on that side."""
 
     __slots__ = ("inputs", "is_coalesced", "operation", "outputs", "reduction", "root")
 
@@ -326,8 +326,8 @@ def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
     if not hasattr(tensor, "__array_interface__"):
         if hasattr(tensor, "__dlpack__"):
             raise TypeError(
-                f"a {type(tensor).__name__} outside the CPU's memory: memory of a GPU is taken from "
-                "torch tensors alone; pass torch.as_tensor(x)"
+                f"a {type(tensor).__name__} outside the CPU's memory: memory of a GPU is taken "
+                "from torch tensors alone; pass torch.as_tensor(x)"
             )
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
     if "cpu" not in devices:
@@ -400,8 +400,8 @@ def check_overlaps(
     is_coalesced: bool = False,
 ) -> None:
     """Tensors must not share memory but where a call works in place: csrc/python/overlaps.c has the
-    rules, and docs/collectives.md the table. Without inputs the outputs are both; either side is one
-    tensor or one for each rank, and of a coalesced call many."""
+    rules, and docs/collectives.md the table. Without inputs the outputs are both; either side is
+    one tensor or one for each rank, and of a coalesced call many."""
     to, source = list(map(_memory, outputs)), list(map(_memory, inputs))
     sides: tuple[Any, Any]
     if not source or (is_coalesced and len(to) != len(source)):  # the parts of several tensors
@@ -417,8 +417,8 @@ def check_overlaps(
     both_written, one, other = clash
     if both_written and not source:
         raise ValueError(
-            f"tensors {one} and {other} of the list share memory, and each would go into the other: "
-            "pass a tensor once, or clones"
+            f"tensors {one} and {other} of the list share memory, and each would go into the "
+            "other: pass a tensor once, or clones"
         )
     if both_written:
         raise ValueError(
@@ -428,7 +428,8 @@ def check_overlaps(
     input = f"input {other}" if len(source) > 1 else "input"
     own = "the same part of both" if operation == Operation.ALL_TO_ALL else "this rank's own part"
     raise ValueError(
-        f"{output} and {input} share memory, and not as {own} in place: pass a .clone() of the input"
+        f"{output} and {input} share memory, and not as {own} in place: pass a .clone() of the "
+        "input"
     )
 
 

@@ -15,9 +15,9 @@ backward computes a wrong gradient without an error: pass a `.clone()`, or call
 `torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
 `torch.distributed` do that by themselves.
 
-A blocking call on plain CPU tensors is one call into the engine, the transport's short way. What the
-engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes the general way: `_go_on`
-checks the arguments, says what is wrong with them, and hands the rest to the transport.
+A blocking call on plain CPU tensors is one call into the engine, the transport's short way. What
+the engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes the general way:
+`_go_on` checks the arguments, says what is wrong with them, and hands the rest to the transport.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ class Communicator(SharedTensors):
     size: int = 0
     global_ranks: tuple[int, ...] | None = None
     name: str = ""
+    transport: Transport
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
 
@@ -483,9 +484,9 @@ class Communicator(SharedTensors):
             given = output if input is None else input
             raise self.transport.call_error(status, operation, op, given)
         on_device = self._on_device
-        if status == Status.ON_DEVICE and on_device and not async_op and algorithm is None:
-            if not on_device.run_short(operation, output, op):
-                return None
+        may_be_short = status == Status.ON_DEVICE and not async_op and algorithm is None
+        if may_be_short and on_device and not on_device.run_short(operation, output, op):
+            return None
         from unisono.comm.arguments import check_call  # many programs never need it
 
         name = operation.name.lower()
@@ -726,7 +727,7 @@ class Communicator(SharedTensors):
         raise self._worded(operation, why) from None
 
     def refuse_for(self, operation: str, why: Exception) -> NoReturn:
-        """As `refuse`, for a reason that has its own type; one about a schedule has its own words."""
+        """As `refuse`, with an exception of another type; one about a schedule keeps its words."""
         self._raise_if_ended(operation)
         self.transport.refuse(operation)
         raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None

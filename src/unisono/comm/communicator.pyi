@@ -1,23 +1,20 @@
 # Written by tools/write_overloads.py from the module beside it.
 
-from typing import Literal as _Literal, overload as _overload
-
-import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
-from sys import _getframe as _caller
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
-from unisono import variables
-from unisono.comm.engine_numbers import Operation, Status
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Literal as _Literal
+from typing import overload as _overload
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroup
+
+from unisono.comm.engine_numbers import Operation
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work
-from unisono.errors import GroupError, ScheduleError
-from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
-from torch._C._distributed_c10d import Store
-from torch.distributed import ProcessGroup
+from unisono.errors import GroupError
 from unisono.plan.schedule import Schedule
 
 Algorithm: TypeAlias = "str | Schedule | None"

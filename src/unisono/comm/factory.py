@@ -1,4 +1,4 @@
-"""Which transport a group has: made here, and nowhere else, for ranks that have nothing in common yet.
+"""Which transport a group has: the choice for ranks that have nothing in common yet.
 
 Ranks meet by announcements on one host, in a store wherever they are, or, started separately, by a
 name. A group of another library's is wrapped.
@@ -13,12 +13,10 @@ from typing import Any
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_by
-from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.unix_socket import Deadline, Departed
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, meeting_timeout_s
-from unisono.comm.shared_memory.transport import SharedMemory, open_with
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
+from unisono.comm.rendezvous.membership import JoinRequest, meet_by
+from unisono.comm.rendezvous.unix_socket import Departed, Lobby
+from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import GroupClosed
 
@@ -97,7 +95,7 @@ def join(
 ) -> Communicator:
     """As `Communicator.join`, which says it all."""
     from unisono.comm.hosts.network import is_networked
-    from unisono.comm.rendezvous.by_name import meeting_by_name
+    from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
     _check_name(name)
     if not isinstance(rank, int) or not isinstance(size, int):
@@ -111,7 +109,7 @@ def join(
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
-    request = JoinRequest(name, rank, size, deadline, open_with(timeout_s))
+    request = JoinRequest(name, rank, size, deadline, timeout_s)
     with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
         while True:
             try:

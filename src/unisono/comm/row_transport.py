@@ -1,7 +1,7 @@
 """Transports that move and reduce rows: what one has to do is six primitives on rows of bytes.
 
-Tensors of any layout, lists of different sizes and coalesced calls become rows in one piece here, and
-what rows have become is written back.
+Tensors of any layout, lists of different sizes and coalesced calls become rows in one piece here,
+and what rows have become is written back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Job = Callable[[], None]
 
 
 class RowTransport(Transport):
-    """A transport whose calls are carried out on rows, once all ranks know that they mean the same."""
+    """A transport whose calls are carried out on rows, once all ranks mean the same."""
 
     @abstractmethod
     def announce(

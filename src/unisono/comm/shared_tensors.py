@@ -1,15 +1,14 @@
 """Shared tensors of a Communicator: ordinary tensors in memory that all its ranks have mapped.
 
-`Memory` is what an implementation provides: one allocation of the group's, with a part for each
-rank. Where the ranks have no memory in common it provides none, and tensors are ordinary ones:
-programs run the same everywhere, but for `peer`.
+`Memory` is one allocation of the group's, with a part for each rank. Where the ranks have no memory
+in common there is none, and tensors are ordinary ones: programs run the same everywhere, but for
+`peer`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, overload
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
+    from unisono.comm.engine_types import Block
     from unisono.comm.tensors import Array, Tensor
     from unisono.comm.transport import Transport
 
@@ -26,16 +26,58 @@ Shape: TypeAlias = "int | Sequence[int]"
 TensorT = TypeVar("TensorT", bound="Tensor")
 
 
-class Memory(ABC):
-    """One allocation of a group: a part for each rank, all of which this process can touch. It is
-    given back when no rank has a tensor there any more."""
+class Memory:
+    """One allocation of a group, a block of the engine's: a part for each rank, all of which this
+    process can touch. Tensors keep the block alive, not this; it is given back when no rank has a
+    tensor there any more."""
 
-    @abstractmethod
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
     def tensor(
         self, rank: int, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None
     ) -> Tensor:
         """A tensor, or with a dtype of NumPy's an array, `offset` bytes into the part of a rank;
         `strides` as those of the same library have them. ValueError: it does not fit in."""
+        start, size = self._block.part(rank)
+        if not size:
+            raise ValueError(f"rank {rank} has nothing in this memory")
+        if _is_of_torch(dtype):
+            import torch
+
+            part = torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=start)
+            if strides is None:
+                strides = torch.empty(shape, dtype=dtype, device="meta").stride()
+            _check_fits(rank, offset, shape, [s * dtype.itemsize for s in strides], dtype, size)
+            storage, first = part.untyped_storage(), offset // dtype.itemsize
+            view = torch.empty(0, dtype=dtype)
+            return view.set_(storage, first, tuple(shape), tuple(strides))
+        import numpy
+
+        array_part = numpy.frombuffer(memoryview(self._block), numpy.uint8, size, start)
+        if strides is not None:
+            _check_fits(rank, offset, shape, strides, dtype, size)
+        return numpy.ndarray(tuple(shape), dtype, array_part, offset, strides)
+
+    def find(self, address: int, ranks: int) -> int | None:
+        """How far into a rank's part an address lies; None: in none."""
+        for rank in range(ranks):
+            start, size = self._block.part(rank)
+            if 0 <= address - self._block.address - start < size:
+                return address - self._block.address - start
+        return None
+
+
+def _check_fits(
+    rank: int, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: Any, size: int
+) -> None:
+    if 0 in shape:
+        return
+    steps = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    first = offset + sum(step for step in steps if step < 0)
+    end = offset + sum(step for step in steps if step > 0) + dtype.itemsize
+    if first < 0 or end > size or offset % dtype.itemsize:
+        raise ValueError(f"rank {rank} has only {size} bytes in this memory, and no counterpart")
 
 
 class SharedTensors:
@@ -157,7 +199,7 @@ def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
     return tensor
 
 
-def is_of_torch(dtype: Any) -> bool:
+def _is_of_torch(dtype: Any) -> bool:
     """Whether a dtype is one of torch's, and not of NumPy's."""
     return type(dtype).__module__ == "torch"
 
@@ -167,7 +209,7 @@ def _dtype_of(dtype: Any) -> Any:
         import torch
 
         return torch.get_default_dtype()
-    if is_of_torch(dtype):
+    if _is_of_torch(dtype):
         return dtype
     import numpy
 
@@ -178,7 +220,7 @@ def _dtype_of(dtype: Any) -> Any:
 
 
 def _ordinary(shape: tuple[int, ...], dtype: Any) -> Any:
-    if is_of_torch(dtype):
+    if _is_of_torch(dtype):
         import torch
 
         return torch.empty(shape, dtype=dtype)

@@ -1,8 +1,8 @@
 """What a Communicator moves data with.
 
 A Communicator checks the arguments of every call, words what is refused and raises; a transport
-carries out what is left. Five there are: shared memory, hosts, CUDA, over torch, solo. What only some
-of them can do has a default here that says so; callers ask before they use it.
+carries out what is left. There are five: shared memory, hosts, CUDA, over torch and solo. What only
+some of them can do has a default here that says so; callers ask before they use it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_S = 1800.0
 
 
 class NoShortWay:
-    """In place of the engine's group, where a transport has none: every call takes the general way."""
+    """Stands in where a transport has no engine: every call takes the general way."""
 
     @staticmethod
     def run(*_: Any) -> int:
@@ -124,8 +124,8 @@ class Transport(ABC):
     """An all_reduce by a schedule that the engine carries out itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory in which this rank has so many bytes and which all ranks see; all call. None: there
-        is no such memory."""
+        """Memory in which this rank has so many bytes and which all ranks see; all call. None:
+        there is no such memory."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
@@ -148,17 +148,17 @@ class Transport(ABC):
     gather_ragged: Callable[..., Gathered] | None = None
     """Every rank's tensor in one call, where all are small."""
 
-    def check_call(self, call: Call) -> None:
+    def check_call(self, call: Call) -> None:  # noqa: B027
         """Raise ValueError or TypeError for a call that only this transport cannot carry out."""
 
-    def check_message(self, sends: bool, peer: int | None) -> None:
+    def check_message(self, sends: bool, peer: int | None) -> None:  # noqa: B027
         """The same for a message."""
 
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
         """Begin many messages of these tensors so that no order among them matters."""
         return begin()
 
-    def leave_out(self, members: tuple[int, ...]) -> None:
+    def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:

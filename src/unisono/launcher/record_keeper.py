@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from unisono.comm.shared_memory.record_follower import RecordFollower
-from unisono.comm.shared_memory.records import Process, read_segment, segment_key
+from unisono.comm.shared_memory.record_reader import RecordFollower, read_segment, segment_key
+from unisono.comm.shared_memory.records import Process
 from unisono.comm.shared_memory.segment_listeners import (
     REPORT,
     SEGMENT,

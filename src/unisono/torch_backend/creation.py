@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.base import Communicator
 from unisono.comm.factory import connect, solo
-from unisono.comm.rendezvous.waiting import LATECOMERS_S
+from unisono.comm.rendezvous.deadline import LATECOMERS_S
 from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError

@@ -35,7 +35,7 @@ from typing import Any
 from unisono import torch_support
 from unisono.comm.engine import compare_shapes
 from unisono.comm.shared_memory import exceptions
-from unisono.comm.shared_memory.records import leave_reason, read_process
+from unisono.comm.shared_memory.record_reader import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
 from unisono.watch.diagnose import Whereabouts

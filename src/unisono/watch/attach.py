@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d as c10d
 from unisono.comm.base import Communicator
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace

@@ -9,13 +9,8 @@ from dataclasses import dataclass
 from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
 from unisono.comm.shared_memory.group_parts import join_parts
-from unisono.comm.shared_memory.records import (
-    GroupRecords,
-    Process,
-    RankRecords,
-    Record,
-    read_process,
-)
+from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import UnisonoError
 
 IN_FLIGHT = ("waiting", "moving")

@@ -12,13 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono.comm.engine import keep_sites
-from unisono.comm.shared_memory.records import (
-    GroupRecords,
-    Process,
-    RankRecords,
-    read_process,
-    segments_of,
-)
+from unisono.comm.shared_memory.record_reader import read_process, segments_of
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
 from unisono.errors import UnisonoError
 from unisono.processes import state_of

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from unisono.comm.shared_memory.records import GroupRecords, Process, Record, segments_of
+from unisono.comm.shared_memory.record_reader import segments_of
+from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
 from unisono.watch import diagnose

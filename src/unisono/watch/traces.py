@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.shared_memory.record_follower import RecordFollower
+from unisono.comm.shared_memory.record_reader import RecordFollower
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 from unisono.watch.host_traces import HostTraces, TracePart

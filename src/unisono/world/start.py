@@ -20,10 +20,10 @@ from unisono.comm.factory import connect, connect_on_host, solo
 from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.store import store_of
-from unisono.comm.rendezvous.announcements import FileAnnouncements, exchange
-from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import meeting_timeout_s
+from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.rendezvous.bounded_store import exchange
+from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
+from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
 from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks

@@ -49,8 +49,8 @@ is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: 
 
 
 class CudaCalls:
-    """How the calls of one rank on the GPU that it shares with its group are carried out. `engine` is
-    the group's shared memory."""
+    """How the calls of one rank on the GPU that it shares with its group are carried out. `engine`
+    is the group's shared memory."""
 
     def __init__(self, engine: SharedMemory, device: torch.device, shared: SharedGpu) -> None:
         self.engine = engine

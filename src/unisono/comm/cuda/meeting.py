@@ -86,7 +86,8 @@ def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]
     """Flags of all ranks, in memory that rank 0 provides; or why this rank has none. All call."""
     try:
         memory = comm.allocate(0 if comm.rank else flags_bytes(comm.size))
-        assert memory is not None
+        if memory is None:
+            return None, "the ranks have no memory in common: they are in different PID namespaces"
         return Flags(driver, comm.group, comm.rank, comm.size, memory), ""
     except (SegmentError, DriverError) as error:
         return None, str(error)

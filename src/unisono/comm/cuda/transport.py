@@ -87,7 +87,7 @@ class Cuda(RowTransport):
     def meet(self, call: AnnouncedCall) -> None:
         self._engine.barrier(None, False)
 
-    # -- the group, which is its shared memory's -----------------------------------------------------
+    # -- the group, which is its shared memory's -------------------------------------------------
 
     def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
         return self._engine.barrier(timeout_s, async_op)

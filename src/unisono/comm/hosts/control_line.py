@@ -24,8 +24,8 @@ from typing import Any
 
 from unisono.comm.hosts.frames import Session, Stranger
 from unisono.comm.hosts.network import socket_family
+from unisono.comm.rendezvous.deadline import in_seconds
 from unisono.comm.rendezvous.unix_socket import descriptors_needed
-from unisono.comm.rendezvous.waiting import in_seconds
 from unisono.errors import RendezvousError
 
 SILENCE_MS = 2500

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono import variables
-from unisono.comm.rendezvous.announcements import exchange
-from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed, peer_uid
+from unisono.comm.rendezvous.bounded_store import exchange
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
 from unisono.errors import RendezvousError, name_ranks
 from unisono.processes import boot_id, namespace
 

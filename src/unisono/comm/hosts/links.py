@@ -26,7 +26,7 @@ from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.network import INSTEAD, find_interface, make_device, make_gloo, open_store
 from unisono.comm.hosts.questions import Questions
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 
 _ASKED_S = 60.0

@@ -14,7 +14,7 @@ from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.hosts.transport import HostsTransport
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from unisono.comm.rendezvous.bounded_store import answer_within
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting
+from unisono.comm.rendezvous.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
 
 _ATTEMPT_S = 10.0

@@ -1,63 +1,90 @@
-"""Where ranks that do not know each other announce themselves: a file or a torch Store; and what
-every rank tells all others through a store."""
+"""Where ranks that do not know each other yet announce themselves: a file or a torch Store; and how
+they judge what they find there."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import socket
 import stat
-import time
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from unisono.comm import engine
 from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.unix_socket import Deadline, descriptors_needed
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, Waiting, in_seconds
-from unisono.errors import RendezvousError, name_ranks
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.comm.rendezvous.unix_socket import Connection, descriptors_needed
+from unisono.errors import RendezvousError
+from unisono.processes import boot_id, namespace, start_time
 
 Announcement = dict[str, Any]
 """What a rank says of itself: its lobby's address, host, boot, pid."""
 
 
-class Announcements(Protocol):
-    """A board that all ranks of a new group can reach."""
+class Announcements(ABC):
+    """A board that all ranks of a new group can reach, where rank 0 announces itself."""
 
-    def announce(self, rank: int, announcement: Announcement) -> None:
-        """Announce this rank."""
+    def announce(self, announcement: Announcement) -> None:
+        """Announce rank 0."""
+        self._write(json.dumps(announcement))
 
-    def look_up(self, rank: int) -> Announcement | None:
-        """What a rank has announced, if anything."""
+    def look_up(self) -> Announcement | None:
+        """What rank 0 has announced, if anything."""
+        try:
+            found = json.loads(self._read())
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) and "address" in found else None
 
-    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        """Take back what a rank announced; where `announcement` is given, only if it is still
-        that."""
+    def clear(self, announcement: Announcement) -> None:
+        """Take this announcement back, if no other has taken its place."""
+        with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
+            if self.look_up() == announcement:
+                self._remove()
+
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        """Let rank 0, which announced itself so, read why another rank cannot come, if it can."""
+        return
+
+    def objection_to(self, announcement: Announcement) -> str:
+        """Why another rank cannot come; "" where none has said so."""
+        return ""
+
+    @abstractmethod
+    def _write(self, text: str) -> None: ...
+
+    @abstractmethod
+    def _read(self) -> bytes:
+        """What was written; nothing where nothing was."""
+
+    @abstractmethod
+    def _remove(self) -> None: ...
 
 
-class FileAnnouncements:
+class FileAnnouncements(Announcements):
     """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
+    Files at `others` are read too, by who finds nothing in the first, and not written.
 
-    Only rank 0 announces itself here. A stale file of a dead job does no harm: its lobby is gone.
+    A stale file of a dead job does no harm: its lobby is gone.
     """
 
-    def __init__(self, where: str | os.PathLike[str] | int) -> None:
-        self._where = where
+    def __init__(self, where: str | os.PathLike[str] | int, *others: Path) -> None:
+        self._where, self._others = where, others
 
-    def announce(self, rank: int, announcement: Announcement) -> None:
-        if rank != 0:
-            return
-        data = json.dumps(announcement).encode()
+    def _write(self, text: str) -> None:
         if isinstance(self._where, int):
             os.ftruncate(self._where, 0)
-            os.pwrite(self._where, data, 0)
+            os.pwrite(self._where, text.encode(), 0)
             return
         path = Path(self._where)
         draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
         try:
             descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(text)
             os.replace(draft, path)
         except BaseException as error:
             draft.unlink(missing_ok=True)
@@ -67,49 +94,43 @@ class FileAnnouncements:
                 f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
             ) from error
 
-    def look_up(self, rank: int) -> Announcement | None:
-        if rank != 0:
-            return None
-        try:
-            announcement = json.loads(self._read())
-        except (FileNotFoundError, ValueError):
-            return None
-        return (
-            announcement if isinstance(announcement, dict) and "address" in announcement else None
-        )
-
-    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
-            if rank != 0 or (announcement is not None and self.look_up(0) != announcement):
-                return
-            if isinstance(self._where, int):
-                os.ftruncate(self._where, 0)
-            else:
-                Path(self._where).unlink(missing_ok=True)
-
     def _read(self) -> bytes:
         if isinstance(self._where, int):
             return os.pread(self._where, 1 << 16, 0)
-        try:  # without waiting: it may be a FIFO, to which nobody will ever write
-            with descriptors_needed():
-                descriptor = os.open(self._where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise RendezvousError(
-                f"the rendezvous file {self._where} cannot be read: {error.strerror}"
-                f"{_what_is_at(self._where)}; use a path of your own"
-            ) from error
+        data = _read_own_file(self._where)
+        for path in self._others:
+            with contextlib.suppress(RendezvousError):
+                data = data or _read_own_file(path)
+        return data
+
+    def _remove(self) -> None:
+        if isinstance(self._where, int):
+            os.ftruncate(self._where, 0)
+            return
+        for path in (self._where, *self._others):
+            Path(path).unlink(missing_ok=True)
+
+
+def _read_own_file(path: str | os.PathLike[str]) -> bytes:
+    """What is in a file of this user, nothing if there is none. Raises RendezvousError for what
+    is anything else."""
+    try:  # without waiting: it may be a FIFO, to which nobody will ever write
+        with descriptors_needed():
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise RendezvousError(
-                    f"the rendezvous file {self._where} is {_describe(status)}, not a file of user "
-                    f"{os.geteuid()}: use a path of your own"
-                )
+                raise PermissionError(errno.EPERM, f"no file of user {os.geteuid()}")
             return os.read(descriptor, 1 << 16)
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise RendezvousError(
+            f"the rendezvous file {path} cannot be read: {error.strerror}{_what_is_at(path)}; use "
+            "a path of your own"
+        ) from error
 
 
 def _what_is_at(path: str | os.PathLike[str]) -> str:
@@ -120,17 +141,13 @@ def _what_is_at(path: str | os.PathLike[str]) -> str:
         return ""
     if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return ""
-    return f", for {_describe(status)} is in its place"
-
-
-def _describe(status: os.stat_result) -> str:
     kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
     kinds |= {stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
     kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-    return f"{kind} of user {status.st_uid}"
+    return f", for {kind} of user {status.st_uid} is in its place"
 
 
-class StoreAnnouncements:
+class StoreAnnouncements(Announcements):
     """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
     job, and is asked until a `limit`. Meetings in one store are told apart by their `prefix`."""
 
@@ -138,64 +155,75 @@ class StoreAnnouncements:
         self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
         self._prefix = prefix
 
-    def announce(self, rank: int, announcement: Announcement) -> None:
-        self._store.set(f"{self._prefix}/{rank}", json.dumps(announcement))
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        self._store.set(f"{self._prefix}/objection/{announcement['address']}", reason)
 
-    def look_up(self, rank: int) -> Announcement | None:
-        key = f"{self._prefix}/{rank}"
-        if not self._store.check([key]):
-            return None
-        try:
-            announcement = json.loads(self._store.get(key))
-        except ValueError:
-            return None
-        return (
-            announcement if isinstance(announcement, dict) and "address" in announcement else None
-        )
+    def objection_to(self, announcement: Announcement) -> str:
+        return self._get(f"objection/{announcement['address']}").decode()
 
-    def clear(self, rank: int, announcement: Announcement | None = None) -> None:
-        key = f"{self._prefix}/{rank}"
-        with contextlib.suppress(RendezvousError):  # the store is gone, with all that is in it
-            if announcement is not None and self.look_up(rank) != announcement:
+    def _write(self, text: str) -> None:
+        self._store.set(f"{self._prefix}/0", text)
+
+    def _read(self) -> bytes:
+        return self._get("0")
+
+    def _remove(self) -> None:
+        # Not deleted: whoever has just seen that it is there would wait for it.
+        self._store.set(f"{self._prefix}/0", "")
+
+    def _get(self, name: str) -> bytes:
+        key = f"{self._prefix}/{name}"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+
+def about_me(address: str) -> Announcement:
+    """What the others need to know of this process, whose lobby is at `address`."""
+    return {
+        "address": address,
+        "host": socket.gethostname(),
+        "boot": boot_id(),
+        "pid": os.getpid(),
+        "started": start_time(os.getpid()),
+        "layout": engine.layout_version(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "quota": engine.cpu_quota(),
+        "net": namespace("net"),
+    }
+
+
+def is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
+    """Whether a refused connection proves that the announced meeting is over: its lobby was open
+    before it was announced, and everybody in one network namespace can reach it."""
+    here = announcement.get("boot") == me["boot"] and announcement.get("net") == me["net"]
+    return here and error.errno == errno.ECONNREFUSED
+
+
+def is_from_before(announcement: Announcement, me: Announcement) -> bool:
+    """Whether it was announced on this host before the host was restarted."""
+    return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
+
+
+def is_dead(announcement: Announcement) -> bool:
+    """Whether the announced process seems to have ended (or is in another PID namespace)."""
+    try:
+        started = start_time(int(announcement.get("pid", 0)))
+    except (OSError, ValueError):
+        return True
+    # a later process may have its number
+    return bool(announcement.get("started", started) != started)
+
+
+def clear_if_over(announcements: Announcements, me: Announcement) -> None:
+    """Take rank 0's announcement away if it was killed while it waited."""
+    with contextlib.suppress(RendezvousError):
+        announcement = announcements.look_up()
+        if announcement is None:
+            return
+        if not is_from_before(announcement, me):
+            try:
+                Connection.connect(str(announcement["address"])).close()
                 return
-            # Not deleted: whoever has just seen that it is there would wait for it.
-            self._store.set(key, "")
-
-
-def exchange(
-    store: Any,
-    name: str,
-    rank: int,
-    ranks: Sequence[int],
-    text: str,
-    deadline: Deadline,
-    check: Callable[[], None] = lambda: None,
-    group: str = "world",
-) -> list[str]:
-    """The texts of these ranks, in their order; each of them calls this, and has it once all have
-    come.
-
-    Exchanges under one name are numbered, so that a store may serve several, one after the other.
-    Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
-    """
-    size = len(ranks)
-    waiting = Waiting(rank, size, group, deadline)
-    store = BoundedStore(store, deadline.left_s)
-    serial = store.add(f"unisono/{name}/count/{rank}", 1)
-    keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
-    store.set(keys[rank], text)
-    pause_s = 0.001
-    while not store.check(list(keys.values())):
-        is_late = not deadline.left_s()
-        if is_late or waiting.is_long():
-            missing = [member for member, key in keys.items() if not store.check([key])]
-            if is_late and missing:
-                raise RendezvousError(
-                    f"group {group}: {name_ranks(missing)} of {size} did not come within "
-                    f"{in_seconds(deadline.timeout_s)}"
-                )
-            waiting.say(missing, size - len(missing))
-        check()
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.05)
-    return [text.decode() for text in store.multi_get(list(keys.values()))]
+            except OSError as error:
+                if not is_over(error, announcement, me):
+                    return
+        announcements.clear(announcement)

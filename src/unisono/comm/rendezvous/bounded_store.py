@@ -1,14 +1,17 @@
-"""torch Stores that answer in time. torch's own wait for ever for a host that is stopped or cut
-off, and call one that has ended for as long as their own timeout says."""
+"""torch Stores that answer in time, and texts that ranks exchange through one.
+
+torch's own wait for ever for a host that is stopped or cut off, and call one that has ended for as
+long as their own timeout says.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.comm.rendezvous.waiting import in_seconds
+from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
 from unisono.errors import RendezvousError
 
 
@@ -60,3 +63,31 @@ class BoundedStore:
                 "the torch Store by which the ranks meet does not answer; has the process that "
                 f"hosts it ended? ({reason})"
             ) from error
+
+
+def exchange(
+    store: Any,
+    name: str,
+    rank: int,
+    ranks: Sequence[int],
+    text: str,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+    group: str = "world",
+) -> list[str]:
+    """The texts of these ranks, in their order; each of them calls this, and has it once all have
+    come.
+
+    Exchanges under one name are numbered, so that a store may serve several, one after the other.
+    Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
+    """
+    waiting = Waiting(rank, len(ranks), group, deadline)
+    store = BoundedStore(store, deadline.left_s)
+    serial = store.add(f"unisono/{name}/count/{rank}", 1)
+    keys = {member: f"unisono/{name}/{serial}/{member}" for member in ranks}
+    store.set(keys[rank], text)
+    while not store.check(list(keys.values())):
+        waiting.look(lambda: [member for member, key in keys.items() if not store.check([key])])
+        check()
+        waiting.pause()
+    return [text.decode() for text in store.multi_get(list(keys.values()))]

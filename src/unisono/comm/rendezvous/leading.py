@@ -5,25 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
-from unisono.comm.rendezvous.discovery import check_missing
-from unisono.comm.rendezvous.lobby import Lobby, Visitor
-from unisono.comm.rendezvous.membership import (
-    JoinRequest,
-    Membership,
-    members_of,
-    own_pidfd,
-    watch_members,
-)
-from unisono.comm.rendezvous.unix_socket import Departed
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import RendezvousError, UnisonoError, name_ranks
-
-if TYPE_CHECKING:
-    from unisono.comm.engine_types import Group
+from unisono.comm.rendezvous.membership import JoinRequest, Membership, own_pidfd
+from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby
+from unisono.errors import RendezvousError, UnisonoError
 
 _QUIET_S = 0.2
 """After so long without a visitor, a leader looks where the missing ones are."""
@@ -46,7 +34,7 @@ class Leader:
         self._request = request
         self._me = me
         self._announcements = announcements
-        self._visitors: dict[int, Visitor] = {}
+        self._followers: dict[int, Connection] = {}
 
     def make_group(self) -> Membership:
         """Wait for the other ranks and make the group with them; or tell them why not."""
@@ -58,8 +46,8 @@ class Leader:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             answer = {"error": reason, "again": isinstance(error, Departed)}
             self._lobby.use_spare()
-            for visitor in self._visitors.values():
-                visitor.dismiss(answer)
+            for follower in self._followers.values():
+                follower.dismiss(answer)
             with contextlib.suppress(RendezvousError):  # of itself: there is a reason already
                 while late := self._lobby.visitors_for(self._request.key, 0.05):
                     for visitor in late:
@@ -69,34 +57,23 @@ class Leader:
             raise
         finally:
             self._lobby.use_spare()
-            for visitor in self._visitors.values():
-                visitor.connection.close()
+            for follower in self._followers.values():
+                follower.close()
 
     def _receive(self) -> None:
         """Wait until every other rank has come in."""
-        request, visitors = self._request, self._visitors
-        unreached: dict[int, float] = {}
-        waiting = Waiting(request.rank, request.size, request.key, request.deadline)
+        request, followers = self._request, self._followers
+        waiting = request.waiting()
         informed: set[int] = set()
-        while len(visitors) < request.size - 1:
-            missing = [rank for rank in range(1, request.size) if rank not in visitors]
-            left_s = request.deadline.left_s()
-            if not left_s or waiting.is_long():
-                gone = [
-                    rank for rank, visitor in visitors.items() if visitor.connection.is_closed()
-                ]
-                absent = sorted(missing + gone)
-                if not left_s:
-                    raise RendezvousError(
-                        f"group {request.key}: {name_ranks(absent)} of {request.size} did not come "
-                        f"within {in_seconds(request.deadline.timeout_s)}"
-                    )
-                waiting.say(absent, request.size - len(absent))
-                for rank in visitors.keys() - informed:  # so that they can say it, too
-                    visitors[rank].connection.try_send({"missing": absent})
+        while len(followers) < request.size - 1:
+            waiting.look(self._absent)
+            if waiting.is_long():
+                for rank in followers.keys() - informed:  # so that they can say it, too
+                    followers[rank].try_send({"missing": self._absent()})
                     informed.add(rank)
             begin_s = time.monotonic()
-            arrived = self._lobby.visitors_for(request.key, min(_QUIET_S, left_s))
+            quiet_s = min(_QUIET_S, request.deadline.left_s())
+            arrived = self._lobby.visitors_for(request.key, quiet_s)
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
             while arrived:
                 visitor = arrived.pop(0)
@@ -107,93 +84,91 @@ class Leader:
                     raise
             if nobody:
                 request.check()
-                self._look_for(missing, unreached)
+                self._look_at_board()
 
-    def _look_for(self, missing: list[int], unreached: dict[int, float]) -> None:
-        """Raise if a missing rank has announced itself from where it cannot come."""
+    def _absent(self) -> list[int]:
+        """Who has not come, or has gone again."""
+        here = [rank for rank, follower in self._followers.items() if not follower.is_closed()]
+        return sorted(set(range(1, self._request.size)) - set(here))
+
+    def _look_at_board(self) -> None:
+        """Raise if a rank has left word that it cannot come."""
         if self._announcements is None:
             return
-        if self._announcements.look_up(0) is None:  # somebody took it for a dead one's
-            self._announcements.announce(0, self._me)
-        check_missing(self._announcements, missing, unreached)
+        if self._announcements.look_up() is None:  # somebody took it for a dead one's
+            self._announcements.announce(self._me)
+        objection = self._announcements.objection_to(self._me)
+        if objection:
+            raise RendezvousError(objection)
 
-    def _let_in(self, visitor: Visitor) -> None:
+    def _let_in(self, visitor: Connection) -> None:
         """Count a visitor as the rank that it says it is, or dismiss it and raise."""
-        hello, present, size = visitor.hello, self._visitors, self._request.size
+        hello, followers, size = visitor.hello, self._followers, self._request.size
+        before = followers.get(visitor.rank)
+        if before is not None and before.is_closed():  # it has started anew
+            before.close()
+            del followers[visitor.rank]
         wrong = None
-        before = present.get(visitor.rank)
-        if before is not None and before.connection.is_closed():  # it has started anew
-            before.connection.close()
-            del present[visitor.rank]
         if "error" in hello:
             wrong = f"cannot come: {hello['error']}"
         elif hello.get("layout") != engine.layout_version():
             wrong = "runs another build of unisono"
         elif hello.get("size") != size:
             wrong = f"thinks the group has {hello.get('size')} ranks, not {size}"
-        elif not 0 < visitor.rank < size or visitor.rank in present:
+        elif not 0 < visitor.rank < size or visitor.rank in followers:
             wrong = f"claims rank {visitor.rank} of {size}, which is not free"
         if wrong:
             reason = f"group {self._request.key}: process {hello.get('pid')} {wrong}"
             visitor.dismiss({"error": reason})
             raise RendezvousError(reason)
-        present[visitor.rank] = visitor
+        followers[visitor.rank] = visitor
 
     def _admit(self) -> Membership:
         """Make the segment, hand it to everyone, and go on once all have opened it."""
-        request = self._request
-        connections = [visitor.connection for visitor in self._visitors.values()]
-        group: Group | None = None
+        request, followers = self._request, self._followers.values()
+        membership: Membership | None = None
         try:
-            everyone = [self._me | {"payload": request.payload}]
-            everyone += [self._visitors[rank].hello for rank in range(1, request.size)]
-            payloads = tuple(str(member.get("payload", "")) for member in everyone)
-            invitation = {
-                "nonce": int.from_bytes(os.urandom(8), "big") >> 1,
-                "members": [(member["address"], member["pid"]) for member in everyone],
-                "payloads": payloads,
-            }
-            members = members_of(invitation)
-            group = self._hand_over(invitation, _cores(everyone))
+            membership = self._hand_over()
             if self._announcements is not None:  # before anybody can come back for another meeting
-                self._announcements.clear(0, self._me)
-                for rank in self._visitors:
-                    self._announcements.clear(rank)
-            for connection in connections:
-                connection.receive(request.deadline, request.check)
-            for connection in connections:
-                connection.send({"go": True})
+                self._announcements.clear(self._me)
+            for follower in followers:
+                follower.receive(request.deadline, request.check)
+            for follower in followers:
+                follower.send({"go": True})
+            return membership
         except BaseException as error:
-            if group is not None:
-                group.close()
+            if membership is not None:
+                membership.group.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise Departed(
                     f"a member of group {request.key} left, or sent nonsense, while the group was "
                     f"made ({error})"
                 ) from error
             raise
-        return Membership(request.key, 0, request.size, group, members, payloads)
 
-    def _hand_over(self, invitation: Announcement, cores: int) -> Group:
-        request, visitors = self._request, self._visitors
-        descriptor = engine.create_segment(request.size, cores, invitation["nonce"])
+    def _hand_over(self) -> Membership:
+        """Make the segment, invite everyone to it, and open it."""
+        request = self._request
+        followers = [self._followers[rank] for rank in range(1, request.size)]
+        everyone: list[dict[str, Any]] = [self._me | {"payload": request.payload}]
+        everyone += [follower.hello for follower in followers]
+        nonce = int.from_bytes(os.urandom(8), "big") >> 1
+        invitation = {
+            "nonce": nonce,
+            "members": [(member["address"], member["pid"]) for member in everyone],
+            "payloads": [str(member.get("payload", "")) for member in everyone],
+        }
+        segment = engine.create_segment(request.size, _cores(everyone), nonce)
         try:
             with own_pidfd() as mine:
-                theirs = (visitors[rank].connection.descriptors for rank in sorted(visitors))
-                pidfds = mine + [pidfd for sent in theirs for pidfd in sent]
+                pidfds = mine + [pidfd for follower in followers for pidfd in follower.descriptors]
                 if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
                     pidfds = []  # members of one group have each other's already
-                for visitor in visitors.values():
-                    visitor.connection.send(invitation, descriptor, *pidfds)
-                group = request.open(descriptor, 0, request.size, invitation["nonce"])
-                try:
-                    watch_members(group, 0, members_of(invitation), pidfds)
-                except BaseException:
-                    group.close()
-                    raise
-                return group
+                for follower in followers:
+                    follower.send(invitation, segment, *pidfds)
+                return request.open(segment, pidfds, invitation)
         finally:
-            os.close(descriptor)
+            os.close(segment)
 
 
 def _cores(everyone: list[Announcement]) -> int:

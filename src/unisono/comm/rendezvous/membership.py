@@ -1,4 +1,8 @@
-"""What a rank brings to the meeting of a new group, and what it has afterwards.
+"""How a process becomes a member of a new group.
+
+The first member, its *leader*, receives the others in its lobby, makes the segment and hands its
+descriptor over. Who the leader is, members of an existing group know; ranks that do not know each
+other yet learn it from announcements.
 
 Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
 """
@@ -7,39 +11,51 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from unisono.comm.rendezvous.announcements import Announcement
-from unisono.comm.rendezvous.unix_socket import Deadline, TooFewDescriptors, descriptors_needed
+from unisono.comm.engine import open_group
+from unisono.comm.rendezvous.announcements import (
+    Announcement,
+    Announcements,
+    about_me,
+    clear_if_over,
+    is_dead,
+    is_from_before,
+    is_over,
+)
+from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
+from unisono.comm.rendezvous.unix_socket import (
+    Connection,
+    Departed,
+    Lobby,
+    TooFewDescriptors,
+    descriptors_needed,
+)
+from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.engine_types import Group
 
+UNREACHABLE_S = 10.0
+"""How long a living rank that has announced itself may stay out of reach."""
 
-class JoinRequest:
-    """What one rank brings: the group's key, which rank of how many it is, and how to open the
-    group's segment.
+_GRACE_S = 2.0
+"""How much longer followers wait than their leader, so that they hear its reason."""
 
-    `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended.
-    """
 
-    def __init__(
-        self,
-        key: str,
-        rank: int,
-        size: int,
-        deadline: Deadline,
-        open: Callable[[int, int, int, int], Group],
-        payload: str = "",
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.key, self.rank, self.size = key, rank, size
-        self.deadline = deadline
-        self.open = open
-        self.payload = payload
-        self.check = check
+class Member:
+    """A rank as its peers know it."""
+
+    def __init__(self, address: str, pid: int) -> None:
+        self.address = address
+        self.pid = pid
+
+    @property
+    def identity(self) -> int:
+        """A number for the process; the address is random, so its end is as good as all of it."""
+        return int(self.address[-16:], 16)
 
 
 class Membership:
@@ -61,22 +77,53 @@ class Membership:
         self.payloads = payloads
 
 
-class Member:
-    """A rank as its peers know it."""
+class JoinRequest:
+    """What one rank brings: the group's key, which rank of how many it is, until when the others
+    must have come, and how long each call of the group may wait.
 
-    def __init__(self, address: str, pid: int) -> None:
-        self.address = address
-        self.pid = pid
+    `payload` is what the others shall know of this rank. `check` raises once there is nobody to
+    wait for any more: the parent group has ended.
+    """
 
-    @property
-    def identity(self) -> int:
-        """A number for the process; the address is random, so its end is as good as all of it."""
-        return int(self.address[-16:], 16)
+    def __init__(
+        self,
+        key: str,
+        rank: int,
+        size: int,
+        deadline: Deadline,
+        timeout_s: float,
+        payload: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.key, self.rank, self.size = key, rank, size
+        self.deadline = deadline
+        self.timeout_s = timeout_s
+        self.payload = payload
+        self.check = check
 
+    def waiting(self) -> Waiting:
+        """This rank's wait for the others."""
+        return Waiting(self.rank, self.size, self.key, self.deadline)
 
-def members_of(invitation: Announcement) -> tuple[Member, ...]:
-    """The members of a new group, as its leader has listed them."""
-    return tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
+    def open(
+        self, descriptor: int, pidfds: Sequence[int], invitation: dict[str, Any]
+    ) -> Membership:
+        """Open the segment to which the leader invites, and have the engine watch the processes of
+        all other ranks."""
+        members = tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
+        payloads = tuple(map(str, invitation["payloads"]))
+        nonce = int(invitation["nonce"])
+        group = open_group(descriptor, self.rank, self.size, nonce, self.timeout_s)
+        try:
+            for rank, member in enumerate(members):
+                pidfd = pidfds[rank] if rank < len(pidfds) else -1
+                if rank == self.rank or group.watch(rank, member.identity, pidfd) or pidfd < 0:
+                    continue
+                raise TooFewDescriptors(f"rank {self.rank} could not begin to watch rank {rank}")
+        except BaseException:
+            group.close()
+            raise
+        return Membership(self.key, self.rank, self.size, group, members, payloads)
 
 
 @contextlib.contextmanager
@@ -94,9 +141,190 @@ def own_pidfd() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def watch_members(group: Group, own: int, members: Sequence[Member], pidfds: list[int]) -> None:
-    """Let the engine watch the processes of all ranks but our own."""
-    for rank, member in enumerate(members):
-        pidfd = pidfds[rank] if rank < len(pidfds) else -1
-        if rank != own and not group.watch(rank, member.identity, pidfd) and pidfd >= 0:
-            raise TooFewDescriptors(f"rank {own} could not begin to watch rank {rank}")
+def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) -> Membership:
+    """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
+    with descriptors_needed():
+        me = about_me(lobby.address)
+        if request.rank == 0:
+            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+
+            try:
+                announcements.announce(me)
+                return Leader(lobby, request, me, announcements).make_group()
+            except BaseException:
+                announcements.clear(me)
+                raise
+        try:
+            connection = _find_leader(announcements, request, me)
+        except TooFewDescriptors as error:
+            lobby.close_socket()  # by what that frees rank 0 can be told
+            with contextlib.suppress(OSError, RendezvousError):
+                leader = announcements.look_up()
+                if leader is not None:
+                    hello = _hello(request, me, error)
+                    Connection.connect(str(leader["address"])).dismiss(hello)
+            raise
+        try:
+            return _follow(connection, request, me, is_announced=True)
+        except Departed:
+            clear_if_over(announcements, me)
+            raise
+
+
+def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membership:
+    """Meet members of an existing group: the leader's address is known."""
+    if lobby.pid != os.getpid():
+        raise GroupClosed(
+            f"the parent group belongs to process {lobby.pid}: a forked child cannot split it"
+        )
+    with descriptors_needed():
+        me = about_me(lobby.address)
+        if request.rank == 0:
+            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+
+            return Leader(lobby, request, me).make_group()
+        connection = call_leader(leader_address, request.key, request.deadline, request.check)
+        return _follow(connection, request, me, is_announced=False)
+
+
+def call_leader(
+    address: str, key: str, deadline: Deadline, check: Callable[[], None]
+) -> Connection:
+    """Connect to rank 0, which is known, for what `key` names. Raises RendezvousError, or what
+    `check` raises."""
+    while True:
+        try:
+            return Connection.connect(address)
+        except BlockingIOError as error:  # its queue is full until it looks at it again
+            check()
+            if not deadline.left_s():
+                raise RendezvousError(
+                    f"{key}: rank 0 has let nobody in for {in_seconds(deadline.timeout_s)}: its "
+                    "queue of connections is full"
+                ) from error
+            time.sleep(0.001)
+        except OSError as error:
+            check()
+            raise RendezvousError(
+                f"{key}: rank 0 cannot be reached: its process has ended or closed the group "
+                f"({error.strerror})"
+            ) from error
+
+
+def _find_leader(
+    announcements: Announcements, request: JoinRequest, me: Announcement
+) -> Connection:
+    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
+    rank 0 is out of reach, it is told so."""
+    refused_since: tuple[str, float] | None = None
+    seen: Announcement | None = None
+    waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
+    while True:
+        is_late = not request.deadline.left_s()
+        leader = announcements.look_up()
+        seen = leader or seen
+        complaint = f"rank 0 did not come within {limit}"
+        if is_late:  # what looked stale may be that of another host of this name
+            leader = seen
+        if leader is not None and (is_late or not is_from_before(leader, me)):
+            if leader.get("boot") != me["boot"]:
+                reason = (
+                    f"rank {request.rank} is on host {me['host']}, rank 0 is on host "
+                    f"{leader.get('host')}: shared memory does not reach from one to the other; "
+                    "use a backend for several machines (gloo, nccl, mpi)"
+                )
+                announcements.object_to(leader, reason)
+                raise RendezvousError(reason)
+            address = str(leader["address"])
+            try:
+                return Connection.connect(address)
+            except BlockingIOError:
+                complaint = (
+                    f"rank 0 (pid {leader.get('pid')}) is here, but its queue of connections is "
+                    f"full, and stayed so for {limit}"
+                )
+            except OSError as error:
+                if is_over(error, leader, me):
+                    announcements.clear(leader)
+                elif refused_since is None or refused_since[0] != address or is_dead(leader):
+                    refused_since = (address, time.monotonic())
+                elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
+                    reason = (
+                        f"rank {request.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
+                        f"{leader.get('pid')}) on host {me['host']}, though both are on it: "
+                        f"do they live in different network namespaces? ({error.strerror})"
+                    )
+                    announcements.object_to(leader, reason)
+                    raise RendezvousError(reason) from error
+        if is_late:
+            raise RendezvousError(f"group {request.key}: {complaint}")
+        request.check()
+        if waiting.is_long():
+            waiting.say([0])
+        waiting.pause()
+
+
+def _follow(
+    connection: Connection, request: JoinRequest, me: Announcement, is_announced: bool
+) -> Membership:
+    """Become a member of the group whose leader we have reached. Members of an existing group,
+    whose leader is not announced, have each other's pidfds already."""
+    patient = Deadline(request.deadline.left_s() + _GRACE_S)
+    # A leader who was announced checks for all. One of an existing group may never come to lead.
+    check = (lambda: None) if is_announced else request.check
+    membership: Membership | None = None
+    try:
+        try:
+            with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
+                connection.send(_hello(request, me), *(mine if is_announced else ()))
+            invitation = _await_invitation(connection, patient, check, request)
+        except TooFewDescriptors as error:
+            connection.try_send(_hello(request, me, error))
+            raise
+        try:
+            descriptor, *pidfds = connection.descriptors
+            membership = request.open(descriptor, pidfds, invitation)
+        except (UnisonoError, ValueError) as error:
+            connection.try_send({"error": f"rank {request.rank}: {error}"})
+            raise
+        connection.try_send({"opened": True})
+        connection.receive(patient, check)  # or hear why there is nobody to send to any more
+        return membership
+    except BaseException as error:
+        if membership is not None:
+            membership.group.close()
+        if isinstance(error, (OSError, ValueError, KeyError)):
+            raise Departed(
+                f"group {request.key}: rank 0 went away while the group was made ({error})"
+            ) from error
+        raise
+    finally:
+        connection.close()
+
+
+def _await_invitation(
+    connection: Connection, patient: Deadline, check: Callable[[], None], request: JoinRequest
+) -> dict[str, Any]:
+    """Wait until rank 0 says that all are there; who is missing, it may say before."""
+    waiting = request.waiting()
+    missing: list[int] = []
+    try:
+        while "missing" in (message := connection.receive(patient, check)):
+            missing = [int(rank) for rank in message["missing"]]
+            waiting.say(missing, request.size - len(missing))
+    except TimeoutError as error:
+        who = name_ranks(missing) if missing else "some rank"
+        raise RendezvousError(
+            f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "
+            f"within {in_seconds(request.deadline.timeout_s)}"
+        ) from error
+    return message
+
+
+def _hello(
+    request: JoinRequest, me: Announcement, error: RendezvousError | None = None
+) -> Announcement:
+    """What a follower says first; with an error, that it will not come."""
+    hello = {"key": request.key, "rank": request.rank, "size": request.size}
+    hello |= {"payload": request.payload}
+    return me | hello | ({"error": f"rank {request.rank}: {error}"} if error else {})

@@ -1,29 +1,23 @@
 """Who of the ranks is there at this moment, by a torch Store: for processes of several hosts that
 were started separately, and may start again.
 
-Every rank writes down that it waits, under a number of its own. Once all have come, rank 0 proposes
-to begin; whoever still waits agrees, and rank 0 says that all have. A rank that does not agree has
-ended since it came: what it wrote is removed, and the others wait for whoever takes its place.
+Every rank writes down that it waits, under a number of its own. Whoever sees an entry of every rank
+agrees to begin with just these processes; once all of them have agreed, they begin. A process that
+has ended since it came does not agree: the others wait until another takes its place.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import socket
-import time
 from typing import Any
 
 from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds
-from unisono.errors import RendezvousError, name_ranks
-
-_AGREE_S = 2.0
-"""How long a rank that waits may take to agree."""
-
-_LONGEST_PAUSE_S = 0.02
+from unisono.comm.rendezvous.deadline import Deadline, Waiting
+from unisono.errors import RendezvousError
 
 
 def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -> str:
@@ -32,10 +26,9 @@ def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -
     Raises RendezvousError if they do not come by the deadline, come with another size, or if
     another process comes as this rank.
     """
-    call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size, deadline)
-    call.come()
+    call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size)
     try:
-        return call.propose_until_all_agree() if rank == 0 else call.agree_until_it_begins()
+        return call.wait_until_all_agree(Waiting(rank, size, name, deadline))
     finally:
         call.leave()
 
@@ -43,104 +36,68 @@ def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -
 class _RollCall:
     """One rank's part in it."""
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, deadline: Deadline) -> None:
+    def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
-        self._deadline = deadline
-        self._waiting = Waiting(rank, size, name, deadline)
-        self._pause_s = 0.001
-        me = {"number": secrets.token_hex(8), "size": size, "pid": os.getpid()}
-        self._me = json.dumps(me | {"machine": socket.gethostname()})
+        self._number = secrets.token_hex(8)
+        about = {"number": self._number, "size": size, "pid": os.getpid()}
+        self._me = json.dumps(about | {"machine": socket.gethostname()})
 
-    def _key(self, *parts: object) -> str:
-        return "/".join(map(str, ("unisono/roll", self._name, *parts)))
-
-    def come(self) -> None:
-        """Say that this rank waits."""
+    def wait_until_all_agree(self, waiting: Waiting) -> str:
+        """What names those who have agreed."""
         self._store.set(self._key("waits", self._rank), self._me)
-
-    def leave(self) -> None:
-        """It waits no longer."""
-        self._store.compare_set(self._key("waits", self._rank), self._me, "-")
-
-    def propose_until_all_agree(self) -> str:
-        """Rank 0's part."""
+        agreed: dict[str, list[str]] = {}
         while True:
-            here = self._wait_for_all()
-            token = secrets.token_hex(8)
-            problem = self._find_problem(here)
-            plan = {"token": token, "here": here, "problem": problem}
-            self._store.set(self._key("plan"), json.dumps(plan))
-            if problem:
-                raise RendezvousError(problem)
-            self._store.set(self._key(token, 0), "agreed")
-            silent = self._wait_for_agreement(token)
-            if not silent:
-                self._store.set(self._key(token, "begins"), "now")
-                return token
-            for rank in silent:
-                self._store.compare_set(self._key("waits", rank), here[rank], "-")
-
-    def agree_until_it_begins(self) -> str:
-        """Every other rank's part."""
-        while True:
-            plan = json.loads(self._read("plan") or "{}")
-            if self._me in plan.get("here", ()):
-                if plan["problem"]:
-                    raise RendezvousError(plan["problem"])
-                self._store.set(self._key(plan["token"], self._rank), "agreed")
-                if self._read(plan["token"], "begins"):
-                    return str(plan["token"])
-            self._pause([rank for rank in range(self._size) if not self._waits(rank)] or [0])
-
-    def _wait_for_all(self) -> list[str]:
-        while True:
-            here = [self._waits(rank) for rank in range(self._size)]
+            here = self._look_who_waits()
             missing = [rank for rank, text in enumerate(here) if not text]
             if not missing:
-                return here
-            self._pause(missing)
+                self._compare_sizes(here)
+                token = hashlib.blake2b("".join(here).encode(), digest_size=8).hexdigest()
+                keys = [self._key(token, rank) for rank in range(self._size)]
+                if token not in agreed:
+                    agreed[token] = keys
+                    self._store.set(keys[self._rank], "agreed")
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+            for token, keys in agreed.items():  # what all have agreed to counts, whoever came since
+                if self._store.check(keys):
+                    return token
+            problem = self._read("problem", self._number)
+            if problem:
+                raise RendezvousError(problem)
+            waiting.look(lambda missing=missing: missing)  # type: ignore[misc]
+            waiting.pause()
 
-    def _wait_for_agreement(self, token: str) -> list[int]:
-        """The ranks that have not agreed in time."""
-        soon = Deadline(min(_AGREE_S, max(self._deadline.left_s(), 0.1)))
-        silent = list(range(self._size))
-        while silent and soon.left_s():
-            silent = [rank for rank in silent if not self._read(token, rank)]
-            time.sleep(0.002 if silent else 0.0)
-        return silent
+    def leave(self) -> None:
+        """This rank waits no longer."""
+        self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
-    def _find_problem(self, here: list[str]) -> str:
-        for rank, text in enumerate(here):
-            theirs = json.loads(text)
-            if theirs["size"] != self._size:
-                return (
-                    f"group {self._name}: rank {rank} (pid {theirs['pid']} on "
-                    f"{theirs['machine']}) came to a group of {theirs['size']}, rank 0 to one of "
-                    f"{self._size}"
-                )
-        return ""
-
-    def _waits(self, rank: int) -> str:
-        text = self._read("waits", rank)
-        return "" if text == "-" else text
-
-    def _read(self, *parts: object) -> str:
-        key = self._key(*parts)
-        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
-
-    def _pause(self, missing: list[int]) -> None:
-        """Before the next look. Raises RendezvousError if there shall be none."""
-        if self._read("waits", self._rank) != self._me:
+    def _look_who_waits(self) -> list[str]:
+        """What each rank that waits has written of itself, "" for the others."""
+        here = [self._read("waits", rank) for rank in range(self._size)]
+        if here[self._rank] != self._me:
             raise RendezvousError(
                 f"another process joins {self._name!r} as rank {self._rank} at this moment: every "
                 "rank is one process, and two jobs at once need two names"
             )
-        if not self._deadline.left_s():
-            raise RendezvousError(
-                f"group {self._name}: {name_ranks(missing)} of {self._size} did not come within "
-                f"{in_seconds(self._deadline.timeout_s)}"
-            )
-        if self._waiting.is_long():
-            self._waiting.say(missing)
-        time.sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
+        return ["" if text == "-" else text for text in here]
+
+    def _compare_sizes(self, here: list[str]) -> None:
+        """Raise RendezvousError if a rank came with another size; all are told."""
+        everyone = [json.loads(text) for text in here]
+        wrong = [rank for rank, about in enumerate(everyone) if about["size"] != self._size]
+        if not wrong:
+            return
+        theirs = everyone[wrong[0]]
+        problem = (
+            f"group {self._name}: rank {wrong[0]} (pid {theirs['pid']} on {theirs['machine']}) "
+            f"came to a group of {theirs['size']}, rank {self._rank} to one of {self._size}"
+        )
+        for about in everyone:
+            self._store.set(self._key("problem", about["number"]), problem)
+        raise RendezvousError(problem)
+
+    def _read(self, *key: object) -> str:
+        name = self._key(*key)
+        return str(self._store.get(name).decode()) if self._store.check([name]) else ""
+
+    def _key(self, *parts: object) -> str:
+        return "/".join(map(str, ("unisono/roll", self._name, *parts)))

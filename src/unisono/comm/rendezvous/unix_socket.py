@@ -1,4 +1,9 @@
-"""One connection between two processes of this user: framed JSON, and descriptors beside it."""
+"""Connections between processes of this user, and the socket at which they begin.
+
+No port is opened and nothing has a name in the file system: a process that makes groups has an
+abstract unix socket with a random name, its *lobby*. A message is one packet of JSON, and may carry
+descriptors.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +14,27 @@ import os
 import select
 import socket
 import struct
-import time
+import threading
+import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 
-_LONGEST_MESSAGE_BYTES = 1 << 22
-_FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
-_MOST_DESCRIPTORS = 253  # that Linux lets travel with one message
+_LONGEST_MESSAGE_BYTES = 1 << 19
+_ROOM_FOR_DESCRIPTORS = socket.CMSG_LEN(253 * array("i").itemsize)  # as many as one may carry
+_SEND_S = 10.0
+"""How long the other side may take to read what was sent before."""
+_HELLO_S = 10.0
+"""How long a connection may stay silent before it is hung up."""
 _GLANCE_S = 0.2
 """How often whoever waits for a message checks that somebody can still send it."""
 
 
-class Deadline:
-    """A moment to come."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self._end = time.monotonic() + min(timeout_s, _FOR_EVER_S)
-
-    def left_s(self) -> float:
-        """Seconds left, 0 if none."""
-        return max(0.0, self._end - time.monotonic())
-
-
 class Departed(RendezvousError):
     """Somebody left while a group was made: those who stayed may try again."""
-
-
-class NoAnswer(RendezvousError):
-    """The other side has said nothing until the deadline."""
 
 
 class TooFewDescriptors(RendezvousError):
@@ -65,14 +59,30 @@ def descriptors_needed() -> Iterator[None]:
         raise TooFewDescriptors(error.strerror or "") from error
 
 
+def new_socket() -> socket.socket:
+    """An unconnected unix socket."""
+    with descriptors_needed():
+        return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+def peer_uid(connected: socket.socket) -> int:
+    """The user at the other end, as the kernel knows it."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
 class Connection:
     """A connected unix socket. Whatever arrives that is not a message raises ValueError."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._unread = b""
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_MESSAGE_BYTES)
         self.descriptors: list[int] = []
         """Descriptors that came with messages; ours to close."""
+        self.hello: dict[str, Any] = {}
+        """What a visitor of our lobby said first: for which group (`key`) it comes, as which
+        `rank`, and more."""
+        self.key, self.rank = "", -1
 
     @classmethod
     def connect(cls, address: str) -> Connection:
@@ -80,39 +90,27 @@ class Connection:
 
         BlockingIOError means that its queue of connections is full, for now.
         """
-        with descriptors_needed():
-            caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        connection = cls(caller)
+        caller = new_socket()
         try:
-            caller.settimeout(10.0)
+            caller.settimeout(_SEND_S)
             caller.connect(b"\0" + address.encode())
-            if connection.peer_uid() != os.geteuid():
+            if peer_uid(caller) != os.geteuid():
                 raise RendezvousError(
-                    f"rank 0 runs as user {connection.peer_uid()}, this rank as {os.geteuid()}"
+                    f"rank 0 runs as user {peer_uid(caller)}, this rank as {os.geteuid()}"
                 )
         except BaseException:
             caller.close()
             raise
-        return connection
+        return cls(caller)
 
     def fileno(self) -> int:
         """For select and poll."""
         return self._socket.fileno()
 
-    def peer_uid(self) -> int:
-        """The user at the other end, as the kernel knows it."""
-        return peer_uid(self._socket)
-
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
         """Send a message, and descriptors with it."""
-        data = json.dumps(message).encode()
-        frame = struct.pack("<I", len(data)) + data
-        self._socket.settimeout(10.0)
-        sent = 0
-        if descriptors:
-            sent = socket.send_fds(self._socket, [frame], descriptors)
-        if sent < len(frame):
-            self._socket.sendall(frame[sent:])
+        self._socket.settimeout(_SEND_S)
+        socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def try_send(self, message: dict[str, Any]) -> None:
         """As `send`; whoever is gone needs no message."""
@@ -120,39 +118,52 @@ class Connection:
             self.send(message)
 
     def poll(self) -> dict[str, Any] | None:
-        """Read what is there without waiting; a message once one is complete."""
+        """The next message if it is there."""
         self._socket.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            part = self._recv(1 << 16)
-            if not part:
-                raise ConnectionError("the other side closed the connection")
-            self._unread += part
-        if len(self._unread) < 4:
+        read = self._socket.recvmsg
+        limits = _LONGEST_MESSAGE_BYTES, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        try:
+            try:
+                data, extras, seen, _ = read(*limits)
+            except ConnectionResetError:  # said once, before what it sent and then hung up
+                data, extras, seen, _ = read(*limits)
+        except BlockingIOError:
             return None
-        length = _length(self._unread[:4])
-        if len(self._unread) < 4 + length:
-            return None
-        data, self._unread = self._unread[4 : 4 + length], self._unread[4 + length :]
-        return _message(data)
+        for level, kind, payload in extras:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                self.descriptors += received
+        if seen & socket.MSG_CTRUNC:  # the kernel dropped those for which there was no room
+            raise TooFewDescriptors("some that were sent have not arrived")
+        if not data:
+            raise ConnectionError("the other side closed the connection")
+        try:
+            message = json.loads(data)
+        except RecursionError:
+            raise ValueError("a message that is nested too deeply") from None
+        if not isinstance(message, dict):
+            raise ValueError("a message that is not an object")
+        return message
 
     def receive(
         self, deadline: Deadline, check: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Wait for a message; an error that the other side reports is raised here. `check` is
-        called now and then, and raises when no message will come; one that is there counts."""
+        called now and then, and raises when no message will come; one that is there counts.
+        TimeoutError: the deadline has passed."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
-        while deadline.left_s() and not poller.poll(1000 * min(_GLANCE_S, deadline.left_s())):
-            try:
-                check()
-            except Exception:
-                if not poller.poll(0):
-                    raise
-        self._socket.settimeout(max(deadline.left_s(), 0.001))
-        try:
-            message = _message(self._exactly(_length(self._exactly(4))))
-        except TimeoutError as error:
-            raise NoAnswer("the other side did not answer in time") from error
+        while (message := self.poll()) is None:
+            left_s = deadline.left_s()
+            if not left_s:
+                raise TimeoutError("the other side did not answer in time")
+            if not poller.poll(1000 * min(_GLANCE_S, left_s)):
+                try:
+                    check()
+                except Exception:
+                    if not poller.poll(0):
+                        raise
         if "error" in message:
             raise (Departed if message.get("again") else RendezvousError)(str(message["error"]))
         return message
@@ -167,27 +178,10 @@ class Connection:
         except OSError:
             return True
 
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._recv(count - len(data))
-            if not part:
-                raise ConnectionError("the other side closed the connection")
-            data += part
-        return data
-
-    def _recv(self, count: int) -> bytes:
-        # not socket.recv_fds, which ignores its flags
-        room = socket.CMSG_LEN(_MOST_DESCRIPTORS * array("i").itemsize)
-        data, extras, seen, _ = self._socket.recvmsg(count, room, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, payload in extras:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                received = array("i")
-                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
-                self.descriptors += received
-        if seen & socket.MSG_CTRUNC:  # the kernel dropped those for which there was no room
-            raise TooFewDescriptors("some that were sent have not arrived")
-        return data
+    def dismiss(self, answer: dict[str, Any]) -> None:
+        """Say why, and hang up."""
+        self.try_send(answer)
+        self.close()
 
     def close(self) -> None:
         """Hang up, and close what came."""
@@ -197,24 +191,119 @@ class Connection:
         self.descriptors.clear()
 
 
-def peer_uid(connected: socket.socket) -> int:
-    """The user at the other end, as the kernel knows it."""
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+_lobbies: weakref.WeakSet[Lobby] = weakref.WeakSet()
 
 
-def _length(head: bytes) -> int:
-    (length,) = struct.unpack("<I", head)
-    if length > _LONGEST_MESSAGE_BYTES:
-        raise ValueError("a message that is too long")
-    return int(length)
+def _close_after_fork() -> None:
+    """In a forked child: the sockets are the parent's, and must not stay open when it ends."""
+    for lobby in list(_lobbies):
+        lobby.close_socket()
 
 
-def _message(data: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(data)
-    except RecursionError:
-        raise ValueError("a message that is nested too deeply") from None
-    if not isinstance(message, dict):
-        raise ValueError("a message that is not an object")
-    return message
+if hasattr(os, "register_at_fork"):  # the package also installs where the engine cannot run
+    os.register_at_fork(after_in_child=_close_after_fork)
+
+
+class Lobby:
+    """A listening socket of this process, and the visitors that came too early.
+
+    Shared by all groups that grew out of one world; the last one to close it closes the socket.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"unisono-{os.urandom(16).hex()}"
+        self.pid = os.getpid()
+        self._socket = new_socket()
+        self._spares: list[int] = []
+        self._socket.bind(b"\0" + self.address.encode())
+        self._socket.listen(1024)
+        self._socket.setblocking(False)
+        self._silent: dict[Connection, Deadline] = {}
+        self._early: dict[str, list[Connection]] = {}
+        self._owners = 1
+        self._lock = threading.Lock()
+        _lobbies.add(self)
+
+    def share(self) -> Lobby:
+        """Count one more owner."""
+        self._owners += 1
+        return self
+
+    def close(self) -> None:
+        """Count one owner less; the last one closes the socket."""
+        self._owners -= 1
+        if self._owners == 0 and self.pid == os.getpid():
+            self.close_socket()
+
+    def close_socket(self) -> None:
+        """Close the socket, and hang up on all visitors."""
+        for visitors in (*self._early.values(), self._silent):
+            for visitor in visitors:
+                visitor.close()
+        self._early.clear()
+        self._silent.clear()
+        self._socket.close()
+        self.use_spare()
+
+    def keep_spare(self) -> None:
+        """Keep a descriptor back, by which the others are told if there are no more of them."""
+        if not self._spares:
+            self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def use_spare(self) -> None:
+        """Free the descriptor that was kept back; of several threads each frees what it took."""
+        with contextlib.suppress(IndexError):
+            while True:
+                os.close(self._spares.pop())
+
+    def visitors_for(self, key: str, timeout_s: float) -> list[Connection]:
+        """Those who have come for this group; whoever comes for another waits for it."""
+        with self._lock:
+            if key not in self._early:
+                for visitor in self._new_visitors(timeout_s):
+                    self._early.setdefault(visitor.key, []).append(visitor)
+            return self._early.pop(key, [])
+
+    def keep_waiting(self, key: str, visitors: Sequence[Connection]) -> None:
+        """Let visitors for this group be found again by the next who asks."""
+        self._early[key] = list(visitors)
+
+    def answer_silent(self, answer: dict[str, Any]) -> None:
+        """Answer those who have not said yet for which group they come."""
+        for connection in self._silent:
+            connection.try_send(answer)
+
+    def _new_visitors(self, timeout_s: float) -> list[Connection]:
+        """Accept connections for a while; the visitors that have said who they are."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        for connection in self._silent:
+            poller.register(connection, select.POLLIN)
+        if not poller.poll(max(1, int(timeout_s * 1000))):
+            return []
+        with contextlib.suppress(OSError), descriptors_needed():  # nobody there, or gone again
+            accepted, _ = self._socket.accept()
+            if peer_uid(accepted) == os.geteuid():
+                self._silent[Connection(accepted)] = Deadline(_HELLO_S)
+            else:
+                accepted.close()
+        visitors = []
+        for connection, patience in list(self._silent.items()):
+            try:
+                hello = connection.poll()
+                if hello is not None:
+                    connection.hello = hello
+                    connection.key, connection.rank = str(hello["key"]), int(hello["rank"])
+                    visitors.append(connection)
+                elif not patience.left_s():
+                    raise ValueError("it says nothing")
+                else:
+                    continue
+            except TooFewDescriptors as error:
+                connection.dismiss({"error": f"rank 0: {error}"})
+                del self._silent[connection]
+                raise
+            except (OSError, ValueError, KeyError, TypeError, OverflowError):
+                connection.close()  # noise: not our business
+            del self._silent[connection]
+        return visitors

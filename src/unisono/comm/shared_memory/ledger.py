@@ -11,15 +11,13 @@ import contextlib
 
 from unisono.comm.engine import Operation, Status
 from unisono.comm.rendezvous.announcements import Announcements
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_by
-from unisono.comm.rendezvous.membership import JoinRequest, Membership
-from unisono.comm.rendezvous.unix_socket import Deadline
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
+from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.shared_memory.transport import open_with
 
 
 class Ledger:
@@ -54,7 +52,7 @@ class Ledger:
     ) -> Ledger:
         """Meet the other ranks. Raises RendezvousError if they do not find each other."""
         deadline = Deadline(timeout_s)
-        request = JoinRequest(f"watch {name}", rank, size, deadline, open_with(timeout_s))
+        request = JoinRequest(f"watch {name}", rank, size, deadline, timeout_s)
         with contextlib.closing(Lobby()) as lobby:
             return cls(meet_by(announcements, lobby, request), name, backend, global_rank)
 

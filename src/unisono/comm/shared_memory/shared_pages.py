@@ -47,7 +47,9 @@ class SharedPages:
         self.edges: list[torch.Tensor] = []
         self.middle: Any = None
         with contextlib.suppress(SegmentError):  # on every rank: there is not enough
-            self._memory = comm.empty(count * dtype.itemsize, torch.uint8)
+            memory = comm.empty(count * dtype.itemsize, torch.uint8)
+            if comm.is_shared(memory):
+                self._memory = memory
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Let this tensor, which nobody else writes to at the moment, lie here, with its elements.

@@ -8,7 +8,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,12 @@ from unisono.comm.engine import (
     abandon_group,
     end_abandoned_groups,
     engine_ns,
-    open_group,
     work_types,
 )
 from unisono.comm.engine_numbers import REDUCTION_NUMBERS, Operation, Status
-from unisono.comm.rendezvous.lobby import Lobby
-from unisono.comm.rendezvous.meeting import meet_at, meet_by
-from unisono.comm.rendezvous.membership import JoinRequest, Membership
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import JOIN_TIMEOUT_S, LATECOMERS_S
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
+from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import address_of, count, dtype_name
@@ -105,7 +102,7 @@ class SharedMemory(Transport):
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
-        request = JoinRequest(name, rank, size, deadline, open_with(timeout_s), payload, check)
+        request = JoinRequest(name, rank, size, deadline, timeout_s, payload, check)
         with contextlib.closing(Lobby()) as lobby:
             membership = meet_by(announcements, lobby, request)
             load_soon(*NEEDED_LATER)
@@ -202,7 +199,7 @@ class SharedMemory(Transport):
         number = op.number if hasattr(op, "number") else REDUCTION_NUMBERS.get(str(op), 0)
         return self.exceptions.call_error(status, operation, number, dtype_name(tensor))
 
-    # -- messages: of checked ones, what the engine says ---------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     def send(self, tensor: Any, peer: int, tag: int) -> None:
         status = self.group.send(tensor, peer, tag)
@@ -242,7 +239,7 @@ class SharedMemory(Transport):
         rank, late_s = members.index(self.rank), time.monotonic() + LATECOMERS_S
 
         def check() -> None:
-            """Raise if a member will not come. Followers may wait for long for a leader that lives."""
+            """Raise if a member will not come. Followers may wait long for a leader that lives."""
             error = self.loss_among(members, f"split({list(members)})")
             if error is None and (self._lobby is None or (rank == 0 and time.monotonic() > late_s)):
                 error = self.ending("no call")
@@ -254,7 +251,7 @@ class SharedMemory(Transport):
             rank,
             len(members),
             Deadline(timeout_s),
-            open_with(timeout_s),
+            timeout_s,
             check=check,
         )
         leader = self._membership.members[members[0]]
@@ -300,14 +297,11 @@ class SharedMemory(Transport):
                     if size < 0
                 ]
                 raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
-            deadline = Deadline(self.timeout_s)
-            check = self.raise_if_ended
-            return allocator.allocate(sizes, self._exchange, self._lobby, deadline, check)
+            return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
-            why = str(error) if isinstance(error, RendezvousError) else type(error).__name__
-            self.abort(f"making shared memory failed: {why}")
+            self.abort(f"making shared memory failed: {type(error).__name__}")
             raise
 
     def _exchange(self, integers: array[int]) -> list[int]:
@@ -375,7 +369,7 @@ class SharedMemory(Transport):
                 self.group.close()
                 lobby.close()
 
-    # -- for tensors whose shapes only their owners know ---------------------------------------------
+    # -- tensors whose shapes only their owners know ---------------------------------------------
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Every rank's integers, in rank order; all ranks pass equally many."""
@@ -431,8 +425,3 @@ def _given(side: Any) -> Any:
     if not hasattr(side, "is_list"):
         return side
     return side.tensors if side.is_list else side.tensors[0]
-
-
-def open_with(timeout_s: float) -> Callable[[int, int, int, int], Any]:
-    """How a member opens the group once it has the segment."""
-    return partial(open_group, timeout_s=timeout_s)

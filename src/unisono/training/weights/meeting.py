@@ -20,8 +20,7 @@ from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
 from unisono.comm.over_torch.master_store import store_at
 from unisono.comm.over_torch.stateless import check_backend, connect_stateless
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
+from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
 from unisono.training.weights.update_group import WeightUpdateGroup
 

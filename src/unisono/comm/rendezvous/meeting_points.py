@@ -1,4 +1,5 @@
-"""Where ranks meet that one process has started and told nothing but their numbers."""
+"""Where ranks meet that were given neither a path nor a store: children of one process, which has
+told them nothing but their numbers, and processes started separately that know a name."""
 
 from __future__ import annotations
 
@@ -7,14 +8,21 @@ import errno
 import hashlib
 import multiprocessing
 import os
-import socket
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
+from unisono.comm.rendezvous.announcements import (
+    Announcements,
+    FileAnnouncements,
+    StoreAnnouncements,
+    about_me,
+    clear_if_over,
+)
+from unisono.comm.rendezvous.unix_socket import new_socket, peer_uid
 from unisono.errors import RendezvousError
 from unisono.processes import namespace, start_time
 
@@ -45,7 +53,7 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
             ) from error
         name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{began}"
         who = f"child of process {parent}"
-    with claim_name(
+    with _claim_name(
         f"{name}-{rank}",
         f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
     ):
@@ -53,16 +61,54 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def claim_name(name: str, complaint: str) -> Iterator[None]:
+def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]:
+    """Where those who know the name announce themselves: in a store, or in a file.
+
+    The file lies in the user's own folder under /run if there is one, else in /tmp; whoever looks
+    for it looks in both. Not in folders that the environment names: a service and a shell of one
+    user have different ones.
+    """
+    if store is not None:
+        yield StoreAnnouncements(store, f"unisono/join/{name}")
+        return
+    complaint = (
+        f"another process joins {name!r} as rank {rank} at this moment: every rank is one process, "
+        "and two jobs at once need two names"
+    )
+    with _claim_name(f"{file_of(name)}-{rank}", complaint):
+        if rank == 0:
+            _remove_stale_files()
+        yield FileAnnouncements(*(folder / file_of(name) for folder in _folders()))
+
+
+def file_of(name: str) -> str:
+    """The name of the file through which those who know `name` find each other."""
+    short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"unisono-{os.geteuid()}-join-{short}"
+
+
+def _folders() -> list[Path]:
+    own = f"/run/user/{os.geteuid()}"
+    return [Path(own), Path("/tmp")] if is_private(own) else [Path("/tmp")]
+
+
+def _remove_stale_files() -> None:
+    """Remove what ranks 0 have left, of any name, that were killed while they waited."""
+    me = about_me("")
+    for folder in _folders():
+        for file in folder.glob(f"unisono-{os.geteuid()}-join-*"):
+            clear_if_over(FileAnnouncements(file), me)
+
+
+@contextlib.contextmanager
+def _claim_name(name: str, complaint: str) -> Iterator[None]:
     """Hold a name that one process at a time can have, and that goes with it; else raise
     RendezvousError with the complaint.
 
     Whoever holds it accepts connections, so that the kernel tells others who it is.
     """
     address = b"\0" + name.encode()
-    with descriptors_needed():
-        taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with taken:
+    with new_socket() as taken:
         try:
             taken.bind(address)
             taken.listen(1024)
@@ -78,9 +124,7 @@ def claim_name(name: str, complaint: str) -> Iterator[None]:
 
 def _holder(address: bytes) -> int | None:
     """The user whose process listens there; None where none does."""
-    with descriptors_needed():
-        caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with caller:
+    with new_socket() as caller:
         for _ in range(10):
             with contextlib.suppress(OSError):
                 caller.connect(address)

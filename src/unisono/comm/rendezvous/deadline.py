@@ -1,12 +1,12 @@
-"""How long ranks wait for each other to come, and what they say meanwhile."""
+"""How long ranks wait for each other, and what they say meanwhile."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from unisono.comm.rendezvous.unix_socket import Deadline
-from unisono.errors import name_ranks
+from unisono.errors import RendezvousError, name_ranks
 
 JOIN_TIMEOUT_S = 300.0
 """How long ranks wait for each other at the start, where nobody has said how long."""
@@ -18,6 +18,8 @@ make another one: whoever caught the error may still come."""
 QUIET_S = 5.0
 """A rank that has waited for so long says for whom."""
 
+_FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
+_LONGEST_PAUSE_S = 0.05
 
 _log = logging.getLogger("unisono")
 
@@ -29,6 +31,23 @@ def meeting_timeout_s(timeout_s: float | None, join_timeout_s: float | None = No
     return JOIN_TIMEOUT_S if timeout_s is None else timeout_s
 
 
+def in_seconds(limit_s: float) -> str:
+    """ "300 s", "0.2 s": a limit as people say it."""
+    return f"{round(limit_s, 1) if limit_s >= 0.1 else limit_s:g} s"
+
+
+class Deadline:
+    """A moment to come."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._end = time.monotonic() + min(timeout_s, _FOR_EVER_S)
+
+    def left_s(self) -> float:
+        """Seconds left, 0 if none."""
+        return max(0.0, self._end - time.monotonic())
+
+
 class Waiting:
     """A rank's wait for the others of a new group, up to a deadline."""
 
@@ -37,6 +56,7 @@ class Waiting:
         self._deadline = deadline
         self._quiet = Deadline(QUIET_S)
         self._has_spoken = False
+        self._pause_s = 0.0001
 
     def is_long(self) -> bool:
         """Whether it has lasted long enough to be spoken of."""
@@ -59,7 +79,22 @@ class Waiting:
             self._deadline.left_s(),
         )
 
+    def look(self, find_missing: Callable[[], Sequence[int]]) -> None:
+        """Say who is missing, if the wait is long. Raises RendezvousError with who is missing at
+        the deadline."""
+        is_late = not self._deadline.left_s()
+        if not is_late and (self._has_spoken or not self.is_long()):
+            return
+        missing = find_missing()
+        if is_late and missing:
+            raise RendezvousError(
+                f"group {self._group}: {name_ranks(missing)} of {self._size} did not come within "
+                f"{in_seconds(self._deadline.timeout_s)}"
+            )
+        if missing:
+            self.say(missing, self._size - len(missing))
 
-def in_seconds(limit_s: float) -> str:
-    """ "300 s", "0.2 s": a limit as people say it."""
-    return f"{round(limit_s, 1) if limit_s >= 0.1 else limit_s:g} s"
+    def pause(self) -> None:
+        """Sleep before the next look, each time a little longer."""
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -1,0 +1,418 @@
+"""Reading records from outside, while the job runs.
+
+Each rank keeps its last thousand calls and messages in the group's shared memory. A process of the
+same user finds that memory through /proc and reads it; the job does not notice. `read_process`
+gives what is there now, a `RecordFollower` every record once, as they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from unisono.comm.engine import (
+    ABOUT_MESSAGES,
+    Operation,
+    Status,
+    layout_version,
+    now_by_both_clocks,
+    records_layout,
+)
+from unisono.comm.reductions import REDUCTION_NAMES
+from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
+from unisono.comm.shared_memory.group_parts import Part, in_whole_group, read_name, segment_of_key
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.errors import UnisonoError
+
+_MAGIC = 0x6F6E6F73696E75
+_HEADER = struct.Struct("<QIIQI")
+_IDENTITY = struct.Struct("<QQii104s")
+_RECORD = struct.Struct("<7QII")
+_NUMBER = struct.Struct("<Q56x")
+_WORD = struct.Struct("<Q")
+_CLOSED = struct.Struct("<I")
+_SITE = struct.Struct("<Q120s")
+_NOTE = struct.Struct("<Q248s")
+_SITE_BITS = 12
+_STATUS_NAMES = {number: name for name, number in vars(Status).items() if name.isupper()}
+_STATES = {1: "queued", 2: "waiting", 3: "moving", 4: "finished", 5: "failed"}
+
+
+class RecordsLayout(NamedTuple):
+    """Where in a segment the records lie; the order is that of un_layout_of_records."""
+
+    first_control: int
+    control_bytes: int
+    identity: int
+    records: int
+    record_bytes: int
+    record_count: int
+    sites: int
+    site_bytes: int
+    site_count: int
+    asked: int
+    answer: int
+    reason: int
+    progress: int
+    closed: int
+
+    def control(self, rank: int) -> int:
+        """Where the control block of a rank begins; of the first rank too many, where all end."""
+        return self.first_control + rank * self.control_bytes
+
+
+def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
+    """The records of every group in which process `pid` is, of all their ranks; `last` is how
+    many of each rank at most, the newest.
+
+    Raises UnisonoError if there is no such process, or it is somebody else's.
+    """
+    groups: dict[tuple[int, int], GroupRecords] = {}
+    for path in segments_of(pid):
+        try:
+            group = read_segment(path, last)
+        except OSError:
+            continue  # closed meanwhile
+        if group is not None:
+            groups.setdefault(group.segment, group)
+    return list(groups.values())
+
+
+def segments_of(pid: int) -> list[str]:
+    """Paths of what may be segments of groups in which process `pid` is. Raises as above."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as links:
+            paths = sorted(link.path for link in links)
+    except (FileNotFoundError, ProcessLookupError):
+        raise UnisonoError(f"there is no process {pid}") from None
+    except PermissionError:
+        raise UnisonoError(f"process {pid} belongs to somebody else") from None
+    return [path for path in paths if _may_be_segment(path)]
+
+
+def _may_be_segment(path: str) -> bool:
+    try:
+        target = os.readlink(path)
+    except OSError:
+        return False
+    return target.startswith(("/memfd:unisono (", "/dev/shm/"))
+
+
+def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
+    """The records in the segment at a path, or behind a descriptor; None if it is none."""
+    with open(path, "rb", closefd=isinstance(path, str)) as file:
+        try:
+            follower = RecordFollower(file.fileno())
+        except _NotASegment:
+            return None
+        with contextlib.closing(follower):
+            return follower.read_group(last)
+
+
+def map_segment(
+    descriptor: int, access: int = mmap.ACCESS_READ
+) -> tuple[int, RecordsLayout, mmap.mmap] | None:
+    """How many ranks the segment behind a descriptor is for, where things lie in it, and its
+    control blocks; None if it is none. Raises UnisonoError if it was written by another version."""
+    header = os.pread(descriptor, _HEADER.size, 0)
+    if len(header) < _HEADER.size:
+        return None
+    magic, version, size, _, _ = _HEADER.unpack(header)
+    if magic != _MAGIC:
+        return None
+    if version != layout_version():
+        raise UnisonoError("this shared memory was written by another version of unisono")
+    layout = RecordsLayout(*records_layout(size))
+    return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
+
+
+def segment_key(descriptor: int) -> tuple[int, int]:
+    """What names a segment: the same to all who have it."""
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
+_Identity = tuple[str, int, int, "_Clock"]
+"""Of a rank: its group (with its backend), process, global rank and clock."""
+
+
+def _read_identity(memory: mmap.mmap, layout: RecordsLayout, rank: int) -> _Identity | None:
+    """The identity of a rank; None where it has not joined."""
+    identity = _IDENTITY.unpack_from(memory, layout.control(rank) + layout.identity)
+    opened_ticks, opened_ns, pid, global_rank, name = identity
+    if not pid:
+        return None
+    text = name.split(b"\0")[0].decode(errors="replace")
+    return text, pid, global_rank, _Clock(opened_ticks, opened_ns)
+
+
+def leave_reason(text: str) -> None:
+    """Say in every group of this process why it ends, for those who read its records later."""
+    note = text.encode()[: _NOTE.size - 9]
+    for path in segments_of(os.getpid()):
+        with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
+            mapped = map_segment(file.fileno(), mmap.ACCESS_WRITE)
+            if mapped is None:
+                continue
+            size, layout, memory = mapped
+            with memory:
+                for rank in range(size):
+                    known = _read_identity(memory, layout, rank)
+                    if known is not None and known[1] == os.getpid():
+                        at = layout.control(rank) + layout.reason
+                        _NOTE.pack_into(memory, at, ABOUT_MESSAGES, note)
+
+
+def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: bytes) -> Record:
+    """One record out of its bytes and the texts of its rank's sites."""
+    number, call, signature, size_bytes, arrived, started, ended, state, where = _RECORD.unpack(
+        record
+    )
+    operation = Operation(signature & 0xFF)
+    root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
+    message = operation in (Operation.SEND, Operation.RECV)
+    reducing = operation in REDUCING
+    site = where & (1 << _SITE_BITS) - 1
+    return Record(
+        number=number,
+        operation=operation.name.lower(),
+        dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
+        bytes=size_bytes,
+        call=None if message or not call else call,
+        tag=(call ^ 1 << 63) - (1 << 63) if message else None,
+        peer=root if message and root >= 0 else None,
+        root=root if operation in ROOTED else None,
+        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
+        state=_STATES[state & 0xFFFF],
+        status=_STATUS_NAMES[state >> 16],
+        arrived_s=clock.seconds(arrived),
+        started_s=clock.seconds(started) if started else None,
+        ended_s=clock.seconds(ended) if ended else None,
+        site=_text(sites, site, layout) if site else None,
+        step=where >> _SITE_BITS,
+    )
+
+
+class _Clock:
+    """From the processor's ticks to seconds, by two moments known in both."""
+
+    def __init__(self, opened_ticks: int, opened_ns: int) -> None:
+        self._ticks, self._ns = opened_ticks, opened_ns
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The second moment is now: the later, the better."""
+        ticks, ns = now_by_both_clocks()
+        self._ns_per_tick = (ns - self._ns) / max(1, ticks - self._ticks)
+
+    def seconds(self, moment: int) -> float:
+        """A moment of CLOCK_MONOTONIC."""
+        return (self._ns + (moment - self._ticks) * self._ns_per_tick) / 1e9
+
+
+def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
+    """The text of a site; None where another text has been written over it."""
+    at = number % layout.site_count * layout.site_bytes
+    there, text = _SITE.unpack_from(sites, at)
+    if there % (1 << _SITE_BITS) != number:
+        return None
+    text, _, _ = text.partition(b"\0")
+    return str(text, errors="replace")
+
+
+class _NotASegment(UnisonoError):
+    """Something else is behind a descriptor."""
+
+
+@dataclass
+class _RankRing:
+    """How far one rank's ring has been read. `under_way` are the records that were not over when
+    they were last seen, by their number."""
+
+    rank: int
+    global_rank: int
+    pid: int
+    clock: _Clock
+    next: int = 1
+    dropped: int = 0
+    under_way: dict[int, Record] = field(default_factory=dict)
+
+
+class RecordFollower:
+    """Reads the segment behind a descriptor, which stays the caller's: what was recorded stays
+    readable when all members have left, up to the length of the ring. Raises UnisonoError if it is
+    not a segment."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.segment = segment_key(descriptor)
+        mapped = map_segment(descriptor)
+        if mapped is None:
+            raise _NotASegment("this is not the shared memory of a group")
+        self.size, self._layout, self._memory = mapped
+        self._rings: dict[int, _RankRing] = {}
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._memory.close()
+
+    def group(self) -> GroupRecords:
+        """Who is in it, without records."""
+        rings = [ring for _, ring in sorted(self._rings.items())]
+        return self._identify(
+            [RankRecords(ring.rank, ring.global_rank, ring.pid, ()) for ring in rings]
+        )
+
+    def dropped(self) -> dict[int, int]:
+        """How many records of each rank were written over before they were read."""
+        return {rank: ring.dropped for rank, ring in self._rings.items() if ring.dropped}
+
+    def forget_dropped(self) -> None:
+        """What was lost up to now does not count."""
+        for ring in self._rings.values():
+            ring.dropped = 0
+
+    def is_left(self) -> bool:
+        """Whether every rank has joined and closed the group."""
+        layout = self._layout
+        return all(
+            _read_identity(self._memory, layout, rank) is not None
+            and _CLOSED.unpack_from(self._memory, layout.control(rank) + layout.closed)[0]
+            for rank in range(self.size)
+        )
+
+    def read(self, to_the_end: bool = False) -> list[tuple[int, Record]]:
+        """What is new, and what was under way and is over now, with its rank. `to_the_end` says
+        that nobody writes any more: what was never finished writing is passed over."""
+        found = [
+            (ring.rank, record)
+            for ring in self._joined_rings()
+            for record in self._read_ring(ring, to_the_end)
+        ]
+        return self._in_whole_group(found) if found else found
+
+    def read_group(self, last: int | None) -> GroupRecords:
+        """All that is there now, and of each rank the newest `last` records at most."""
+        members = []
+        for ring in self._joined_rings():
+            records = tuple(self._read_ring(ring, True, last))
+            base = self._layout.control(ring.rank)
+            about, reason = _NOTE.unpack_from(self._memory, base + self._layout.reason)
+            text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
+            (progress,) = _WORD.unpack_from(self._memory, base + self._layout.progress)
+            known = ring.rank, ring.global_rank, ring.pid
+            members.append(RankRecords(*known, records, text, progress))
+        return self._identify(members)
+
+    def _joined_rings(self) -> list[_RankRing]:
+        for rank in range(self.size):
+            if rank not in self._rings:
+                known = _read_identity(self._memory, self._layout, rank)
+                if known is not None:
+                    _, pid, global_rank, clock = known
+                    self._rings[rank] = _RankRing(rank, global_rank, pid, clock)
+        return [ring for _, ring in sorted(self._rings.items())]
+
+    def _name_of(self, rank: int) -> str:
+        """What a rank calls its group, and perhaps its part of it; "" where it has not joined."""
+        identity = _read_identity(self._memory, self._layout, rank)
+        return "" if identity is None else identity[0]
+
+    def _parts(self, ranks: Sequence[int]) -> list[Part]:
+        """Which part of a larger group these ranks are; none unless all of them know."""
+        parts = [read_name(self._name_of(rank))[2] for rank in ranks]
+        known = [part for part in parts if part is not None]
+        return known if len(known) == len(parts) else []
+
+    def _identify(self, members: Sequence[RankRecords]) -> GroupRecords:
+        """The group of which this segment has these ranks, in ranks of the whole group where it is
+        one host's part of it."""
+        name, backend, _ = read_name(self._name_of(members[0].rank) if members else "?")
+        parts = self._parts([member.rank for member in members])
+        if not parts:
+            return GroupRecords(name, self.size, tuple(members), backend, self.segment)
+        pairs = list(zip(members, parts, strict=True))
+        numbers = {member.rank: part.rank for member, part in pairs}
+        whole = [
+            replace(
+                member,
+                rank=part.rank,
+                host=part.host,
+                records=tuple(in_whole_group(record, numbers) for record in member.records),
+            )
+            for member, part in pairs
+        ]
+        ordered = tuple(sorted(whole, key=lambda member: member.rank))
+        segment = segment_of_key(parts[0].key)
+        return GroupRecords(name, parts[0].size, ordered, backend, segment, is_part=True)
+
+    def _in_whole_group(self, found: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
+        """The same in ranks of the whole group, where this is one host's part of it."""
+        parts = self._parts(list(self._rings))
+        if not parts:
+            return found
+        numbers = {rank: part.rank for rank, part in zip(self._rings, parts, strict=True)}
+        return [(numbers[rank], in_whole_group(record, numbers)) for rank, record in found]
+
+    def _read_ring(
+        self, ring: _RankRing, to_the_end: bool, last: int | None = None
+    ) -> list[Record]:
+        if not ring.under_way and not to_the_end and self._number_at(ring, ring.next) < ring.next:
+            return []  # nothing new, as most often
+        ring.clock.look_again()
+        start = self._layout.control(ring.rank) + self._layout.sites
+        sites = self._memory[start : start + self._layout.site_count * self._layout.site_bytes]
+        found = []
+        for number, before in list(ring.under_way.items()):
+            record = self._record(ring, number, sites)
+            if record is None or record.ended_s is not None:
+                del ring.under_way[number]
+            if record is not None and record.state != before.state:
+                found.append(record)
+        newest = self._newest(ring)  # whoever writes may be faster than we read
+        if last is not None:
+            ring.next = max(ring.next, newest - last + 1)
+        while ring.next <= newest:
+            record = self._record(ring, ring.next, sites)
+            if record is not None:
+                found.append(record)
+                if record.ended_s is None:
+                    ring.under_way[ring.next] = record
+                ring.next += 1
+                continue
+            oldest = self._number_at(ring, ring.next) - self._layout.record_count + 1
+            if oldest > ring.next:  # written over, with all that are as old
+                ring.dropped += oldest - ring.next
+                ring.next = oldest
+            elif to_the_end:
+                ring.dropped += 1
+                ring.next += 1
+            else:
+                break
+        return found
+
+    def _newest(self, ring: _RankRing) -> int:
+        base = self._layout.control(ring.rank)
+        records = self._memory[base + self._layout.records : base + self._layout.sites]
+        return int(max(number for (number,) in _NUMBER.iter_unpack(records)))
+
+    def _number_at(self, ring: _RankRing, number: int) -> int:
+        """Which record now stands where this number's was; 0 while one is being written."""
+        return int(_WORD.unpack_from(self._memory, self._offset(ring, number))[0])
+
+    def _offset(self, ring: _RankRing, number: int) -> int:
+        layout = self._layout
+        first = layout.control(ring.rank) + layout.records
+        return first + number % layout.record_count * layout.record_bytes
+
+    def _record(self, ring: _RankRing, number: int, sites: bytes) -> Record | None:
+        """The record of this number, if it stands there, whole."""
+        at = self._offset(ring, number)
+        whole = self._memory[at : at + self._layout.record_bytes]
+        if _WORD.unpack_from(whole)[0] != number or self._number_at(ring, number) != number:
+            return None
+        return _parse_record(whole, self._layout, ring.clock, sites)
