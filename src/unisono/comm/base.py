@@ -30,7 +30,7 @@ from unisono.comm.reductions import (
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors, count, dtype_name, name_of_dtype
 from unisono.comm.work import Work
-from unisono.errors import GroupAborted, GroupError
+from unisono.errors import GroupError, UnisonoError
 from unisono.torch_habits import ON_COMMUNICATOR, Absent
 
 if TYPE_CHECKING:
@@ -342,12 +342,14 @@ class Communicator(Collectives, SharedTensors):
         unisono.errors.GroupAborted: ...the loss is NaN...
         """
 
-    def _conclude(self, reason: str) -> str:
-        """End the group; the reason that the first of all members gave, which is the same on all of
-        them, or "" where the group had ended otherwise."""
-        self.abort(reason)
-        ending = self.errored
-        return ending.reason if isinstance(ending, GroupAborted) else ""
+    def _decide(self, serial: int, value: int) -> int:
+        """The value that the first of all members proposed under this serial, the same on every
+        rank. It waits for nobody, and works in a group that has ended, too: what a rank decided
+        outlives it. Serials and values are from 1 to 2**32 - 1; every decision of a group has a
+        serial above those before it. Raises StoreGone where the decision is kept in a torch Store
+        that does not answer.
+        """
+        raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
 
     @property
     @abstractmethod

@@ -56,6 +56,7 @@ class SoloCommunicator(Communicator):
         self.global_ranks = global_ranks
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
+        self._decisions: dict[int, int] = {}
         self._algorithm = variables.ALGO.read()
 
     def all_reduce(
@@ -156,6 +157,9 @@ class SoloCommunicator(Communicator):
         if self._ending is None:
             text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")
             self._ending = GroupAborted(text, rank=0, group=self.name, peer=0, reason=reason)
+
+    def _decide(self, serial: int, value: int) -> int:
+        return self._decisions.setdefault(serial, value)
 
     @property
     def errored(self) -> GroupError | None:

@@ -237,6 +237,12 @@ class SharedMemoryCommunicator(EngineCalls, EngineMessages):
     def abort(self, reason: str = "") -> None:
         self._group.abort(reason)
 
+    def _decide(self, serial: int, value: int) -> int:
+        decided = self._group.decide(serial, value)
+        if decided < 0:  # the group is closed, or this is a forked child
+            raise self.errored or ValueError(f"too many decisions have followed number {serial}")
+        return decided
+
     @property
     def errored(self) -> GroupError | None:
         return self.ending("no call")

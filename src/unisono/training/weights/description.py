@@ -12,8 +12,7 @@ import torch
 from unisono.collectives.encoding import torch_dtype
 from unisono.comm.base import dtype_name
 from unisono.training.weights import gpu_memory
-from unisono.training.weights.reading import Place
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, tied_names
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place
 
 _MOST_ROWS = 40
 
@@ -73,15 +72,15 @@ class Description:
         cls,
         role: Any,
         weights: Mapping[str, HeldTensor],
+        ties: Mapping[str, str],
         place_of: Callable[[torch.Tensor], Place | None] = lambda tensor: None,
         **more: Any,
     ) -> Description:
-        """The description of what a rank holds."""
-        firsts = tied_names(weights)
+        """The description of what a rank holds; `ties` are the `tied_names` of it."""
         entries = {
             name: DescribedTensor(
                 *(dtype_name(held.tensor), held.whole, held.box),
-                *(firsts[name], place_of(held.tensor)),
+                *(ties[name], place_of(held.tensor)),
             )
             for name, held in weights.items()
         }

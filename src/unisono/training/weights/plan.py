@@ -22,12 +22,32 @@ from unisono.training.weights.description import (
     differences_table,
     trainer_tensors,
 )
-from unisono.training.weights.reading import Unit
-from unisono.training.weights.shards import Box
+from unisono.training.weights.shards import Box, Place
 
 _GPU_BUCKET_BYTES = 1 << 30
 """What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
 turn on a GPU that they share."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The elements of a `box` of a tensor, which rank `sender` holds as part of the box `held`, and
+    which travel, or are read or served, in one piece."""
+
+    name: str
+    dtype: torch.dtype
+    box: Box
+    sender: int
+    held: Box
+    place: Place | None = None
+    """Where other ranks can read it; None: it is sent, or served on a GPU."""
+    gpu: str = ""
+    """The GPU on which an engine serves it."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the way."""
+        return self.box.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -62,22 +82,6 @@ class WeightPlan:
     """For each engine that serves the trainer's memory: what it serves, by name."""
     exports: dict[int, tuple[str, ...]]
     """For each sender with memory of a GPU that engines serve: the names of what lies there."""
-    version: int = -1
-
-    def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
-        """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
-        transfers = [transfer for transfer in self.transfers if rank in transfer.members]
-        longest = max((len(transfer.buckets) for transfer in transfers), default=0)
-        return [
-            (transfer, i)
-            for i in range(longest)
-            for transfer in transfers
-            if i < len(transfer.buckets)
-        ]
-
-    def units(self, rank: int) -> list[Unit]:
-        """What a rank sends or receives."""
-        return [unit for transfer, i in self.steps(rank) for unit in transfer.buckets[i]]
 
 
 def make_plan(everyone: Sequence[Description]) -> WeightPlan:

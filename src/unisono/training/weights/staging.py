@@ -13,7 +13,7 @@ from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
 from unisono.training.weights.plan import WeightPlan
-from unisono.training.weights.shards import HeldTensor, tied_names
+from unisono.training.weights.shards import HeldTensor, held_tensors
 
 Step = Callable[[], object]
 
@@ -30,11 +30,16 @@ class Staging:
 
     @outlasting_inference_mode()
     def prepare(
-        self, plan: WeightPlan, mine: Mapping[str, HeldTensor] | None, device: torch.device
+        self,
+        plan: WeightPlan,
+        ties: Mapping[str, str] | None,
+        mine: Mapping[str, HeldTensor] | None,
+        device: torch.device,
     ) -> None:
-        """Have a tensor for every name that will come."""
+        """Have a tensor for every name that will come. `ties` are the engine's `tied_names`, and
+        `mine` its weights; None: it has none of its own, and takes what the trainer has."""
         spare, self.tensors = self.tensors, {}
-        self._firsts = _firsts_of(plan, mine)
+        self._firsts = _firsts_of(plan, ties)
         for name in set(self._firsts.values()):
             if mine is None:
                 self.tensors[name] = _empty(plan, name, device)
@@ -49,13 +54,13 @@ class Staging:
     def alias(
         self,
         plan: WeightPlan,
-        mine: Mapping[str, HeldTensor] | None,
+        ties: Mapping[str, str] | None,
         views: Mapping[str, torch.Tensor],
     ) -> None:
         """Have `views` of the trainer's memory for every name, instead of memory of our own."""
-        firsts = _firsts_of(plan, mine)
+        firsts = _firsts_of(plan, ties)
         self._firsts = {
-            name: first for name, first in firsts.items() if mine is None or first in views
+            name: first for name, first in firsts.items() if ties is None or first in views
         }
         device = next((view.device for view in views.values()), None)
         self.tensors = {
@@ -66,6 +71,15 @@ class Staging:
 
     def _share_tied(self) -> None:
         self.tensors = {name: self.tensors[first] for name, first in self._firsts.items()}
+
+    def received(self, mine: Mapping[str, HeldTensor]) -> dict[str, HeldTensor]:
+        """The tensors as what they are of their wholes."""
+        if not mine:
+            return held_tensors(self.tensors)
+        return {
+            name: HeldTensor(tensor, mine[name].whole, mine[name].box)
+            for name, tensor in self.tensors.items()
+        }
 
     def hand_over(self) -> dict[str, torch.Tensor]:
         """Give the tensors to a commit, which may keep them."""
@@ -105,6 +119,12 @@ class Staging:
                     f"for it is {why}"
                 )
 
+    def is_served(self, mine: Mapping[str, HeldTensor]) -> bool:
+        """Whether the engine's tensors lie where `serve` has put them."""
+        return self._served == {
+            name: mine[name].tensor.data_ptr() for name in self._served if name in mine
+        }
+
     def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
         """Let the engine's tensors be the trainer's memory, and do `then`: all of it, or none."""
         moved = self._to_be_moved(mine)
@@ -124,12 +144,12 @@ class Staging:
         return list(moved.values())
 
 
-def _firsts_of(plan: WeightPlan, mine: Mapping[str, HeldTensor] | None) -> dict[str, str]:
+def _firsts_of(plan: WeightPlan, ties: Mapping[str, str] | None) -> Mapping[str, str]:
     """Each name -> the first of those that it is tied to: on the engine, or on the trainer where
     the engine has no weights of its own."""
-    if mine is None:
+    if ties is None:
         return {name: tensor.first for name, tensor in plan.tensors.items()}
-    return tied_names(mine)
+    return ties
 
 
 def _empty(plan: WeightPlan, name: str, device: torch.device | None) -> torch.Tensor:
