@@ -66,6 +66,8 @@ class WeightUpdate:
 class _Endpoint(ABC):
     """What senders and receivers have in common."""
 
+    _sends: bool
+
     def __init__(self, group: Any, weights: Any, version: int, progress: Progress | None) -> None:
         self._protocol = UpdateProtocol(resolve(group))
         self._weights = weights
@@ -73,6 +75,10 @@ class _Endpoint(ABC):
         self._reader = WeightReader()
         self._text = ""
         """The description of what was read last."""
+        self._told: dict[int, ToldMemory] = {}
+        """What senders told of their memory on a GPU, where engines serve it."""
+        self._changes = True
+        """Whether this rank has anything to send, to receive or to exchange."""
         self.version = version
         """The last version that was sent, or the one that the engine serves."""
 
@@ -108,15 +114,16 @@ class _Endpoint(ABC):
         protocol = self._protocol
         with protocol.update(timeout_s):
             mine, is_ready = protocol.attempt(self._read) or ({}, False)
-            changes = is_ready and self._changes
-            goes_on = protocol.meet(self.version, wanted, is_ready, changes)
+            goes_on = protocol.meet(self.version, wanted, is_ready, self._changes)
             met_s = time.perf_counter()
             if not goes_on:
-                protocol.agree(self._text)
-                self._get_ready(mine)
+                transfers = protocol.agree(self._text)
+                self._told = protocol.exchange_memory(partial(self._tell, transfers, mine))
+                protocol.attempt(partial(self._make_room, transfers, mine))
+                protocol.begin(self._changes)
+            assert protocol.transfers is not None
+            self._carry_out(protocol.transfers, mine)
             transfers = protocol.transfers
-            assert transfers is not None
-            self._carry_out(transfers, mine)
         return WeightUpdate(
             version=protocol.version,
             tensors=transfers.tensors,
@@ -126,40 +133,36 @@ class _Endpoint(ABC):
             waited_s=met_s - begin_s,
         )
 
-    def _read(self) -> tuple[dict[str, HeldTensor], bool]:
-        """What this rank holds, and whether it is ready to go on by the last plan. Where more than
-        contents has changed, it is described anew, and is not."""
-        mine: dict[str, HeldTensor] = {}
+    def _read(self) -> tuple[Held, bool]:
+        """What this rank holds, and whether it can go on by the last plan. Where more than contents
+        has changed, it is described anew, and cannot."""
+        mine: Held = {}
         is_as_before = True
-        parts = self._shared_parts()
+        # Where others may read a trainer's weights.
+        parts = self._protocol.comm._own_parts() if self._sends else []
         if self._weights is not None:
             mine, is_as_before = self._reader.read(self._weights, parts)
         if self._text and is_as_before:
             transfers = self._protocol.transfers
             return mine, transfers is not None and self._is_ready(transfers, mine)
         self._text = ""
-        self._text = self._description(mine, parts).text()
+        self._text = self._description(mine, partial(Place.of, parts)).text()
         return mine, False
 
-    def _shared_parts(self) -> list[tuple[int, int, int]]:
-        """This rank's shared memory, in which others may read its weights."""
-        return []
-
-    @property
     @abstractmethod
-    def _changes(self) -> bool:
-        """Whether this rank, which is ready, sends or receives anything."""
-
-    @abstractmethod
-    def _description(self, mine: Held, parts: list[tuple[int, int, int]]) -> Description: ...
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
 
     @abstractmethod
     def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
         """Whether this rank can go on by the plan of the last update."""
 
+    def _tell(self, transfers: Transfers, mine: Held) -> str:
+        """Where engines find a trainer's memory on a GPU."""
+        return ""
+
     @abstractmethod
-    def _get_ready(self, mine: Held) -> None:
-        """Get ready for a new plan, together with all ranks."""
+    def _make_room(self, transfers: Transfers, mine: Held) -> None:
+        """Get ready for an update by this plan."""
 
     @abstractmethod
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
@@ -193,6 +196,8 @@ class WeightSender(_Endpoint):
     >>> update.version
     1
     """
+
+    _sends = True
 
     def __init__(
         self,
@@ -235,16 +240,7 @@ class WeightSender(_Endpoint):
         super().close()
         self._exported.close()
 
-    def _shared_parts(self) -> list[tuple[int, int, int]]:
-        return self._protocol.comm._own_parts()
-
-    @property
-    def _changes(self) -> bool:
-        transfers = self._protocol.transfers
-        return transfers is not None and bool(transfers.plan.transfers)
-
-    def _description(self, mine: Held, parts: list[tuple[int, int, int]]) -> Description:
-        place_of = partial(Place.of, parts)
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
         ties = self._reader.ties
         return Description.of("sender", mine, ties, place_of, options=self._options)
 
@@ -252,12 +248,11 @@ class WeightSender(_Endpoint):
         served = self._served(transfers, mine)
         return not served or self._exported.lie_still(served)
 
-    def _get_ready(self, mine: Held) -> None:
-        protocol = self._protocol
-        assert protocol.transfers is not None
-        served = self._served(protocol.transfers, mine)
-        protocol.exchange_memory(partial(self._exported.describe, served))
-        protocol.begin(self._changes)
+    def _tell(self, transfers: Transfers, mine: Held) -> str:
+        return self._exported.describe(self._served(transfers, mine))
+
+    def _make_room(self, transfers: Transfers, mine: Held) -> None:
+        self._changes = bool(transfers.plan.transfers)
 
     def _served(self, transfers: Transfers, mine: Held) -> dict[str, torch.Tensor]:
         """What engines serve of this rank's memory on a GPU."""
@@ -299,6 +294,8 @@ class WeightReceiver(_Endpoint):
     ...     assert served["w"].tolist() == [1, 1] and receiver.version == 1
     """
 
+    _sends = False
+
     def __init__(
         self,
         group: Any,
@@ -319,12 +316,9 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
-        self._told: dict[int, ToldMemory] = {}
-        """What the senders told of their memory on a GPU, which this engine serves."""
         self._served_by: Transfers | None = None
         """The plan by which the engine serves the trainer's memory. Where its tensors lie there
         still, an update by the same plan changes nothing but the version."""
-        self._is_settled = False
 
     def update(self, *, timeout_s: float | None = None) -> WeightUpdate:
         """Receive the next version. Afterwards `version` is that of all engines.
@@ -354,11 +348,7 @@ class WeightReceiver(_Endpoint):
         self._staging.hand_over()
         self._served_by = None
 
-    @property
-    def _changes(self) -> bool:
-        return not self._is_settled
-
-    def _description(self, mine: Held, parts: list[tuple[int, int, int]]) -> Description:
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
         return Description.of(
             "receiver",
             mine,
@@ -369,8 +359,8 @@ class WeightReceiver(_Endpoint):
         )
 
     def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
-        self._is_settled = self._served_by is transfers and self._staging.is_served(mine)
-        if self._is_settled:
+        if self._served_by is transfers and self._staging.is_served(mine):
+            self._changes = False
             return True
         try:
             self._make_room(transfers, mine)
@@ -378,18 +368,11 @@ class WeightReceiver(_Endpoint):
             return False
         return True
 
-    def _get_ready(self, mine: Held) -> None:
-        protocol = self._protocol
-        assert protocol.transfers is not None
-        self._served_by, self._is_settled = None, False
-        self._told = protocol.exchange_memory(str)
-        protocol.attempt(partial(self._make_room, protocol.transfers, mine))
-        protocol.begin(True)
-
     def _make_room(self, transfers: Transfers, mine: Held) -> None:
         """Have memory for what will come, or the trainer's where the engine will serve it."""
+        self._served_by, self._changes = None, True
         plan, device = transfers.plan, transfers.device_for(mine)
-        own, ties = (mine, self._reader.ties) if self._weights is not None else (None, None)
+        own, ties = (None, None) if self._weights is None else (mine, self._reader.ties)
         if self._alias:
             views = {}
             for name, unit in plan.aliases[self._protocol.comm.rank].items():
@@ -433,7 +416,7 @@ class WeightReceiver(_Endpoint):
         if self._commit is not None:
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
-        elif self._alias and not self._is_settled:
+        elif self._alias and self._changes:
             self._staging.serve(mine, now_served)
         elif transactional and not self._alias:
             self._staging.swap(mine, now_served)

@@ -55,16 +55,11 @@ class WeightTransfer:
     """A sender and those receivers that take the same from it, and what. They read it where it
     lies (`is_read`), or it is sent."""
 
-    sender: int
-    receivers: tuple[int, ...]
+    members: tuple[int, ...]
+    """All of them; the sender is the first."""
     is_read: bool
     buckets: list[list[Unit]]
     """What travels together."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """All of them; the sender is the first."""
-        return (self.sender, *self.receivers)
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,7 @@ def _plan_transfers(
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
 ) -> list[WeightTransfer]:
-    found: dict[tuple[int, tuple[int, ...], bool], list[Unit]] = {}
+    found: dict[tuple[tuple[int, ...], bool], list[Unit]] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
         dtype = ours.travels_as
@@ -217,7 +212,7 @@ def _plan_transfers(
             for box, takers in _shared_parts(piece, name, wanted).items():
                 load[whole.sender] += box.count * dtype.itemsize
                 cuts = box.split(max(1, bucket_bytes // dtype.itemsize))
-                key = whole.sender, tuple(takers), bool(placed)
+                key = (whole.sender, *takers), bool(placed)
                 found.setdefault(key, []).extend(replace(whole, box=cut) for cut in cuts)
     return [WeightTransfer(*key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
 

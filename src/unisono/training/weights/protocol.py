@@ -57,7 +57,8 @@ class UpdateProtocol:
         self._serial = 0
         self._votes = False
         self._moving = False
-        self._usual_s = comm.timeout_s
+        self._usual_s: float | None = None
+        """The group's own limit, while an update has another one."""
         self._own_failure: Exception | None = None
         """What went wrong on this rank. Forgotten with the update: an exception holds the frames
         that it has passed, and they hold this rank's weights and groups."""
@@ -78,9 +79,8 @@ class UpdateProtocol:
         `in_place`: one leaves engines with parts of two versions."""
         self.version, self.committed = -1, False
         self._votes, self._moving = False, in_place
-        self._usual_s = self.comm.timeout_s
         if timeout_s is not None:
-            self.comm.timeout_s = timeout_s
+            self._usual_s, self.comm.timeout_s = self.comm.timeout_s, timeout_s
         return self
 
     def __enter__(self) -> None:
@@ -94,8 +94,9 @@ class UpdateProtocol:
                 self._abort(f"rank {self.comm.rank} failed: {error!r}")
         finally:
             self._own_failure = None
-            if self.comm.errored is None:
-                self.comm.timeout_s = self._usual_s
+            usual_s, self._usual_s = self._usual_s, None
+            if usual_s is not None and self.comm.errored is None:
+                self.comm.timeout_s = usual_s
 
     def attempt(self, action: Callable[[], T]) -> T | None:
         """Do something; what it raises is kept for the next round, in which all hear of it."""

@@ -137,7 +137,7 @@ class Transfers:
         group = self._groups.get(transfer.members)
         if group is not None:
             return group.broadcast(tensors, 0, async_op=async_op)
-        return self._comm.broadcast(tensors, transfer.sender, async_op=async_op)
+        return self._comm.broadcast(tensors, transfer.members[0], async_op=async_op)
 
     def _find_damage(self, sums: list[list[int]]) -> list[str]:
         """Compare with the senders' checksums."""
@@ -150,8 +150,8 @@ class Transfers:
                     names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index]))
                     listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
                     found.append(
-                        f"bucket {index} from rank {transfer.sender} ({listed}) arrived damaged, "
-                        "or changed while it was sent"
+                        f"bucket {index} from rank {transfer.members[0]} ({listed}) arrived "
+                        "damaged, or changed while it was sent"
                     )
         return found
 
