@@ -113,7 +113,7 @@ LIBRARY = (
     ),
     Mutant(
         "shards-are-whole",
-        "src/unisono/training/weights/description.py",
+        "src/unisono/training/weights/plan.py",
         'return f"{missing} elements are on no rank" if missing else ""',
         'return ""',
         "an engine serves memory that nobody has filled",

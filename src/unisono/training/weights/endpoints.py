@@ -17,8 +17,8 @@ import torch
 
 from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.description import Description, UpdateOptions
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
+from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.shards import HeldTensor, Place, WeightReader, WeightShard
 from unisono.training.weights.staging import Staging, do_all_or_none

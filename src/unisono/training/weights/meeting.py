@@ -23,7 +23,7 @@ from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
-from unisono.training.weights.update_group import WeightUpdateGroup
+from unisono.training.weights.by_parameter import WeightUpdateGroup
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0

@@ -6,27 +6,129 @@ the same differences, so that nothing about the bytes' way has to be agreed on l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import torch
 
 from unisono.collectives.encoding import torch_dtype
+from unisono.comm.base import dtype_name
 from unisono.errors import WeightMismatch, name_number
-from unisono.training.weights.description import (
-    Description,
-    Difference,
-    TrainerTensor,
-    UpdateOptions,
-    compare,
-    differences_table,
-    trainer_tensors,
-)
-from unisono.training.weights.shards import Box, Place
+from unisono.training.weights import gpu_memory
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place
+
+_MOST_ROWS = 40  # of a table of differences
 
 _GPU_BUCKET_BYTES = 1 << 30
 """What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
 turn on a GPU that they share."""
+
+Difference = tuple[str, str, str]
+"""A name, what the trainer has, what an engine has."""
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How an update goes on, as its senders say."""
+
+    transactional: bool
+    checksum: bool
+    convert: bool
+    bucket_bytes: int
+
+
+@dataclass(frozen=True)
+class DescribedTensor:
+    """A tensor in a description: `first` is the name that it shares its memory with, or its own;
+    `place` where it lies in memory that all ranks have mapped."""
+
+    dtype: str
+    whole: Lengths
+    box: Box
+    first: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a rank brings to an update. An engine that `takes_all` has no weights of its own."""
+
+    role: Literal["sender", "receiver"]
+    weights: dict[str, DescribedTensor]
+    options: UpdateOptions | None = None
+    partial: bool = False
+    alias: bool = False
+    takes_all: bool = False
+    gpu: str = ""
+    """The one on which all of its weights lie, if there is one."""
+
+    @classmethod
+    def of(
+        cls,
+        role: Any,
+        weights: Mapping[str, HeldTensor],
+        ties: Mapping[str, str],
+        place_of: Callable[[torch.Tensor], Place | None] = lambda tensor: None,
+        **more: Any,
+    ) -> Description:
+        """The description of what a rank holds; `ties` are the `tied_names` of it."""
+        entries = {
+            name: DescribedTensor(
+                *(dtype_name(held.tensor), held.whole, held.box),
+                *(ties[name], place_of(held.tensor)),
+            )
+            for name, held in weights.items()
+        }
+        gpu = gpu_memory.gpu_of(held.tensor for held in weights.values())
+        return cls(role, entries, gpu=gpu, **more)
+
+    def text(self) -> str:
+        """For the way to the others."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Description:
+        """The other way. JSON has lists for tuples."""
+        read = json.loads(text, object_hook=_with_tuples)
+        for name, entry in read["weights"].items():
+            place = entry["place"] and Place(**entry["place"])
+            read["weights"][name] = DescribedTensor(
+                **entry | {"box": Box(**entry["box"]), "place": place}
+            )
+        return cls(**read | {"options": read["options"] and UpdateOptions(**read["options"])})
+
+
+def _with_tuples(read: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(each) if isinstance(each, list) else each for key, each in read.items()}
+
+
+@dataclass
+class TrainerTensor:
+    """A tensor of the trainer: who holds which boxes of it. `first` is the name that it is tied to
+    on all senders, or its own."""
+
+    dtype: str
+    whole: Lengths
+    boxes: dict[Box, list[int]]
+    first: str
+    travels_as: torch.dtype = torch.float32
+    """Its type on the way, once `compare` has found it."""
+
+    def __str__(self) -> str:
+        return tensor_text(self.dtype, self.whole)
+
+    def problem(self) -> str:
+        """What is wrong with the boxes, if anything."""
+        boxes = list(self.boxes)
+        for index, box in enumerate(boxes):
+            for other in boxes[:index]:
+                if box.intersection(other):
+                    ranks = self.boxes[other][0], self.boxes[box][0]
+                    return f"the shards of ranks {ranks[0]} and {ranks[1]} overlap"
+        missing = Box((), self.whole).count - sum(box.count for box in boxes)
+        return f"{missing} elements are on no rank" if missing else ""
 
 
 @dataclass(frozen=True)
@@ -240,3 +342,96 @@ def _shared_parts(
         if part is not None:
             parts.setdefault(part, []).append(rank)
     return parts
+
+
+# -- whether it fits together ----------------------------------------------------------------------
+
+
+def trainer_tensors(
+    senders: Mapping[int, Description], differences: list[Difference]
+) -> dict[str, TrainerTensor]:
+    """What all senders hold together."""
+    found: dict[str, TrainerTensor] = {}
+    for rank, sender in senders.items():
+        for name, entry in sender.weights.items():
+            ours = found.setdefault(name, TrainerTensor(entry.dtype, entry.whole, {}, entry.first))
+            if (entry.dtype, entry.whole) != (ours.dtype, ours.whole):
+                theirs = tensor_text(entry.dtype, entry.whole)
+                differences.append((name, f"rank {rank}: {theirs}, others: {ours}", "-"))
+                continue
+            if entry.first != ours.first:
+                ours.first = name  # not tied everywhere
+            if entry.box.count:
+                ours.boxes.setdefault(entry.box, []).append(rank)
+    for name, ours in found.items():
+        if ours.first in found and found[ours.first].first != ours.first:
+            ours.first = name
+        wrong = ours.problem()
+        if wrong:
+            differences.append((name, f"{ours}: {wrong}", "-"))
+    return found
+
+
+def compare(
+    trainer: Mapping[str, TrainerTensor],
+    engines: Mapping[int, Description],
+    convert: bool,
+    differences: list[Difference],
+) -> None:
+    """Find in which type each tensor travels, and what does not fit."""
+    for name, ours in trainer.items():
+        dtypes = {}
+        for rank, engine in engines.items():
+            entry = engine.weights.get(name)
+            if entry is not None:
+                dtypes[rank] = entry.dtype
+                wrong = _misfit(ours, entry, trainer, convert)
+            else:
+                wrong = "" if engine.takes_all or engine.partial else "-"
+            if wrong:
+                differences.append((name, str(ours), f"rank {rank}: {wrong}"))
+        if convert and len(set(dtypes.values())) > 1:
+            texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
+            differences.append((name, ours.dtype, f"engines differ: {texts}"))
+        ours.travels_as = torch_dtype(next(iter(dtypes.values()), ours.dtype))
+    for rank, engine in engines.items():
+        for name, entry in engine.weights.items():
+            if name not in trainer:
+                text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}"
+                differences.append((name, "-", text))
+
+
+def _misfit(
+    ours: TrainerTensor,
+    entry: DescribedTensor,
+    trainer: Mapping[str, TrainerTensor],
+    convert: bool,
+) -> str:
+    """How an engine's tensor differs from the trainer's; nothing where it fits."""
+    if entry.whole != ours.whole:
+        return tensor_text(entry.dtype, entry.whole)
+    if entry.dtype != ours.dtype:
+        floats = all(torch_dtype(name).is_floating_point for name in (ours.dtype, entry.dtype))
+        if not convert or not floats:
+            remedy = " (convert=True on the sender converts)" if floats else ""
+            return tensor_text(entry.dtype, entry.whole) + remedy
+    first = trainer.get(entry.first)
+    if first is None or first.first != ours.first:
+        return f"tied to {entry.first}, on the trainer not"
+    return ""
+
+
+def tensor_text(dtype: str, whole: Sequence[int]) -> str:
+    """ "float32 (8, 4)": a tensor in a table of differences."""
+    return f"{dtype} {tuple(whole)}"
+
+
+def differences_table(differences: Sequence[Difference]) -> str:
+    """What does not fit, for people."""
+    rows = [("weight", "trainer", "engine"), *differences[:_MOST_ROWS]]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+    if len(differences) > _MOST_ROWS:
+        lines.append(f"  and {len(differences) - _MOST_ROWS} more")
+    head = f"trainer and engines differ in {len(differences)} weight(s); nothing was moved"
+    return "\n".join([head, *lines])

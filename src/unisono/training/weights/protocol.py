@@ -27,9 +27,8 @@ from unisono.errors import (
     RendezvousError,
     WeightUpdateError,
 )
-from unisono.training.weights.description import Description
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
-from unisono.training.weights.plan import make_plan
+from unisono.training.weights.plan import Description, make_plan
 from unisono.training.weights.transfers import Transfers
 
 T = TypeVar("T")
