@@ -21,7 +21,7 @@ from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, ope
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.shards import HeldTensor, Place, WeightReader, WeightShard
-from unisono.training.weights.staging import Staging, do_all_or_none
+from unisono.training.weights.staging import Staging, do_all_or_none, view_of
 from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
 
@@ -174,9 +174,7 @@ class WeightSender(_Endpoint):
     holds.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
-    `WeightShard`s; it is read anew at every update. Those that are shared tensors of the group
-    (`unisono.share_module`) are not sent: engines read them where they lie. The senders' options
-    hold for all:
+    `WeightShard`s; it is read anew at every update. The senders' options hold for all:
 
     - `transactional`: engines receive into memory of their own and change over together; otherwise
       weights go straight into place, in half the memory, and a failure leaves engines with parts of
@@ -380,12 +378,11 @@ class WeightReceiver(_Endpoint):
                     served = mine[name].tensor if name in mine else None
                     views[name] = open_unit(unit, self._told[unit.sender], served)
                 else:
-                    views[name] = transfers.find(unit)
+                    views[name] = view_of(self._protocol.comm, unit)
             self._staging.alias(plan, ties, views)
             if self._commit is None:
                 self._staging.check_can_serve(mine)
             return
-        transfers.hold()
         if plan.options.transactional:
             self._staging.prepare(plan, ties, own, device)
         elif own is None or self._prepare or self._commit:

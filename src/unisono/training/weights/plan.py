@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -134,7 +134,7 @@ class TrainerTensor:
 @dataclass(frozen=True)
 class Unit:
     """The elements of a `box` of a tensor, which rank `sender` holds as part of the box `held`, and
-    which travel, or are read or served, in one piece."""
+    which travel, or are served, in one piece."""
 
     name: str
     dtype: torch.dtype
@@ -142,7 +142,7 @@ class Unit:
     sender: int
     held: Box
     place: Place | None = None
-    """Where other ranks can read it; None: it is sent, or served on a GPU."""
+    """Where an engine serves it in shared memory."""
     gpu: str = ""
     """The GPU on which an engine serves it."""
 
@@ -154,12 +154,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """A sender and those receivers that take the same from it, and what. They read it where it
-    lies (`is_read`), or it is sent."""
+    """A sender and those receivers that take the same from it, and what."""
 
     members: tuple[int, ...]
     """All of them; the sender is the first."""
-    is_read: bool
     buckets: list[list[Unit]]
     """What travels together."""
 
@@ -247,13 +245,6 @@ def _wanted_boxes(engine: Description, trainer: Mapping[str, TrainerTensor]) -> 
     return {name: entry.box for name, entry in engine.weights.items() if entry.first == name}
 
 
-def _unit(sender: int, held: Description, name: str, box: Box, dtype: torch.dtype) -> Unit:
-    """A box of what a sender holds; with its place, where others can read it as it is."""
-    entry = held.weights[name]
-    place = entry.place if torch_dtype(entry.dtype) == dtype else None
-    return Unit(name, dtype, box, sender, entry.box, place)
-
-
 def _plan_aliases(
     rank: int,
     everyone: Sequence[Description],
@@ -275,12 +266,12 @@ def _plan_aliases(
             for holder in ranks
         ]
         for holder in holders:
-            unit = _unit(holder, everyone[holder], name, box, torch_dtype(ours.dtype))
-            gpu = everyone[holder].gpu
-            if unit.place is None and gpu and (engine.takes_all or engine.gpu == gpu):
-                unit = replace(unit, gpu=gpu)
-            if unit.place is not None or unit.gpu:
-                found[name] = unit
+            entry, gpu = everyone[holder].weights[name], everyone[holder].gpu
+            if entry.place is not None or (not engine.takes_all and engine.gpu != gpu):
+                gpu = ""
+            if entry.place is not None or gpu:
+                dtype = torch_dtype(ours.dtype)
+                found[name] = Unit(name, dtype, box, holder, entry.box, entry.place, gpu)
                 break
         why = ""
         if not holders:
@@ -303,20 +294,19 @@ def _plan_transfers(
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
 ) -> list[WeightTransfer]:
-    found: dict[tuple[tuple[int, ...], bool], list[Unit]] = {}
+    found: dict[tuple[int, ...], list[Unit]] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
         dtype = ours.travels_as
         for piece, holders in ours.boxes.items():
-            units = [_unit(rank, senders[rank], name, piece, dtype) for rank in holders]
-            placed = [unit for unit in units if unit.place is not None]
-            whole = min(placed or units, key=lambda unit: (load[unit.sender], unit.sender))
+            sender = min(holders, key=lambda rank: (load[rank], rank))
+            held = senders[sender].weights[name].box
             for box, takers in _shared_parts(piece, name, wanted).items():
-                load[whole.sender] += box.count * dtype.itemsize
-                cuts = box.split(max(1, bucket_bytes // dtype.itemsize))
-                key = (whole.sender, *takers), bool(placed)
-                found.setdefault(key, []).extend(replace(whole, box=cut) for cut in cuts)
-    return [WeightTransfer(*key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
+                load[sender] += box.count * dtype.itemsize
+                units = found.setdefault((sender, *takers), [])
+                for part in box.split(max(1, bucket_bytes // dtype.itemsize)):
+                    units.append(Unit(name, dtype, part, sender, held))
+    return [WeightTransfer(key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
 
 
 def _cut(units: Sequence[Unit], bucket_bytes: int) -> list[list[Unit]]:

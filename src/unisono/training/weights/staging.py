@@ -6,13 +6,15 @@ import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
+from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
-from unisono.training.weights.plan import WeightPlan
+from unisono.training.weights.plan import Unit, WeightPlan
 from unisono.training.weights.shards import HeldTensor, held_tensors
 
 Step = Callable[[], object]
@@ -110,9 +112,7 @@ class Staging:
     def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
         """Raise ValueError for tensors whose memory cannot be exchanged for the trainer's."""
         for name, own in self._to_be_moved(mine):
-            # All shared tensors of a trainer are one storage.
-            was_put_there = own.device.type == "cpu" and self._served.get(name) == own.data_ptr()
-            if own.is_inference() or (shares_storage(own) and not was_put_there):
+            if own.is_inference() or shares_storage(own):
                 why = "made in inference mode" if own.is_inference() else "seen by other tensors"
                 raise ValueError(
                     f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, "
@@ -142,6 +142,19 @@ class Staging:
             if own.data_ptr() != view.data_ptr() or own.stride() != view.stride():
                 moved[id(own)] = name, own
         return list(moved.values())
+
+
+def view_of(comm: Communicator, unit: Unit) -> torch.Tensor:
+    """A part of a trainer's tensor in shared memory. RuntimeError: the trainer has dropped it."""
+    assert unit.place is not None
+    memory = comm._memory(unit.place.number)
+    if memory is None:
+        raise RuntimeError(f"rank {unit.sender}'s weights are not in shared memory any more")
+    first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)  # in all that it has there
+    view = torch.empty(0, dtype=unit.dtype)
+    offset = unit.place.offset // unit.dtype.itemsize
+    view.set_(first.untyped_storage(), offset, unit.held.shape, unit.place.strides)
+    return HeldTensor(view, (), unit.held).part(unit.box)
 
 
 def _firsts_of(plan: WeightPlan, ties: Mapping[str, str] | None) -> Mapping[str, str]:

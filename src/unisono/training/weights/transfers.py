@@ -4,8 +4,7 @@ checksum that says whether they arrived.
 A sender and those receivers that take the same from it are a group of their own, unless they are
 all ranks. So no other sender has to hold what passes, and senders work at the same time. On shared
 memory a bucket goes from the sender's tensors through the engine's slots into the receivers':
-nothing is packed, unless a tensor has to be converted or lies on another device. Weights that are
-shared tensors are not sent at all: receivers read them where they lie, and say when they have.
+nothing is packed, unless a tensor has to be converted or lies on another device.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ class Transfers:
         ]
         self._groups: dict[tuple[int, ...], Communicator] = {}
         """Those that were made for it, by their members."""
-        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
-        """The trainers' memory in this process, for as long as an update needs it."""
         moved = {unit.name for step in self._steps for unit in step.bucket}
         self.tensors = len(moved | plan.aliases.get(comm.rank, {}).keys())
         self.buckets = len(self._steps)
@@ -111,27 +108,19 @@ class Transfers:
                 sums[step.transfer].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
-        self._storages.clear()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
         return self._find_damage(sums) if checks else []
 
     def _begin(self, step: _Step, tensors: list[torch.Tensor], device: torch.device) -> Work | None:
         """Send or receive a bucket. What a sender has to convert is replaced in `tensors`."""
-        transfer = self._mine[step.transfer]
-        if transfer.is_read:
-            if not self._sends:
-                with torch.inference_mode():  # in which tensors of both kinds can be written to
-                    for unit, tensor in zip(step.bucket, tensors, strict=True):
-                        tensor.copy_(self.find(unit))
-            return None
         if self._sends:
             for i, (unit, tensor) in enumerate(zip(step.bucket, tensors, strict=True)):
                 if 0 in tensor.stride():  # elements that share memory cannot be broadcast
                     tensor = tensor.contiguous()
                 is_there = tensor.device.type == device.type
                 tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
-        return self._broadcast(transfer, tensors, async_op=True)
+        return self._broadcast(self._mine[step.transfer], tensors, async_op=True)
 
     def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
         group = self._groups.get(transfer.members)
@@ -154,37 +143,6 @@ class Transfers:
                         "damaged, or changed while it was sent"
                     )
         return found
-
-    # -- weights that are shared tensors ---------------------------------------------------------
-
-    def hold(self) -> None:
-        """Have the memory of what this rank will read. RuntimeError: its owner has dropped it."""
-        for step in self._steps:
-            if self._mine[step.transfer].is_read:
-                for unit in step.bucket:
-                    self._storage_of(unit)
-
-    def find(self, unit: Unit) -> torch.Tensor:
-        """A view of a unit that has a place. RuntimeError as above."""
-        assert unit.place is not None
-        view = torch.empty(0, dtype=unit.dtype)
-        offset = unit.place.offset // unit.dtype.itemsize
-        view.set_(self._storage_of(unit), offset, unit.held.shape, unit.place.strides)
-        return HeldTensor(view, (), unit.held).part(unit.box)
-
-    def _storage_of(self, unit: Unit) -> torch.UntypedStorage:
-        """All that a sender has in a memory."""
-        assert unit.place is not None
-        key = unit.place.number, unit.sender
-        if key not in self._storages:
-            memory = self._comm._memory(unit.place.number)
-            if memory is None:
-                raise RuntimeError(
-                    f"rank {unit.sender}'s weights are not in shared memory any more"
-                )
-            first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)
-            self._storages[key] = first.untyped_storage()
-        return self._storages[key]
 
     # -- ends ------------------------------------------------------------------------------------
 
