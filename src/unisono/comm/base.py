@@ -345,8 +345,8 @@ class Communicator(Collectives, SharedTensors):
     def _decide(self, serial: int, value: int) -> int:
         """The value that the first of all members proposed under this serial, the same on every
         rank. It waits for nobody, and works in a group that has ended, too: what a rank decided
-        outlives it. Serials and values are from 1 to 2**32 - 1; every decision of a group has a
-        serial above those before it. Raises StoreGone where the decision is kept in a torch Store
+        outlives it. Every decision of a group has a serial above those before it, from 1; values
+        are from 0, and both below 2**32. Raises StoreGone where decisions are kept in a torch Store
         that does not answer.
         """
         raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
