@@ -3,7 +3,6 @@
     python benchmarks/shared.py                    2 ranks, a minute or two
     python benchmarks/shared.py --ranks 8 --goals
     python benchmarks/shared.py --sizes 1M 64M --only all_reduce all_gather --json shared.json
-    python benchmarks/shared.py --only "weight update" --weights 500M
     mpirun -n 2 python benchmarks/shared.py        with Open MPI too, where mpi4py is installed
 
 The size is that of the whole: of the tensor, or of the wide side. staged is unisono on ordinary
@@ -11,10 +10,8 @@ tensors, shared the same call on tensors of `comm.empty`; the floor is the same 
 add, on all ranks at once. All ways take turns in an order shuffled anew; a turn counts with the
 slowest rank's time; figures are medians in microseconds.
 
-weight update: from rank 0 to an engine, rank 1, in 400 tensors of --weights bytes in all (which
-takes five times that of memory); the floor is one copy by the engine. gradient step: forward and
-backward of 25 million parameters with GradientSync, and with DDP; the floor is the step without
-any communication.
+gradient step: forward and backward of 25 million parameters with GradientSync, and with DDP; the
+floor is the step without any communication.
 allocate: a shared tensor, made and dropped; the floor is torch.empty, filled for the first time.
 """
 
@@ -48,12 +45,11 @@ CALLS = (
     "reduce_scatter",
     "read a peer",
 )
-OTHERS = ("allocate", "gradient step", "weight update")
+OTHERS = ("allocate", "gradient step")
 SIZES = ("4K", "16K", "64K", "256K", "1M", "4M", "16M", "64M")
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 Way: TypeAlias = Callable[[], Any]
 Row: TypeAlias = dict[str, Any]
-WEIGHT_TENSORS = 400
 WIDTH, LAYERS = 1250, 16
 
 
@@ -186,57 +182,10 @@ class Rank(TwoBackends):
             found["gloo" if name == "gloo" else f"DDP, {name}"] = step_of(wrapped)
         return found
 
-    def weight_ways(self, size_bytes: int) -> dict[str, Way]:
-        """Weights from rank 0 to rank 1; other ranks do nothing."""
-        import torch
-        import torch.distributed as dist
-
-        from unisono.training import WeightReceiver, WeightSender
-
-        gloo = dist.new_group([0, 1], backend="gloo")
-        pair = self.comm.split([0, 1], "pair") if self.rank < 2 else None
-        count = size_bytes // 4 // WEIGHT_TENSORS
-        names = [f"layer.{i}" for i in range(WEIGHT_TENSORS)]
-        ways = ("floor", "staged", "shared", "shared, checksums", "staged, checksums", "gloo")
-        if pair is None:
-            return dict.fromkeys(ways, lambda: None)
-        ordinary = {name: torch.full((count,), float(self.rank)) for name in names}
-        whole = pair.empty(count * WEIGHT_TENSORS if self.rank == 0 else 0, torch.float32)
-        if self.rank:
-            receivers = {name: WeightReceiver(pair, ordinary) for name in ways[1:-1]}
-            for receiver in receivers.values():  # one second copy for all of them
-                receiver._staging = receivers["staged"]._staging
-            copies = [torch.ones(count) for _ in names]
-        else:
-            shared = dict(zip(names, whole.fill_(0).split(count), strict=True))
-            senders = {
-                "staged": WeightSender(pair, ordinary, checksum=False),
-                "shared": WeightSender(pair, shared, checksum=False),
-                "shared, checksums": WeightSender(pair, shared),
-                "staged, checksums": WeightSender(pair, ordinary),
-            }
-
-        def copy() -> None:
-            if self.rank:
-                for to, tensor in zip(copies, ordinary.values(), strict=True):
-                    to.copy_(tensor)
-
-        def one_by_one() -> None:
-            for tensor in ordinary.values():
-                dist.broadcast(tensor, 0, group=gloo)
-
-        def update(name: str) -> Way:
-            return (receivers if self.rank else senders)[name].update
-
-        found: dict[str, Way] = {"floor": copy, "gloo": one_by_one}
-        return {name: found.get(name) or update(name) for name in ways}
-
     def measure(self, call: str, size: str, seconds: float) -> Row:
         """Each way's median; every rank returns the same figures."""
         if call == "gradient step":
             ways = self.step_ways()
-        elif call == "weight update":
-            ways = self.weight_ways(bytes_of(size))
         elif call == "allocate":
             ways = self.allocation_ways(bytes_of(size))
         else:
@@ -267,13 +216,11 @@ class Rank(TwoBackends):
         return time.perf_counter() - begin_s
 
 
-def be_a_rank(
-    folder: str, calls: Sequence[str], sizes: Sequence[str], weights: str, seconds: float
-) -> list[Row]:
+def be_a_rank(folder: str, calls: Sequence[str], sizes: Sequence[str], seconds: float) -> list[Row]:
     rank = Rank(folder)
     rows = []
     for call in calls:
-        own = {"weight update": [weights], "gradient step": ["100M"], "allocate": ["64K", "64M"]}
+        own = {"gradient step": ["100M"], "allocate": ["64K", "64M"]}
         for size in own.get(call, sizes):
             rows.append(rank.measure(call, size, seconds))
             gc.collect()
@@ -294,8 +241,6 @@ def goals(rows: Sequence[Row]) -> Iterator[str]:
             wanted.append(("floor", 0.9))
         if call == "read a peer":
             wanted.append(("own", 1.1))
-        if call == "weight update":
-            wanted.append(("floor", 1.1))
         if call == "gradient step":
             wanted.append(("staged", 1 / 1.15))
         for other, most in wanted:
@@ -312,14 +257,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", nargs="+", choices=CALLS + OTHERS, default=CALLS + OTHERS)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help="4K, 1M, ...")
-    parser.add_argument(
-        "--weights", default="2000M", metavar="SIZE", help="of a weight update (default 2000M)"
-    )
     parser.add_argument("--seconds", type=float, default=1.0, help="for each call and size")
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
     options = parser.parse_args(arguments)
-    told = (options.only, options.sizes, options.weights, options.seconds)
+    told = (options.only, options.sizes, options.seconds)
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
         rows = be_a_rank(_folder_of_job(), *told)

@@ -16,7 +16,7 @@ from namespaces import MakeNetwork
 
 import ranks
 from outside_groups import outside_group
-from ranks import RankPool, attempt, raised, subgroup
+from ranks import RankPool, attempt, raised
 from resources import assert_given_back, held_resources
 from unisono import Communicator, PeerLost, RendezvousError, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
@@ -208,12 +208,11 @@ def fail_in_prepare(rank: int, size: int, _: str, where: Places) -> Any:
         weight_update(weights, comm, src=0)
         assert weights["w0"][0].item() == 1.0
         for turn in range(20):
-            with subgroup(comm, range(size), f"verdict {turn}") as verdict:
-                comm.barrier()
-                said = verdict._conclude(f"as rank {rank} wants")
-                everybody = all_gather_object(said, comm)
-                assert everybody == [said] * size
-        comm.barrier()
+            comm.barrier()
+            decided = comm.decide(1000 + turn, rank)
+            assert all_gather_object(decided, comm) == [decided] * size
+        comm.abort("it is over")
+        assert comm.decide(1019, size) == decided, "it outlives the group"
 
 
 def die_before_the_vote(rank: int, size: int, _: str, where: Places) -> Any:

@@ -1,10 +1,9 @@
-"""Weights that are shared tensors: engines read them where they lie, or serve them there."""
+"""Weights that are shared tensors: engines receive them as any others, or serve them there."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from functools import partial
 from typing import Any
 
@@ -44,15 +43,9 @@ def assert_equal(weights: Any, wanted: dict[str, torch.Tensor]) -> None:
         assert torch.equal(weights[name], tensor), name
 
 
-def turns_of_transfers(endpoint: Any) -> int:
-    """How many turns of moving data this rank has made in the groups of an endpoint."""
-    groups = endpoint._protocol.groups._groups.values()
-    return sum(group.transport.group.progress(group.rank) for group in groups)
-
-
 @pytest.mark.ranks([2, 3])
 @pytest.mark.parametrize("transactional", [True, False])
-def test_engines_read_the_trainers_memory(comm: Communicator, transactional: bool) -> None:
+def test_engines_receive_a_trainers_shared_tensors(comm: Communicator, transactional: bool) -> None:
     mine = model(comm.rank)
     if comm.rank == 0:
         unisono.share_module(mine, comm)
@@ -73,8 +66,6 @@ def test_engines_read_the_trainers_memory(comm: Communicator, transactional: boo
             assert update.bytes > 4 * 50 * 70
             assert update.buckets > 3
         assert not comm.rank or not comm.is_shared(mine[0].weight)
-        # What has gone through slots: the checksums of each update.
-        assert turns_of_transfers(endpoint) <= len(wanted)
 
 
 @pytest.mark.ranks(3)
@@ -99,33 +90,6 @@ def test_shards_and_ordinary_tensors_beside_shared_ones(comm: Communicator) -> N
     assert torch.equal(served["cut"].tensor, whole[1:5, 1:3])
     assert served["plain"].tolist() == [7.0] * 5
     assert served["half"].tolist() == [1.5] * 3
-
-
-@pytest.mark.ranks(2)
-def test_a_change_while_it_is_read_is_noticed(comm: Communicator) -> None:
-    flag = comm.zeros(1)  # rank 0 has computed its checksums
-    trained = unisono.share(torch.zeros(5000), comm)
-
-    def finished(done: int, total: int) -> None:
-        if done == total:
-            flag[0] = 1
-
-    def disturb(done: int, total: int) -> None:
-        deadline_s = time.monotonic() + 60
-        while not comm.peer(flag, 0)[0] and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        comm.peer(trained, 0)[4900] = 1
-
-    if comm.rank:
-        served = {"w": torch.ones(5000)}
-        with WeightReceiver(comm, served, progress=disturb) as receiver:
-            error = raised(WeightUpdateError, receiver.update)
-        assert served["w"].sum() == 5000
-    else:
-        options: Any = {"bucket_bytes": 4000, "progress": finished}
-        with WeightSender(comm, {"w": trained}, **options) as sender:
-            error = raised(WeightUpdateError, sender.update)
-    assert "bucket 4 from rank 0 (w) arrived damaged, or changed while it was sent" in str(error)
 
 
 # -- served where they lie -------------------------------------------------------------------------

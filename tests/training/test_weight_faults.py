@@ -17,10 +17,10 @@ import torch
 from test_weights import endpoint
 
 from ranks import RankPool, attempt
-from unisono import Communicator, WeightUpdateError
+from unisono import Communicator, GroupAborted, WeightUpdateError
+from unisono.collectives.objects import all_gather_object
 from unisono.comm.work import FinishedWork
 from unisono.training import WeightReceiver, WeightSender, WeightShard
-from unisono.training.weights.vote import Vote
 from unisono.world.world import resolve
 from user_programs import DEADLINE_S, read_line, write_program
 
@@ -223,12 +223,20 @@ def test_ranks_on_gloo_decide_alike(process_group: Any) -> None:
 
 def decide_alike(comm: Communicator, turns: int) -> None:
     for turn in range(turns):
-        vote = Vote(comm)
-        decided = vote.decide((comm.rank + turn) % comm.size < 2)
+        decided = comm.decide(turn + 1, (comm.rank + turn) % comm.size)
         everyone = torch.zeros(comm.size, dtype=torch.int64)
         comm.all_gather(everyone, torch.tensor([decided], dtype=torch.int64))
-        assert len(set(everyone.tolist())) == 1
-        vote.close()
+        assert everyone.tolist() == [decided] * comm.size
+        assert decided in range(comm.size)
+    group = comm.split(range(comm.size), "ends")
+    assert group is not None
+    first = group.decide(1, comm.rank)
+    group.abort(f"as rank {comm.rank} wants")
+    assert group.decide(1, comm.size) == first, "it outlives the group"
+    assert isinstance(group.errored, GroupAborted)
+    reasons = all_gather_object(group.errored.reason, comm)
+    assert reasons == [group.errored.reason] * comm.size, "one cause for all"
+    group.close()
 
 
 # -- failures in good order ------------------------------------------------------------------------

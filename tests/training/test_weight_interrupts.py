@@ -45,7 +45,8 @@ class Engine:
 
     def stage(self) -> dict[str, HeldTensor]:
         mine = held_tensors(self.weights)
-        self.staging.prepare(None, mine, torch.device("cpu"))  # type: ignore[arg-type]
+        ties = {name: name for name in mine}
+        self.staging.prepare(None, ties, mine, torch.device("cpu"))  # type: ignore[arg-type]
         for tensor in self.staging.tensors.values():
             tensor.fill_(self.version + 1)
         return mine

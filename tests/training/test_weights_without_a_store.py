@@ -48,12 +48,10 @@ def lose_the_store(rank: int, size: int, path: str, how: str) -> None:
         os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
         assert eventually(lambda: state_of(pid).has_ended or state_of(pid).is_stopped)
     over_hosts.barrier()
-    text = fail_to_update(over_hosts)
-    assert "the torch Store by which" in text
-    assert "engines may serve different versions" in text  # one may have decided before
-    text = fail_to_update(over_gloo)
-    assert "could not be made" in text
-    assert "every engine keeps what it had" in text
+    for group in (over_hosts, over_gloo):
+        text = fail_to_update(group)
+        assert "the torch Store by which" in text
+        assert "engines may serve different versions" in text  # one may have decided before
     error = raised(
         RendezvousError,
         lambda: Communicator.join("later", rank, 2, store, join_timeout_s=LIMIT_S),

@@ -183,7 +183,17 @@ ENGINE = (
         "csrc/group.c",
         "if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word))",
         "if ((none = atomic_exchange(&g->segment.header->abort, word)) != word)",
-        "ranks name different causes of one failure, and votes on weights differ",
+        "ranks name different causes of one failure",
+        (
+            "tests/training/test_weight_faults.py::test_ranks_that_want_different_things_decide_alike",
+        ),
+    ),
+    Mutant(
+        "first-proposal-wins",
+        "csrc/group.c",
+        "while (seen >> 32 < serial)",
+        "while (seen >> 32 <= serial)",
+        "after a death some engines serve the new version, some the old",
         (
             "tests/training/test_weight_faults.py::test_ranks_that_want_different_things_decide_alike",
         ),

@@ -71,17 +71,17 @@ LIBRARY = (
     # -- weights ---------------------------------------------------------------------------------
     Mutant(
         "vote-for-all",
-        "src/unisono/training/weights/vote.py",
-        "return self._group._conclude(_COMMIT if commit else _KEEP) == _COMMIT",
-        "return commit",
+        "src/unisono/comm/shared_memory/communicator.py",
+        "decided = self._group.decide(serial, value)",
+        "decided = value",
         "each engine decides by itself: after a death some serve the new version, some the old",
         (f"{_FAULTS}ranks_that_want_different_things_decide_alike",),
     ),
     Mutant(
         "vote-of-failures",
         "src/unisono/training/weights/protocol.py",
-        "self._settle(self._vote, not problems, commit)",
-        "self._settle(self._vote, True, commit)",
+        "self._settle(_KEEP if any(failed) else _COMMIT, commit)",
+        "self._settle(_COMMIT, commit)",
         "an engine whose prepare failed keeps nobody from changing over",
         (f"{_FAULTS}all_learn_of_an_exception_in_prepare_and_the_next_update_works",),
     ),
@@ -113,7 +113,7 @@ LIBRARY = (
     ),
     Mutant(
         "shards-are-whole",
-        "src/unisono/training/weights/description.py",
+        "src/unisono/training/weights/plan.py",
         'return f"{missing} elements are on no rank" if missing else ""',
         'return ""',
         "an engine serves memory that nobody has filled",

@@ -758,6 +758,20 @@ class Communicator(SharedTensors):
         """
         self.transport.abort(reason)
 
+    def decide(self, serial: int, value: int) -> int:
+        """The `value` that the first of all members proposed under this `serial`, the same on every
+        rank. It waits for nobody, and works in a group that has ended, too: what a rank decided
+        outlives it. Every decision of a group has a serial above those before it, from 1; values
+        are from 0, and both below 2**32.
+
+        Raises StoreGone where decisions are kept in a torch Store that does not answer.
+
+        >>> with comm.split([0, 1], label="decides") as pair:
+        ...     pair.decide(1, 7)
+        7
+        """
+        return self.transport.decide(serial, value)
+
     @property
     def errored(self) -> GroupError | None:
         """Why the group ended: what its calls raise from now on; None while all is well."""

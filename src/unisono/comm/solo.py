@@ -33,6 +33,7 @@ class Solo(Transport):
         self.global_ranks = global_ranks
         self.timeout_s = timeout_s
         self._ending: GroupError | None = None
+        self._decisions: dict[int, int] = {}
 
     def run(self, call: Call, async_op: bool) -> Work | None:
         for to, source in zip(flatten(call.outputs), flatten(call.inputs), strict=False):
@@ -73,6 +74,9 @@ class Solo(Transport):
         if self._ending is None:
             text = f"rank 0 ended group {self.name}" + (f": {reason}" if reason else "")
             self._ending = GroupAborted(text, rank=0, group=self.name, peer=0, reason=reason)
+
+    def decide(self, serial: int, value: int) -> int:
+        return self._decisions.setdefault(serial, value)
 
     def ending(self, doing: str) -> GroupError | None:
         return None if self._ending is None else copy.copy(self._ending)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine_numbers import Operation, Status
 from unisono.comm.work import Work
-from unisono.errors import GroupError
+from unisono.errors import GroupError, UnisonoError
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
@@ -157,6 +157,10 @@ class Transport(ABC):
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
         """Begin many messages of these tensors so that no order among them matters."""
         return begin()
+
+    def decide(self, serial: int, value: int) -> int:
+        """What the first of all members proposed under this serial; in an ended group, too."""
+        raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
 
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""

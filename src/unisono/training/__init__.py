@@ -29,6 +29,11 @@ from unisono.training.experts import (
 )
 from unisono.training.gradients import GradientSync, sync_gradients
 from unisono.training.sharded import ShardedOptimizer
+from unisono.training.weights.by_parameter import (
+    WeightUpdateExtension,
+    WeightUpdateGroup,
+    WeightUpdateWorker,
+)
 from unisono.training.weights.endpoints import (
     WeightReceiver,
     WeightSender,
@@ -36,9 +41,7 @@ from unisono.training.weights.endpoints import (
     WeightUpdate,
     weight_update,
 )
-from unisono.training.weights.loading import WeightUpdateExtension, WeightUpdateWorker
 from unisono.training.weights.meeting import init_weight_update_group
-from unisono.training.weights.update_group import WeightUpdateGroup
 
 __all__ = [
     "DispatchedTokens",

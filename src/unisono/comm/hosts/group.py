@@ -183,12 +183,8 @@ class HostsGroup(RowTransport):
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
         self.end(Cause("GroupAborted", text, peer=self.rank, reason=reason))
 
-    def _conclude(self, reason: str) -> str:
-        """Two hosts may end a group at once, each by itself; the first one in the store counts.
-        Raises StoreGone where nobody can tell which that is."""
-        first = self.links.decide(self.key, reason, self.timeout_s)
-        self.end(Cause("GroupAborted", f"group {self.name} was ended: {first}", reason=first))
-        return first
+    def decide(self, serial: int, value: int) -> int:
+        return self.links.decide(self.key, serial, value, self.timeout_s)
 
     def close(self) -> None:
         if self._refusal is not None and os.getpid() == self._pid:

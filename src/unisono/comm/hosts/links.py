@@ -198,11 +198,11 @@ class Links:
         """A connection of one's own to the store in which the ranks have met; or StoreGone."""
         return open_store(self._store, timeout_s)
 
-    def decide(self, key: bytes, text: str, timeout_s: float) -> str:
-        """What the first rank of a group that called this has said. Raises StoreGone."""
+    def decide(self, key: bytes, serial: int, value: int, timeout_s: float) -> int:
+        """What the first rank of a group proposed under this serial. Raises StoreGone."""
         limit = Deadline(timeout_s)
         store = BoundedStore(self.open_store(timeout_s), limit.left_s)
-        return str(store.compare_set(f"unisono/decision/{key.hex()}", "", text).decode())
+        return int(store.compare_set(f"unisono/decision/{key.hex()}/{serial}", "", str(value)))
 
     def ask_where(self, peer: int, timeout_s: float, key: bytes = b"") -> Answer:
         """Where the program of a global rank is, and what keeps it in a group."""

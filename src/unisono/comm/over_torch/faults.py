@@ -23,6 +23,7 @@ from unisono.errors import (
     GroupClosed,
     GroupError,
     PeerLost,
+    UnisonoError,
 )
 
 _KINDS: dict[str, type[GroupError]] = {
@@ -46,6 +47,7 @@ class Faults:
     def __init__(self, name: str, rank: int, store: Any) -> None:
         self._name = name
         self._rank = rank
+        self._torch_store = store
         self._store = BoundedStore(store, lambda: _STORE_ANSWERS_S)
         self._pid = os.getpid()
         self.cause: GroupError | None = None
@@ -100,6 +102,13 @@ class Faults:
         return GroupError(f"{where} failed: {reason}", **ours)  # type: ignore[arg-type]
 
     # -- through the store -----------------------------------------------------------------------
+
+    def decide(self, serial: int, value: int, timeout_s: float) -> int:
+        """What the first member proposed under this serial. Raises StoreGone."""
+        if self._torch_store is None:
+            raise UnisonoError(f"group {self._name} has no store to keep a decision in")
+        store = BoundedStore(self._torch_store, lambda: timeout_s)
+        return int(store.compare_set(f"unisono/decision/{serial}", "", str(value)))
 
     def _tell(self, error: GroupError) -> GroupError | None:
         """Leave the cause for the others; the one that another member has left before, if any."""

@@ -100,6 +100,9 @@ class OverTorch(RowTransport):
         self._faults.end(GroupAborted(text, group=self.name, reason=reason, **ours))
         self._hang_up()
 
+    def decide(self, serial: int, value: int) -> int:
+        return self._faults.decide(serial, value, self.timeout_s)
+
     def _hang_up(self) -> None:
         """Have every call that is under way fail, here and on the other ranks."""
         if self.size == 1:

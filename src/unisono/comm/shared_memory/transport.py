@@ -341,6 +341,13 @@ class SharedMemory(Transport):
     def abort(self, reason: str = "") -> None:
         self.group.abort(reason)
 
+    def decide(self, serial: int, value: int) -> int:
+        decided = self.group.decide(serial, value)
+        if decided < 0:  # the group is closed, or this is a forked child
+            ending = self.ending("no call")
+            raise ending or ValueError(f"too many decisions have followed number {serial}")
+        return decided
+
     def ending(self, doing: str) -> GroupError | None:
         if self._lobby is None:
             return self.exceptions.closed()

@@ -17,14 +17,12 @@ import torch
 
 from unisono.errors import name_number
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.description import Description, UpdateOptions
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
-from unisono.training.weights.plan import WeightPlan
+from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.reading import Place, Unit, bytes_of
-from unisono.training.weights.shards import Box, HeldTensor, WeightReader, WeightShard, part_of
-from unisono.training.weights.staging import Staging, do_all_or_none
-from unisono.training.weights.transfers import Progress
+from unisono.training.weights.shards import HeldTensor, Place, WeightReader, WeightShard
+from unisono.training.weights.staging import Staging, do_all_or_none, view_of
+from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
 
 __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "weight_update"]
@@ -68,14 +66,19 @@ class WeightUpdate:
 class _Endpoint(ABC):
     """What senders and receivers have in common."""
 
+    _sends: bool
+
     def __init__(self, group: Any, weights: Any, version: int, progress: Progress | None) -> None:
         self._protocol = UpdateProtocol(resolve(group))
         self._weights = weights
         self._progress = progress
         self._reader = WeightReader()
         self._text = ""
-        """The description of what was read last, while this rank's shared memory was `_parts`."""
-        self._parts: list[tuple[int, int, int]] = []
+        """The description of what was read last."""
+        self._told: dict[int, ToldMemory] = {}
+        """What senders told of their memory on a GPU, where engines serve it."""
+        self._changes = True
+        """Whether this rank has anything to send, to receive or to exchange."""
         self.version = version
         """The last version that was sent, or the one that the engine serves."""
 
@@ -108,41 +111,62 @@ class _Endpoint(ABC):
     def _update(self, wanted: int | None, timeout_s: float | None) -> WeightUpdate:
         """An update, whichever side this is. `wanted` is the version that a sender asks for."""
         begin_s = time.perf_counter()
-        mine: dict[str, HeldTensor] = {}
-        with self._protocol.update(timeout_s):
-            describe = partial(self._describe, mine)
-            plan = self._protocol.agree(describe, self.version, wanted)
-            agreed_s = time.perf_counter()
-            self._carry_out(plan, mine)
-        rank = self._protocol.comm.rank
-        units = plan.units(rank)
+        protocol = self._protocol
+        with protocol.update(timeout_s):
+            mine, is_ready = protocol.attempt(self._read) or ({}, False)
+            goes_on = protocol.meet(self.version, wanted, is_ready, self._changes)
+            met_s = time.perf_counter()
+            if not goes_on:
+                transfers = protocol.agree(self._text)
+                self._told = protocol.exchange_memory(partial(self._tell, transfers, mine))
+                protocol.attempt(partial(self._make_room, transfers, mine))
+                protocol.begin(self._changes)
+            assert protocol.transfers is not None
+            self._carry_out(protocol.transfers, mine)
+            transfers = protocol.transfers
         return WeightUpdate(
-            version=plan.version,
-            tensors=len({unit.name for unit in units} | plan.aliases.get(rank, {}).keys()),
-            buckets=len(plan.steps(rank)),
-            bytes=bytes_of(units),
-            seconds=time.perf_counter() - agreed_s,
-            waited_s=agreed_s - begin_s,
+            version=protocol.version,
+            tensors=transfers.tensors,
+            buckets=transfers.buckets,
+            bytes=transfers.bytes,
+            seconds=time.perf_counter() - met_s,
+            waited_s=met_s - begin_s,
         )
 
-    def _describe(self, mine: dict[str, HeldTensor]) -> str:
-        """Read what this rank holds into `mine`. Returns the text of its description, which is made
-        anew where more than the contents has changed."""
+    def _read(self) -> tuple[Held, bool]:
+        """What this rank holds, and whether it can go on by the last plan. Where more than contents
+        has changed, it is described anew, and cannot."""
+        mine: Held = {}
         is_as_before = True
+        # Where others may read a trainer's weights.
+        parts = self._protocol.comm.transport.own_parts() if self._sends else []
         if self._weights is not None:
-            held, is_as_before = self._reader.read(self._weights)
-            mine.update(held)
-        parts = self._protocol.comm.transport.own_parts()
-        if not self._text or not is_as_before or parts != self._parts:
-            self._text, self._parts = "", list(parts)
-            self._text = self._description(mine).text()
-        return self._text
+            mine, is_as_before = self._reader.read(self._weights, parts)
+        if self._text and is_as_before:
+            transfers = self._protocol.transfers
+            return mine, transfers is not None and self._is_ready(transfers, mine)
+        self._text = ""
+        self._text = self._description(mine, partial(Place.of, parts)).text()
+        return mine, False
 
     @abstractmethod
-    def _description(self, mine: Held) -> Description: ...
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
 
     @abstractmethod
-    def _carry_out(self, plan: WeightPlan, mine: Held) -> None: ...
+    def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
+        """Whether this rank can go on by the plan of the last update."""
+
+    def _tell(self, transfers: Transfers, mine: Held) -> str:
+        """Where engines find a trainer's memory on a GPU."""
+        return ""
+
+    @abstractmethod
+    def _make_room(self, transfers: Transfers, mine: Held) -> None:
+        """Get ready for an update by this plan."""
+
+    @abstractmethod
+    def _carry_out(self, transfers: Transfers, mine: Held) -> None:
+        """Move the weights, vote, and change over."""
 
 
 class WeightSender(_Endpoint):
@@ -150,9 +174,7 @@ class WeightSender(_Endpoint):
     holds.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
-    `WeightShard`s; it is read anew at every update. Those that are shared tensors of the group
-    (`unisono.share_module`) are not sent: engines read them where they lie. The senders' options
-    hold for all:
+    `WeightShard`s; it is read anew at every update. The senders' options hold for all:
 
     - `transactional`: engines receive into memory of their own and change over together; otherwise
       weights go straight into place, in half the memory, and a failure leaves engines with parts of
@@ -172,6 +194,8 @@ class WeightSender(_Endpoint):
     >>> update.version
     1
     """
+
+    _sends = True
 
     def __init__(
         self,
@@ -210,24 +234,33 @@ class WeightSender(_Endpoint):
         """
         return self._update(version, timeout_s)
 
-    def _description(self, mine: Held) -> Description:
-        return Description.of("sender", mine, partial(Place.of, self._parts), options=self._options)
-
-    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
-        protocol = self._protocol
-        served = {name: mine[name].tensor for name in plan.exports.get(protocol.comm.rank, ())}
-        protocol.exchange_memory(plan, partial(self._exported.describe, served))
-        protocol.begin(plan, bool(plan.transfers))
-        device = protocol.groups.device_for(plan, mine)
-        protocol.groups.move(
-            plan, lambda unit: mine[unit.name].part(unit.box), device, self._progress
-        )
-        protocol.decide(partial(self._exported.keep, served))
-        self.version = plan.version
-
     def close(self) -> None:
         super().close()
         self._exported.close()
+
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+        ties = self._reader.ties
+        return Description.of("sender", mine, ties, place_of, options=self._options)
+
+    def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
+        served = self._served(transfers, mine)
+        return not served or self._exported.lie_still(served)
+
+    def _tell(self, transfers: Transfers, mine: Held) -> str:
+        return self._exported.describe(self._served(transfers, mine))
+
+    def _make_room(self, transfers: Transfers, mine: Held) -> None:
+        self._changes = bool(transfers.plan.transfers)
+
+    def _served(self, transfers: Transfers, mine: Held) -> dict[str, torch.Tensor]:
+        """What engines serve of this rank's memory on a GPU."""
+        names = transfers.plan.exports.get(self._protocol.comm.rank, ())
+        return {name: mine[name].tensor for name in names}
+
+    def _carry_out(self, transfers: Transfers, mine: Held) -> None:
+        transfers.move(mine, transfers.device_for(mine), self._progress)
+        self._protocol.decide(partial(self._exported.keep, self._served(transfers, mine)))
+        self.version = self._protocol.version
 
 
 class WeightReceiver(_Endpoint):
@@ -259,6 +292,8 @@ class WeightReceiver(_Endpoint):
     ...     assert served["w"].tolist() == [1, 1] and receiver.version == 1
     """
 
+    _sends = False
+
     def __init__(
         self,
         group: Any,
@@ -279,9 +314,9 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
-        self._settled: tuple[object, object] | None = None
-        """What the engine serves on a GPU, and where it lies: an update for which both are the same
-        changes nothing but the version."""
+        self._served_by: Transfers | None = None
+        """The plan by which the engine serves the trainer's memory. Where its tensors lie there
+        still, an update by the same plan changes nothing but the version."""
 
     def update(self, *, timeout_s: float | None = None) -> WeightUpdate:
         """Receive the next version. Afterwards `version` is that of all engines.
@@ -300,33 +335,8 @@ class WeightReceiver(_Endpoint):
         >>> weights["w"]
         tensor([0, 0])
         """
-        return self._update(None, timeout_s)
-
-    def _description(self, mine: Held) -> Description:
-        self._settled = None
-        takes_all = self._weights is None
-        return Description.of(
-            "receiver", mine, partial=self._partial, alias=self._alias, takes_all=takes_all
-        )
-
-    def _carry_out(self, plan: WeightPlan, mine: Held) -> None:
-        protocol = self._protocol
-        told = protocol.exchange_memory(plan)
-        device = protocol.groups.device_for(plan, mine)
-        is_settled = bool(told) and self._settled == (plan.aliases, told)
         try:
-            if not self._alias:
-                protocol.attempt(lambda: self._allocate(plan, mine, device))
-            elif not is_settled:
-                self._settled = None
-                protocol.attempt(lambda: self._find_views(plan, mine, told))
-            protocol.begin(plan, not is_settled)
-            part = partial(self._part, plan, mine)
-            damaged = protocol.groups.move(plan, part, device, self._progress)
-            protocol.attempt(lambda: self._check(damaged))
-            protocol.decide(lambda: self._change_over(plan, mine, is_settled))
-            if self._alias and self._commit is None and self._prepare is None:
-                self._settled = plan.aliases, told
+            return self._update(None, timeout_s)
         finally:
             if self._alias:
                 self._staging.hand_over()  # these are the trainer's tensors: nothing to reuse
@@ -334,30 +344,62 @@ class WeightReceiver(_Endpoint):
     def close(self) -> None:
         super().close()
         self._staging.hand_over()
+        self._served_by = None
 
-    def _find_views(self, plan: WeightPlan, mine: Held, told: Mapping[int, ToldMemory]) -> None:
-        """Have the trainer's memory where the engine will serve it."""
-        mapped = self._protocol.groups.mapped
-        views = {}
-        for name, unit in plan.aliases[self._protocol.comm.rank].items():
-            if unit.gpu:
-                own = mine[name].tensor if name in mine else None
-                views[name] = open_unit(unit, told[unit.sender], own)
-            else:
-                views[name] = mapped.find(unit)
-        self._staging.alias(plan, None if self._weights is None else mine, views)
-        if self._commit is None:
-            self._staging.check_can_serve(mine)
+    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+        return Description.of(
+            "receiver",
+            mine,
+            self._reader.ties,
+            partial=self._partial,
+            alias=self._alias,
+            takes_all=self._weights is None,
+        )
 
-    def _allocate(self, plan: WeightPlan, mine: Held, device: torch.device) -> None:
-        """Have memory for what will come."""
-        self._protocol.groups.mapped.hold(plan.units(self._protocol.comm.rank))
+    def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
+        if self._served_by is transfers and self._staging.is_served(mine):
+            self._changes = False
+            return True
+        try:
+            self._make_room(transfers, mine)
+        except Exception:  # perhaps for a plan that does not hold any more: all make another one
+            return False
+        return True
+
+    def _make_room(self, transfers: Transfers, mine: Held) -> None:
+        """Have memory for what will come, or the trainer's where the engine will serve it."""
+        self._served_by, self._changes = None, True
+        plan, device = transfers.plan, transfers.device_for(mine)
+        own, ties = (None, None) if self._weights is None else (mine, self._reader.ties)
+        if self._alias:
+            views = {}
+            for name, unit in plan.aliases[self._protocol.comm.rank].items():
+                if unit.gpu:
+                    served = mine[name].tensor if name in mine else None
+                    views[name] = open_unit(unit, self._told[unit.sender], served)
+                else:
+                    views[name] = view_of(self._protocol.comm, unit)
+            self._staging.alias(plan, ties, views)
+            if self._commit is None:
+                self._staging.check_can_serve(mine)
+            return
         if plan.options.transactional:
-            self._staging.prepare(plan, mine if self._weights is not None else None, device)
-        elif self._weights is None or self._prepare or self._commit:
+            self._staging.prepare(plan, ties, own, device)
+        elif own is None or self._prepare or self._commit:
             raise ValueError("prepare and commit need a transactional update")
-        elif any(held.tensor.device.type != device.type for held in mine.values()):
+        elif {held.tensor.device.type for held in mine.values()} - {device.type}:
             raise ValueError(f"weights that go straight into place must lie on {device.type}")
+
+    def _carry_out(self, transfers: Transfers, mine: Held) -> None:
+        protocol, plan = self._protocol, transfers.plan
+        at = mine
+        if plan.options.transactional:
+            at = self._staging.received(mine)
+        damaged = transfers.move(at, transfers.device_for(mine), self._progress)
+        protocol.attempt(partial(self._check, damaged))
+        protocol.decide(partial(self._change_over, plan.options.transactional, mine))
+        if self._alias and self._commit is None and self._prepare is None:
+            self._served_by = transfers
 
     def _check(self, damaged: Sequence[str]) -> None:
         """Whether the engine can serve what has come."""
@@ -366,24 +408,14 @@ class WeightReceiver(_Endpoint):
         if self._prepare is not None:
             self._prepare(dict(self._staging.tensors))
 
-    def _part(self, plan: WeightPlan, mine: Held, unit: Unit) -> torch.Tensor:
-        """Where a unit is received."""
-        if not plan.options.transactional:
-            return mine[unit.name].part(unit.box)
-        whole = plan.tensors[unit.name].whole
-        own = mine[unit.name].box if unit.name in mine else Box((0,) * len(whole), whole)
-        return part_of(self._staging.tensors[unit.name], own, unit.box)
-
-    def _change_over(self, plan: WeightPlan, mine: Held, is_settled: bool) -> None:
-        now_served = partial(setattr, self, "version", plan.version)
-        if is_settled:
-            now_served()
-        elif self._commit is not None:
+    def _change_over(self, transactional: bool, mine: Held) -> None:
+        now_served = partial(setattr, self, "version", self._protocol.version)
+        if self._commit is not None:
             with defer_signals():
                 do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
-        elif self._alias:
+        elif self._alias and self._changes:
             self._staging.serve(mine, now_served)
-        elif plan.options.transactional:
+        elif transactional and not self._alias:
             self._staging.swap(mine, now_served)
         else:
             now_served()

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unisono.torch_autograd import outlasting_inference_mode
-from unisono.training.weights.reading import Unit
 from unisono.training.weights.shards import Lengths
 
 if TYPE_CHECKING:
     from unisono.comm.cuda.driver import Driver
+    from unisono.training.weights.plan import Unit
 
 # What reaches the driver is imported with the first such weights: most programs have none.
 
@@ -74,6 +74,11 @@ class ExportedWeights:
                 "reasons: docs/cuda.md"
             ) from error
         return self._told[1]
+
+    def lie_still(self, weights: Mapping[str, torch.Tensor]) -> bool:
+        """Whether what was told of these the last time holds, once the GPU has written them."""
+        before = self._told[1]
+        return self.describe(weights) == before
 
     def keep(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Engines serve these now."""

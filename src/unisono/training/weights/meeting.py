@@ -22,7 +22,7 @@ from unisono.comm.over_torch.stateless import check_backend, connect_stateless
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds, meeting_timeout_s
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
-from unisono.training.weights.update_group import WeightUpdateGroup
+from unisono.training.weights.by_parameter import WeightUpdateGroup
 
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0

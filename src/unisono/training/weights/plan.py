@@ -6,45 +6,160 @@ the same differences, so that nothing about the bytes' way has to be agreed on l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 
 from unisono.collectives.encoding import torch_dtype
+from unisono.comm.base import dtype_name
 from unisono.errors import WeightMismatch, name_number
-from unisono.training.weights.description import (
-    Description,
-    Difference,
-    TrainerTensor,
-    UpdateOptions,
-    compare,
-    differences_table,
-    trainer_tensors,
-)
-from unisono.training.weights.reading import Unit
-from unisono.training.weights.shards import Box
+from unisono.training.weights import gpu_memory
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place
+
+_MOST_ROWS = 40  # of a table of differences
 
 _GPU_BUCKET_BYTES = 1 << 30
 """What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
 turn on a GPU that they share."""
 
+Difference = tuple[str, str, str]
+"""A name, what the trainer has, what an engine has."""
+
+
+@dataclass(frozen=True)
+class UpdateOptions:
+    """How an update goes on, as its senders say."""
+
+    transactional: bool
+    checksum: bool
+    convert: bool
+    bucket_bytes: int
+
+
+@dataclass(frozen=True)
+class DescribedTensor:
+    """A tensor in a description: `first` is the name that it shares its memory with, or its own;
+    `place` where it lies in memory that all ranks have mapped."""
+
+    dtype: str
+    whole: Lengths
+    box: Box
+    first: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a rank brings to an update. An engine that `takes_all` has no weights of its own."""
+
+    role: Literal["sender", "receiver"]
+    weights: dict[str, DescribedTensor]
+    options: UpdateOptions | None = None
+    partial: bool = False
+    alias: bool = False
+    takes_all: bool = False
+    gpu: str = ""
+    """The one on which all of its weights lie, if there is one."""
+
+    @classmethod
+    def of(
+        cls,
+        role: Any,
+        weights: Mapping[str, HeldTensor],
+        ties: Mapping[str, str],
+        place_of: Callable[[torch.Tensor], Place | None] = lambda tensor: None,
+        **more: Any,
+    ) -> Description:
+        """The description of what a rank holds; `ties` are the `tied_names` of it."""
+        entries = {
+            name: DescribedTensor(
+                *(dtype_name(held.tensor), held.whole, held.box),
+                *(ties[name], place_of(held.tensor)),
+            )
+            for name, held in weights.items()
+        }
+        gpu = gpu_memory.gpu_of(held.tensor for held in weights.values())
+        return cls(role, entries, gpu=gpu, **more)
+
+    def text(self) -> str:
+        """For the way to the others."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Description:
+        """The other way. JSON has lists for tuples."""
+        read = json.loads(text, object_hook=_with_tuples)
+        for name, entry in read["weights"].items():
+            place = entry["place"] and Place(**entry["place"])
+            read["weights"][name] = DescribedTensor(
+                **entry | {"box": Box(**entry["box"]), "place": place}
+            )
+        return cls(**read | {"options": read["options"] and UpdateOptions(**read["options"])})
+
+
+def _with_tuples(read: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(each) if isinstance(each, list) else each for key, each in read.items()}
+
+
+@dataclass
+class TrainerTensor:
+    """A tensor of the trainer: who holds which boxes of it. `first` is the name that it is tied to
+    on all senders, or its own."""
+
+    dtype: str
+    whole: Lengths
+    boxes: dict[Box, list[int]]
+    first: str
+    travels_as: torch.dtype = torch.float32
+    """Its type on the way, once `compare` has found it."""
+
+    def __str__(self) -> str:
+        return tensor_text(self.dtype, self.whole)
+
+    def problem(self) -> str:
+        """What is wrong with the boxes, if anything."""
+        boxes = list(self.boxes)
+        for index, box in enumerate(boxes):
+            for other in boxes[:index]:
+                if box.intersection(other):
+                    ranks = self.boxes[other][0], self.boxes[box][0]
+                    return f"the shards of ranks {ranks[0]} and {ranks[1]} overlap"
+        missing = Box((), self.whole).count - sum(box.count for box in boxes)
+        return f"{missing} elements are on no rank" if missing else ""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The elements of a `box` of a tensor, which rank `sender` holds as part of the box `held`, and
+    which travel, or are served, in one piece."""
+
+    name: str
+    dtype: torch.dtype
+    box: Box
+    sender: int
+    held: Box
+    place: Place | None = None
+    """Where an engine serves it in shared memory."""
+    gpu: str = ""
+    """The GPU on which an engine serves it."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size on the way."""
+        return self.box.count * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """A sender and those receivers that take the same from it, and what. They read it where it
-    lies (`is_read`), or it is sent."""
+    """A sender and those receivers that take the same from it, and what."""
 
-    sender: int
-    receivers: tuple[int, ...]
-    is_read: bool
+    members: tuple[int, ...]
+    """All of them; the sender is the first."""
     buckets: list[list[Unit]]
     """What travels together."""
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """All of them; the sender is the first."""
-        return (self.sender, *self.receivers)
 
 
 @dataclass(frozen=True)
@@ -62,22 +177,6 @@ class WeightPlan:
     """For each engine that serves the trainer's memory: what it serves, by name."""
     exports: dict[int, tuple[str, ...]]
     """For each sender with memory of a GPU that engines serve: the names of what lies there."""
-    version: int = -1
-
-    def steps(self, rank: int) -> list[tuple[WeightTransfer, int]]:
-        """The transfers and buckets that a rank takes part in, in the order that all ranks keep."""
-        transfers = [transfer for transfer in self.transfers if rank in transfer.members]
-        longest = max((len(transfer.buckets) for transfer in transfers), default=0)
-        return [
-            (transfer, i)
-            for i in range(longest)
-            for transfer in transfers
-            if i < len(transfer.buckets)
-        ]
-
-    def units(self, rank: int) -> list[Unit]:
-        """What a rank sends or receives."""
-        return [unit for transfer, i in self.steps(rank) for unit in transfer.buckets[i]]
 
 
 def make_plan(everyone: Sequence[Description]) -> WeightPlan:
@@ -146,13 +245,6 @@ def _wanted_boxes(engine: Description, trainer: Mapping[str, TrainerTensor]) -> 
     return {name: entry.box for name, entry in engine.weights.items() if entry.first == name}
 
 
-def _unit(sender: int, held: Description, name: str, box: Box, dtype: torch.dtype) -> Unit:
-    """A box of what a sender holds; with its place, where others can read it as it is."""
-    entry = held.weights[name]
-    place = entry.place if torch_dtype(entry.dtype) == dtype else None
-    return Unit(name, dtype, box, sender, entry.box, place)
-
-
 def _plan_aliases(
     rank: int,
     everyone: Sequence[Description],
@@ -174,12 +266,12 @@ def _plan_aliases(
             for holder in ranks
         ]
         for holder in holders:
-            unit = _unit(holder, everyone[holder], name, box, torch_dtype(ours.dtype))
-            gpu = everyone[holder].gpu
-            if unit.place is None and gpu and (engine.takes_all or engine.gpu == gpu):
-                unit = replace(unit, gpu=gpu)
-            if unit.place is not None or unit.gpu:
-                found[name] = unit
+            entry, gpu = everyone[holder].weights[name], everyone[holder].gpu
+            if entry.place is not None or (not engine.takes_all and engine.gpu != gpu):
+                gpu = ""
+            if entry.place is not None or gpu:
+                dtype = torch_dtype(ours.dtype)
+                found[name] = Unit(name, dtype, box, holder, entry.box, entry.place, gpu)
                 break
         why = ""
         if not holders:
@@ -202,20 +294,19 @@ def _plan_transfers(
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
 ) -> list[WeightTransfer]:
-    found: dict[tuple[int, tuple[int, ...], bool], list[Unit]] = {}
+    found: dict[tuple[int, ...], list[Unit]] = {}
     load = dict.fromkeys(senders, 0)
     for name, ours in trainer.items():
         dtype = ours.travels_as
         for piece, holders in ours.boxes.items():
-            units = [_unit(rank, senders[rank], name, piece, dtype) for rank in holders]
-            placed = [unit for unit in units if unit.place is not None]
-            whole = min(placed or units, key=lambda unit: (load[unit.sender], unit.sender))
+            sender = min(holders, key=lambda rank: (load[rank], rank))
+            held = senders[sender].weights[name].box
             for box, takers in _shared_parts(piece, name, wanted).items():
-                load[whole.sender] += box.count * dtype.itemsize
-                cuts = box.split(max(1, bucket_bytes // dtype.itemsize))
-                key = whole.sender, tuple(takers), bool(placed)
-                found.setdefault(key, []).extend(replace(whole, box=cut) for cut in cuts)
-    return [WeightTransfer(*key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
+                load[sender] += box.count * dtype.itemsize
+                units = found.setdefault((sender, *takers), [])
+                for part in box.split(max(1, bucket_bytes // dtype.itemsize)):
+                    units.append(Unit(name, dtype, part, sender, held))
+    return [WeightTransfer(key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
 
 
 def _cut(units: Sequence[Unit], bucket_bytes: int) -> list[list[Unit]]:
@@ -241,3 +332,96 @@ def _shared_parts(
         if part is not None:
             parts.setdefault(part, []).append(rank)
     return parts
+
+
+# -- whether it fits together ----------------------------------------------------------------------
+
+
+def trainer_tensors(
+    senders: Mapping[int, Description], differences: list[Difference]
+) -> dict[str, TrainerTensor]:
+    """What all senders hold together."""
+    found: dict[str, TrainerTensor] = {}
+    for rank, sender in senders.items():
+        for name, entry in sender.weights.items():
+            ours = found.setdefault(name, TrainerTensor(entry.dtype, entry.whole, {}, entry.first))
+            if (entry.dtype, entry.whole) != (ours.dtype, ours.whole):
+                theirs = tensor_text(entry.dtype, entry.whole)
+                differences.append((name, f"rank {rank}: {theirs}, others: {ours}", "-"))
+                continue
+            if entry.first != ours.first:
+                ours.first = name  # not tied everywhere
+            if entry.box.count:
+                ours.boxes.setdefault(entry.box, []).append(rank)
+    for name, ours in found.items():
+        if ours.first in found and found[ours.first].first != ours.first:
+            ours.first = name
+        wrong = ours.problem()
+        if wrong:
+            differences.append((name, f"{ours}: {wrong}", "-"))
+    return found
+
+
+def compare(
+    trainer: Mapping[str, TrainerTensor],
+    engines: Mapping[int, Description],
+    convert: bool,
+    differences: list[Difference],
+) -> None:
+    """Find in which type each tensor travels, and what does not fit."""
+    for name, ours in trainer.items():
+        dtypes = {}
+        for rank, engine in engines.items():
+            entry = engine.weights.get(name)
+            if entry is not None:
+                dtypes[rank] = entry.dtype
+                wrong = _misfit(ours, entry, trainer, convert)
+            else:
+                wrong = "" if engine.takes_all or engine.partial else "-"
+            if wrong:
+                differences.append((name, str(ours), f"rank {rank}: {wrong}"))
+        if convert and len(set(dtypes.values())) > 1:
+            texts = ", ".join(f"rank {rank}: {dtype}" for rank, dtype in dtypes.items())
+            differences.append((name, ours.dtype, f"engines differ: {texts}"))
+        ours.travels_as = torch_dtype(next(iter(dtypes.values()), ours.dtype))
+    for rank, engine in engines.items():
+        for name, entry in engine.weights.items():
+            if name not in trainer:
+                text = f"rank {rank}: {tensor_text(entry.dtype, entry.whole)}"
+                differences.append((name, "-", text))
+
+
+def _misfit(
+    ours: TrainerTensor,
+    entry: DescribedTensor,
+    trainer: Mapping[str, TrainerTensor],
+    convert: bool,
+) -> str:
+    """How an engine's tensor differs from the trainer's; nothing where it fits."""
+    if entry.whole != ours.whole:
+        return tensor_text(entry.dtype, entry.whole)
+    if entry.dtype != ours.dtype:
+        floats = all(torch_dtype(name).is_floating_point for name in (ours.dtype, entry.dtype))
+        if not convert or not floats:
+            remedy = " (convert=True on the sender converts)" if floats else ""
+            return tensor_text(entry.dtype, entry.whole) + remedy
+    first = trainer.get(entry.first)
+    if first is None or first.first != ours.first:
+        return f"tied to {entry.first}, on the trainer not"
+    return ""
+
+
+def tensor_text(dtype: str, whole: Sequence[int]) -> str:
+    """ "float32 (8, 4)": a tensor in a table of differences."""
+    return f"{dtype} {tuple(whole)}"
+
+
+def differences_table(differences: Sequence[Difference]) -> str:
+    """What does not fit, for people."""
+    rows = [("weight", "trainer", "engine"), *differences[:_MOST_ROWS]]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]
+    if len(differences) > _MOST_ROWS:
+        lines.append(f"  and {len(differences) - _MOST_ROWS} more")
+    head = f"trainer and engines differ in {len(differences)} weight(s); nothing was moved"
+    return "\n".join([head, *lines])

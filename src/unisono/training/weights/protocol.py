@@ -1,12 +1,23 @@
-"""The rounds of a weight update: agree, be ready, vote, acknowledge; and what may fail."""
+"""The rounds of a weight update: agree, move, vote, acknowledge; and what may fail.
+
+In the first round every rank says in a few numbers whether it holds what it did in the last update
+and is ready to go on by the same plan. Only where one is not, all tell what they hold, make a plan,
+and get ready for that.
+
+The vote ends in a decision of the group (`Communicator._decide`): a rank that has seen all votes
+proposes to commit, a rank that has seen a failure proposes to keep the old weights, and the first
+proposal counts. It outlives every rank, so all survivors decide alike, wherever in the last round
+somebody dies.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from unisono.collectives.objects import all_gather_object
+from unisono.collectives.ragged import all_gather_integers, device_of
 from unisono.comm.base import Communicator
 from unisono.errors import (
     CollectiveTimeout,
@@ -16,13 +27,17 @@ from unisono.errors import (
     RendezvousError,
     WeightUpdateError,
 )
-from unisono.training.weights.description import Description
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
-from unisono.training.weights.plan import WeightPlan, make_plan
-from unisono.training.weights.transfers import TransferGroups
-from unisono.training.weights.vote import Vote
+from unisono.training.weights.plan import Description, make_plan
+from unisono.training.weights.transfers import Transfers
 
 T = TypeVar("T")
+
+_KEEP, _COMMIT = 1, 2
+
+_serials = itertools.count(1)
+"""Each rank proposes its next one for a decision, and the highest counts: it is above those of all
+earlier decisions of the group, whatever else these processes have decided."""
 
 
 class UpdateProtocol:
@@ -30,27 +45,28 @@ class UpdateProtocol:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self.groups = TransferGroups(comm)
-        self._vote: Vote | None = None
-        self._descriptions: tuple[str, ...] = ()
-        self._next: WeightPlan | None = None
-        """The plan for what these descriptions say."""
-        self._plan: WeightPlan | None = None
-        self._committed = False
+        self.transfers: Transfers | None = None
+        """How weights travel by the plan that all ranks agreed on last."""
+        self.version = -1
+        """What the update is to be; -1: nobody has said yet."""
+        self.committed = False
+        """Whether all have decided for the new weights."""
+        self._plan_serial = 0
+        """The serial of the update in which that plan was made, once this rank was ready for it."""
+        self._serial = 0
+        self._votes = False
         self._moving = False
-        self._usual_s = comm.timeout_s
+        self._usual_s: float | None = None
+        """The group's own limit, while an update has another one."""
         self._own_failure: Exception | None = None
         """What went wrong on this rank. Forgotten with the update: an exception holds the frames
         that it has passed, and they hold this rank's weights and groups."""
 
     def close(self) -> None:
         """Give back what the updates needed; the group itself stays."""
-        self.groups.close()
-
-    @property
-    def committed(self) -> bool:
-        """Whether all have decided for the new weights."""
-        return self._committed
+        transfers, self.transfers, self._plan_serial = self.transfers, None, 0
+        if transfers is not None:
+            transfers.close()
 
     # -- around an update --------------------------------------------------------------------------
 
@@ -60,10 +76,10 @@ class UpdateProtocol:
     def update(self, timeout_s: float | None = None, in_place: bool = False) -> Self:
         """Begin an update, for `with`: how long its steps wait, and what its failures mean.
         `in_place`: one leaves engines with parts of two versions."""
-        self._plan, self._committed, self._moving = None, False, in_place
-        self._usual_s = self.comm.timeout_s
+        self.version, self.committed = -1, False
+        self._votes, self._moving = False, in_place
         if timeout_s is not None:
-            self.comm.timeout_s = timeout_s
+            self._usual_s, self.comm.timeout_s = self.comm.timeout_s, timeout_s
         return self
 
     def __enter__(self) -> None:
@@ -77,11 +93,9 @@ class UpdateProtocol:
                 self._abort(f"rank {self.comm.rank} failed: {error!r}")
         finally:
             self._own_failure = None
-            if self.comm.errored is None:
-                self.comm.timeout_s = self._usual_s
-            vote, self._vote = self._vote, None
-            if vote is not None:
-                vote.close()
+            usual_s, self._usual_s = self._usual_s, None
+            if usual_s is not None and self.comm.errored is None:
+                self.comm.timeout_s = usual_s
 
     def attempt(self, action: Callable[[], T]) -> T | None:
         """Do something; what it raises is kept for the next round, in which all hear of it."""
@@ -93,98 +107,113 @@ class UpdateProtocol:
 
     # -- rounds ------------------------------------------------------------------------------------
 
-    def agree(self, describe: Callable[[], str], version: int, wanted: int | None) -> WeightPlan:
-        """Tell what this rank holds, the text of its description, hear what the others do, and make
-        the plan of all. `version` is what this rank has, `wanted` what it asks for.
-
-        Raises WeightMismatch on every rank if it does not fit together.
-        """
-        holds = self.attempt(describe) or ""
-        versions, asked, group_names, descriptions = self.gather(
-            version, wanted, self.groups.names(), holds
+    def meet(self, version: int, wanted: int | None, is_ready: bool, changes: bool) -> bool:
+        """Meet all ranks. `version` is what this rank has, `wanted` what it asks for. Returns
+        whether all are ready to go on by the last plan, on which nothing is to be decided if
+        nobody `changes` anything."""
+        plan_serial = self._plan_serial if is_ready else 0
+        asks = wanted is not None
+        versions, asking, asked, changing, plans, serials = self.exchange(
+            version, asks, wanted or 0, changes, plan_serial, next(_serials)
         )
-        asked_for = set(asked) - {None}
-        if len(asked_for) > 1:
-            raise self._failure({}, f"senders ask for different versions: {sorted(asked_for)}")
-        self.groups.keep(group_names)
-        if descriptions != self._descriptions:  # usually they are those of the last update
-            self._next = make_plan([Description.from_text(text) for text in descriptions])
-            self._descriptions = descriptions
-        assert self._next is not None
-        number = asked_for.pop() if asked_for else max(versions) + 1
-        self._plan = dataclasses.replace(self._next, version=number)
-        return self._plan
+        wishes = {number for asks, number in zip(asking, asked, strict=True) if asks}
+        if len(wishes) > 1:
+            raise self._failure({}, f"senders ask for different versions: {sorted(wishes)}")
+        self.version = wishes.pop() if wishes else max(versions) + 1
+        self._serial = max(serials)
+        if not plan_serial or set(plans) != {plan_serial}:
+            return False
+        self._go_on(any(changing))
+        return True
 
-    def exchange_memory(
-        self, plan: WeightPlan, describe: Callable[[], str] | None = None
-    ) -> dict[int, ToldMemory]:
+    def agree(self, holds: str) -> Transfers:
+        """Tell what this rank holds, the text of its description, hear what the others do, and make
+        the plan of all. Raises WeightMismatch on every rank if it does not fit together."""
+        (descriptions,) = self.gather(holds)
+        self.close()
+        plan = make_plan([Description.from_text(text) for text in descriptions])
+        self.transfers = Transfers(self.comm, plan)
+        return self.transfers
+
+    def exchange_memory(self, describe: Callable[[], str]) -> dict[int, ToldMemory]:
         """What senders tell of their memory on a GPU that engines serve, by rank; nothing where no
         engine does. Senders `describe` theirs."""
-        if not plan.exports:
+        assert self.transfers is not None
+        exports = self.transfers.plan.exports
+        if not exports:
             return {}
-        told = ""
-        if describe is not None and self.comm.rank in plan.exports:
-            told = self.attempt(describe) or ""
-        (texts,) = self.gather(told)
-        return {rank: read_told(texts[rank]) for rank in plan.exports}
+        told = self.attempt(describe) if self.comm.rank in exports else ""
+        (texts,) = self.gather(told or "")
+        return {rank: read_told(texts[rank]) for rank in exports}
 
-    def begin(self, plan: WeightPlan, changes: bool = True) -> None:
-        """Make the groups; go on where every rank is ready. Where no rank has anything that
-        `changes`, there is nothing to decide."""
-        (changing,) = self.gather(changes)
-        self.groups.open(plan)
-        if plan.options.transactional and any(changing):
-            self.open_vote()
-        self._moving = not plan.options.transactional
+    def begin(self, changes: bool) -> None:
+        """Go on by a new plan where every rank is ready."""
+        assert self.transfers is not None
+        (changing,) = self.exchange(changes)
+        self.transfers.open()
+        self._plan_serial = self._serial
+        self._go_on(any(changing))
+
+    def _go_on(self, changes: bool) -> None:
+        assert self.transfers is not None
+        transactional = self.transfers.plan.options.transactional
+        self._votes, self._moving = transactional and changes, not transactional
 
     def open_vote(self) -> None:
-        """Make what the decision is written to."""
-        self._vote = Vote(self.comm)
+        """Begin a vote on what has been moved otherwise."""
+        (serials,) = self.exchange(next(_serials))
+        self._serial, self._votes = max(serials), True
 
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
-        if self._vote is None:  # weights went into place: there is nothing to decide
-            self.gather()
+        if not self._votes:  # weights went into place: there is nothing to decide
+            self.exchange()
             return commit()
         try:
-            _, problems = self._gather()
+            failed, *_ = self._exchange()
         except BaseException:  # an interrupt too: others may have seen all votes
-            self._settle(self._vote, False, commit)
+            self._settle(_KEEP, commit)
             raise
-        self._settle(self._vote, not problems, commit)
-        self.raise_problems(problems)
-        if not self._committed:
-            ending = self._vote.ending
-            assert ending is not None
-            raise ending
-        self.gather()
+        self._settle(_KEEP if any(failed) else _COMMIT, commit)
+        if any(failed):
+            self.gather()  # it raises
+        self.exchange()  # who has decided to keep the old weights has ended the group
         return None
 
-    def _settle(self, vote: Vote, wanted: bool, commit: Callable[[], None]) -> None:
+    def _settle(self, proposal: int, commit: Callable[[], None]) -> None:
         """Commit if that is what all decide."""
         try:
-            self._committed = vote.decide(wanted)
+            self.committed = self.comm.decide(self._serial, proposal) == _COMMIT
         except RendezvousError:  # the store is gone: others may have decided before
             self._moving = True
             raise
-        if self._committed:
+        if self.committed:
             self.attempt(commit)
 
-    def gather(self, *mine: Any) -> list[tuple[Any, ...]]:
-        """For each of these things, what every rank says of it. Raises WeightUpdateError, if
-        anything has gone wrong on any rank."""
-        columns, problems = self._gather(*mine)
-        self.raise_problems(problems)
+    def exchange(self, *mine: int) -> list[tuple[int, ...]]:
+        """For each of these numbers, what every rank says. Raises WeightUpdateError, if anything
+        has gone wrong on any rank."""
+        failed, *columns = self._exchange(*mine)
+        if any(failed):
+            self.gather()  # what has failed, and raise
         return columns
 
-    def _gather(self, *mine: Any) -> tuple[list[tuple[Any, ...]], dict[int, str]]:
-        """What every rank says, and what has gone wrong on which."""
+    def _exchange(self, *mine: int) -> list[tuple[int, ...]]:
+        """Which ranks have failed, and the numbers of all."""
+        numbers = self._own_failure is not None, *mine
+        return list(
+            zip(*all_gather_integers(self.comm, numbers, device_of(self.comm)), strict=True)
+        )
+
+    def gather(self, *mine: Any) -> list[tuple[Any, ...]]:
+        """As `exchange`, for any plain data."""
         own, text = self._own_failure, ""
         if own is not None:
             text = str(own) or type(own).__name__
             text = text if isinstance(own, WeightUpdateError) else f"{type(own).__name__}: {text}"
         texts, *columns = zip(*all_gather_object((text, *mine), self.comm), strict=True)
-        return columns, {rank: text for rank, text in enumerate(texts) if text}
+        self.raise_problems({rank: text for rank, text in enumerate(texts) if text})
+        return columns
 
     def raise_problems(self, problems: dict[int, str]) -> None:
         """Raise WeightUpdateError, if anything is wrong on any rank."""
@@ -204,9 +233,9 @@ class UpdateProtocol:
         cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
         failed: dict[int, str] = {}
         if isinstance(cause, (PeerLost, GroupAborted)) and cause.peer >= 0:  # gloo names nobody
-            failed[self.groups.rank_of(cause.group, cause.peer)] = str(cause)
+            failed[self._rank_of(cause.group, cause.peer)] = str(cause)
         elif isinstance(cause, CollectiveTimeout):
-            ranks = [self.groups.rank_of(cause.group, rank) for rank in cause.missing]
+            ranks = [self._rank_of(cause.group, rank) for rank in cause.missing]
             failed = {rank: f"rank {rank} did not come by the deadline" for rank in ranks}
         text = str(cause)
         if isinstance(cause, CollectiveTimeout) and failed:
@@ -216,18 +245,18 @@ class UpdateProtocol:
         return failure
 
     def _error(self, why: str, failed: dict[int, str], ended: bool) -> WeightUpdateError:
-        version = -1 if self._plan is None else self._plan.version
-        if self._committed:
+        version = self.version
+        if self.committed:
             served = "the new weights" if version < 0 else f"version {version}"
             what = f"the other engines serve {served}"
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
-            mixed = "hold parts of two" if self._vote is None else "serve different"
+            mixed = "serve different" if self._votes else "hold parts of two"
             what = f"{moved} was not completed: engines may {mixed} versions"
         else:
             new = "" if version < 0 else f" to version {version}"
             what = f"the weights were not updated{new}: every engine keeps what it had"
-        if not self._committed and self._plan is not None and self._plan.aliases:
+        if not self.committed and self.transfers is not None and self.transfers.plan.aliases:
             what += ", but those with alias=True, which serve the trainer's memory as it is"
         first, _, rest = why.partition("\n")
         text = f"{what}; {first}" + (". Close the group and join again" if ended else "")
@@ -235,10 +264,14 @@ class UpdateProtocol:
             f"{text}\n{rest}" if rest else text,
             version=version,
             failed=failed,
-            committed=self._committed,
+            committed=self.committed,
             group_ended=ended,
         )
 
+    def _rank_of(self, group: str, rank: int) -> int:
+        return rank if self.transfers is None else self.transfers.rank_of(group, rank)
+
     def _abort(self, reason: str) -> None:
-        self.groups.abort(reason)
+        if self.transfers is not None:
+            self.transfers.abort(reason)
         self.comm.abort(reason)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -73,18 +75,34 @@ class HeldTensor:
 
     def part(self, box: Box) -> torch.Tensor:
         """The elements of a box that lies in ours: a view of the tensor."""
-        return part_of(self.tensor, self.box, box)
-
-
-def part_of(tensor: torch.Tensor, own: Box, box: Box) -> torch.Tensor:
-    """The elements of `box` in a tensor that is the box `own`: a view."""
-    view = tensor.detach()
-    if box == own:
+        view = self.tensor.detach()
+        if box != self.box:
+            for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+                view = view.narrow(dim, begin - self.box.offset[dim], length)
         return view
-    for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
-        if length != own.shape[dim]:
-            view = view.narrow(dim, begin - own.offset[dim], length)
-    return view
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies that all ranks of a group have mapped: `offset` bytes into its rank's
+    part of the shared memory `number`."""
+
+    number: int
+    offset: int
+    strides: Lengths
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
+        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories,
+        in the order of their addresses; None: others do not have it mapped."""
+        if not parts or tensor.device.type != "cpu" or not tensor.numel():
+            return None
+        address = tensor.data_ptr()
+        before = bisect_right(parts, address, key=itemgetter(1))
+        number, start, size = parts[before - 1] if before else (0, address, 0)
+        if address - start >= size:
+            return None
+        return cls(number, address - start, tuple(tensor.stride()))
 
 
 def held_tensors(weights: Any) -> dict[str, HeldTensor]:
@@ -108,38 +126,48 @@ def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
 
 
 class WeightReader:
-    """Reads what a process holds, again and again: quickly where all lies where it did."""
+    """Reads what a process holds, again and again: quickly where nothing but contents and, outside
+    of shared memory, addresses have changed."""
 
     def __init__(self) -> None:
         self._marks: list[Any] | None = None
         self._boxes: list[tuple[Lengths, Box]] = []
+        self.ties: dict[str, str] = {}
+        """Of what was read last: `tied_names`."""
 
-    def read(self, weights: Any) -> tuple[dict[str, HeldTensor], bool]:
-        """As `held_tensors`; and whether it is what it was the last time, but for its contents."""
+    def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[dict[str, HeldTensor], bool]:
+        """As `held_tensors`; and whether it is what it was the last time. `parts` are those of
+        shared memory, in which weights may lie."""
         pairs = list(_pairs_of(weights))
-        marks = _marks_of(pairs)
+        marks = _marks_of(pairs, parts)
         if marks is not None and marks == self._marks:
             known = zip(pairs, self._boxes, strict=True)
             return {name: HeldTensor(value, *boxes) for (name, value), boxes in known}, True
         self._marks = None
         held = held_tensors(pairs)
         self._boxes = [(entry.whole, entry.box) for entry in held.values()]
+        self.ties = tied_names(held)
         self._marks = marks
         return held, False
 
 
-def _marks_of(pairs: Sequence[tuple[str, Any]]) -> list[Any] | None:
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def _marks_of(pairs: Sequence[tuple[str, Any]], parts: Sequence[Any]) -> list[Any] | None:
     """All that a description of plain tensors is made of; None where there are others."""
-    if not all(type(value) in (torch.Tensor, torch.nn.Parameter) for _, value in pairs):
+    if not {type(value) for _, value in pairs} <= _PLAIN:
         return None
-    return [
-        (
-            *(name, value.data_ptr(), value.shape, value.stride(), value.dtype, value.device),
-            *(value.layout, value.is_conj(), value.is_neg()),
-        )
-        for name, value in pairs
-        if value.layout is torch.strided
-    ]
+    marks: list[Any] = list(parts)
+    at: dict[int, int] = {}  # address -> the first that lies there: it tells which are tied
+    for name, value in pairs:
+        if value.layout is not torch.strided:
+            return None
+        address = value.data_ptr()
+        where = address if parts else at.setdefault(address, len(marks))
+        marks.append((name, where, value.shape, value.stride(), value.dtype, value.device))
+        marks.append((value.is_conj(), value.is_neg()))
+    return marks
 
 
 def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:

@@ -6,14 +6,16 @@ import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
+from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
-from unisono.training.weights.plan import WeightPlan
-from unisono.training.weights.shards import HeldTensor, tied_names
+from unisono.training.weights.plan import Unit, WeightPlan
+from unisono.training.weights.shards import HeldTensor, held_tensors
 
 Step = Callable[[], object]
 
@@ -30,11 +32,16 @@ class Staging:
 
     @outlasting_inference_mode()
     def prepare(
-        self, plan: WeightPlan, mine: Mapping[str, HeldTensor] | None, device: torch.device
+        self,
+        plan: WeightPlan,
+        ties: Mapping[str, str] | None,
+        mine: Mapping[str, HeldTensor] | None,
+        device: torch.device,
     ) -> None:
-        """Have a tensor for every name that will come."""
+        """Have a tensor for every name that will come. `ties` are the engine's `tied_names`, and
+        `mine` its weights; None: it has none of its own, and takes what the trainer has."""
         spare, self.tensors = self.tensors, {}
-        self._firsts = _firsts_of(plan, mine)
+        self._firsts = _firsts_of(plan, ties)
         for name in set(self._firsts.values()):
             if mine is None:
                 self.tensors[name] = _empty(plan, name, device)
@@ -49,13 +56,13 @@ class Staging:
     def alias(
         self,
         plan: WeightPlan,
-        mine: Mapping[str, HeldTensor] | None,
+        ties: Mapping[str, str] | None,
         views: Mapping[str, torch.Tensor],
     ) -> None:
         """Have `views` of the trainer's memory for every name, instead of memory of our own."""
-        firsts = _firsts_of(plan, mine)
+        firsts = _firsts_of(plan, ties)
         self._firsts = {
-            name: first for name, first in firsts.items() if mine is None or first in views
+            name: first for name, first in firsts.items() if ties is None or first in views
         }
         device = next((view.device for view in views.values()), None)
         self.tensors = {
@@ -66,6 +73,15 @@ class Staging:
 
     def _share_tied(self) -> None:
         self.tensors = {name: self.tensors[first] for name, first in self._firsts.items()}
+
+    def received(self, mine: Mapping[str, HeldTensor]) -> dict[str, HeldTensor]:
+        """The tensors as what they are of their wholes."""
+        if not mine:
+            return held_tensors(self.tensors)
+        return {
+            name: HeldTensor(tensor, mine[name].whole, mine[name].box)
+            for name, tensor in self.tensors.items()
+        }
 
     def hand_over(self) -> dict[str, torch.Tensor]:
         """Give the tensors to a commit, which may keep them."""
@@ -96,14 +112,18 @@ class Staging:
     def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
         """Raise ValueError for tensors whose memory cannot be exchanged for the trainer's."""
         for name, own in self._to_be_moved(mine):
-            # All shared tensors of a trainer are one storage.
-            was_put_there = own.device.type == "cpu" and self._served.get(name) == own.data_ptr()
-            if own.is_inference() or (shares_storage(own) and not was_put_there):
+            if own.is_inference() or shares_storage(own):
                 why = "made in inference mode" if own.is_inference() else "seen by other tensors"
                 raise ValueError(
                     f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, "
                     f"for it is {why}"
                 )
+
+    def is_served(self, mine: Mapping[str, HeldTensor]) -> bool:
+        """Whether the engine's tensors lie where `serve` has put them."""
+        return self._served == {
+            name: mine[name].tensor.data_ptr() for name in self._served if name in mine
+        }
 
     def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
         """Let the engine's tensors be the trainer's memory, and do `then`: all of it, or none."""
@@ -124,12 +144,25 @@ class Staging:
         return list(moved.values())
 
 
-def _firsts_of(plan: WeightPlan, mine: Mapping[str, HeldTensor] | None) -> dict[str, str]:
+def view_of(comm: Communicator, unit: Unit) -> torch.Tensor:
+    """A part of a trainer's tensor in shared memory. RuntimeError: the trainer has dropped it."""
+    assert unit.place is not None
+    memory = comm._memory(unit.place.number)
+    if memory is None:
+        raise RuntimeError(f"rank {unit.sender}'s weights are not in shared memory any more")
+    first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)  # in all that it has there
+    view = torch.empty(0, dtype=unit.dtype)
+    offset = unit.place.offset // unit.dtype.itemsize
+    view.set_(first.untyped_storage(), offset, unit.held.shape, unit.place.strides)
+    return HeldTensor(view, (), unit.held).part(unit.box)
+
+
+def _firsts_of(plan: WeightPlan, ties: Mapping[str, str] | None) -> Mapping[str, str]:
     """Each name -> the first of those that it is tied to: on the engine, or on the trainer where
     the engine has no weights of its own."""
-    if mine is None:
+    if ties is None:
         return {name: tensor.first for name, tensor in plan.tensors.items()}
-    return tied_names(mine)
+    return ties
 
 
 def _empty(plan: WeightPlan, name: str, device: torch.device | None) -> torch.Tensor:

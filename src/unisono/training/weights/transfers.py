@@ -1,19 +1,18 @@
 """How weights travel: in buckets, two under way at a time, straight from memory to memory; and a
 checksum that says whether they arrived.
 
-A transfer has a group of its own, of a sender and those receivers that take the same from it. So
-no other sender has to hold what passes, and senders work at the same time. On shared memory a
-bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
-packed, unless a tensor has to be converted or lies on another device. Weights that are shared
-tensors are not sent at all: receivers read them where they lie, and say when they have.
+A sender and those receivers that take the same from it are a group of their own, unless they are
+all ranks. So no other sender has to hold what passes, and senders work at the same time. On shared
+memory a bucket goes from the sender's tensors through the engine's slots into the receivers':
+nothing is packed, unless a tensor has to be converted or lies on another device.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -21,8 +20,7 @@ import torch
 from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.base import Communicator, Work
 from unisono.comm.shared_memory.transport import SharedMemory
-from unisono.training.weights.plan import WeightPlan, WeightTransfer
-from unisono.training.weights.reading import MappedWeights, Unit, bytes_of
+from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import HeldTensor
 
 _ROW_INTEGERS = 512
@@ -31,125 +29,123 @@ Progress = Callable[[int, int], Any]
 """Called with the bytes that have moved and the bytes that will."""
 
 
-class TransferGroups:
-    """The groups of the transfers in which this rank takes part, kept from update to update."""
+class _Step(NamedTuple):
+    """A bucket of a transfer of this rank, and how large it is."""
 
-    def __init__(self, comm: Communicator) -> None:
+    transfer: int
+    bucket: list[Unit]
+    bytes: int
+
+
+class Transfers:
+    """This rank's part in a plan. It serves every update by it."""
+
+    def __init__(self, comm: Communicator, plan: WeightPlan) -> None:
+        self.plan = plan
         self._comm = comm
+        self._sends = comm.rank in plan.senders
+        self._mine = [each for each in plan.transfers if comm.rank in each.members]
+        longest = max((len(transfer.buckets) for transfer in self._mine), default=0)
+        self._steps = [  # in an order that all ranks keep
+            _Step(number, transfer.buckets[i], sum(unit.bytes for unit in transfer.buckets[i]))
+            for i in range(longest)
+            for number, transfer in enumerate(self._mine)
+            if i < len(transfer.buckets)
+        ]
         self._groups: dict[tuple[int, ...], Communicator] = {}
-        self.mapped = MappedWeights(comm)
+        """Those that were made for it, by their members."""
+        moved = {unit.name for step in self._steps for unit in step.bucket}
+        self.tensors = len(moved | plan.aliases.get(comm.rank, {}).keys())
+        self.buckets = len(self._steps)
+        self.bytes = sum(step.bytes for step in self._steps)
 
-    def names(self) -> list[str]:
-        """The groups that this rank has."""
-        return [group.name for group in self._groups.values()]
-
-    def keep(self, names: Sequence[Collection[str]]) -> None:
-        """Close the groups that a member does not have, since it has begun anew. `names` is what
-        every rank has."""
-        for members, group in list(self._groups.items()):
-            if any(group.name not in names[rank] for rank in members):
-                self._groups.pop(members).close()
-
-    def open(self, plan: WeightPlan) -> None:
-        """Make the groups that a plan needs and that are not there yet."""
-        for transfer in plan.transfers:
-            if self._comm.rank in transfer.members and transfer.members not in self._groups:
-                group = self._comm.split(transfer.members, "weights")
+    def open(self) -> None:
+        """Make the groups."""
+        for transfer in self._mine:
+            members = transfer.members
+            if len(members) < self._comm.size and members not in self._groups:
+                group = self._comm.split(members, "weights")
                 assert group is not None
-                self._groups[transfer.members] = group
-        for group in self._groups.values():
-            group.timeout_s = self._comm.timeout_s
+                self._groups[members] = group
 
-    def device_for(self, plan: WeightPlan, mine: Mapping[str, HeldTensor]) -> torch.device:
+    def device_for(self, mine: Mapping[str, HeldTensor]) -> torch.device:
         """Where what travels lies on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
-        if (
-            device.type == "cpu"
-            and plan.is_on_gpus
-            and isinstance(self._comm.transport, SharedMemory)
-        ):
+        is_shared = isinstance(self._comm.transport, SharedMemory)
+        if device.type == "cpu" and self.plan.is_on_gpus and is_shared:
             return next(iter(mine.values())).tensor.device
         return device
 
     def move(
-        self,
-        plan: WeightPlan,
-        part: Callable[[Unit], torch.Tensor],
-        device: torch.device,
-        progress: Progress | None,
+        self, at: Mapping[str, HeldTensor], device: torch.device, progress: Progress | None
     ) -> list[str]:
-        """Send or receive everything. `part` is the memory of a unit on this rank, `device` where
+        """Send or receive everything. `at` is where it lies on this rank, by name, `device` where
         it is while it travels. Returns, for a receiver, what arrived damaged."""
-        rank = self._comm.rank
-        sends = rank in plan.senders
-        steps = plan.steps(rank)
-        transfers = [transfer for transfer in plan.transfers if rank in transfer.members]
+        checks, sends = self.plan.options.checksum, self._sends
+        for group in self._groups.values():
+            group.timeout_s = self._comm.timeout_s
         # A receiver serves all transfers at once; a sender holds converted copies of two buckets.
-        most = 2 if sends else 2 * len(transfers)
-        sums: dict[int, list[int]] = {id(transfer): [] for transfer in transfers}
-        total, done = bytes_of(plan.units(rank)), 0
-        under_way: deque[tuple[WeightTransfer, int, list[torch.Tensor], Work | None]] = deque()
+        most = 2 if sends else 2 * len(self._mine)
+        sums: list[list[int]] = [[] for _ in self._mine]
+        done = 0
+        under_way: deque[tuple[_Step, list[torch.Tensor], Work | None]] = deque()
 
         def finish() -> int:
-            transfer, index, tensors, work = under_way.popleft()
+            step, tensors, work = under_way.popleft()
             if work is not None:
                 work.wait()
-            if plan.options.checksum and not sends:
-                sums[id(transfer)].append(checksum(tensors))
-            moved = done + bytes_of(transfer.buckets[index])
+            if checks and not sends:
+                sums[step.transfer].append(checksum(tensors))
             if progress is not None:
-                progress(moved, total)
-            return moved
+                progress(done + step.bytes, self.bytes)
+            return done + step.bytes
 
-        for transfer, index in steps:
+        for step in self._steps:
             if len(under_way) == most:
                 done = finish()
-            bucket = transfer.buckets[index]
-            tensors = [part(unit) for unit in bucket]
-            work = None
-            if not transfer.is_read:
-                if sends:
-                    tensors = [
-                        _as_it_travels(unit, tensor, device)
-                        for unit, tensor in zip(bucket, tensors, strict=True)
-                    ]
-                work = self._groups[transfer.members].broadcast(tensors, 0, async_op=True)
-            elif not sends:
-                self._read(bucket, tensors)
-            under_way.append((transfer, index, tensors, work))
-            if plan.options.checksum and sends:
-                sums[id(transfer)].append(checksum(tensors))  # while they are under way
+            tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
+            under_way.append((step, tensors, self._begin(step, tensors, device)))
+            if checks and sends:
+                sums[step.transfer].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
-        self.mapped.let_go()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
-        return self._find_damage(transfers, sums) if plan.options.checksum else []
+        return self._find_damage(sums) if checks else []
 
-    @torch.inference_mode()  # in which tensors of both kinds can be written to
-    def _read(self, bucket: list[Unit], tensors: list[torch.Tensor]) -> None:
-        """Copy a bucket out of its sender's memory."""
-        for unit, tensor in zip(bucket, tensors, strict=True):
-            tensor.copy_(self.mapped.find(unit))
+    def _begin(self, step: _Step, tensors: list[torch.Tensor], device: torch.device) -> Work | None:
+        """Send or receive a bucket. What a sender has to convert is replaced in `tensors`."""
+        if self._sends:
+            for i, (unit, tensor) in enumerate(zip(step.bucket, tensors, strict=True)):
+                if 0 in tensor.stride():  # elements that share memory cannot be broadcast
+                    tensor = tensor.contiguous()
+                is_there = tensor.device.type == device.type
+                tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
+        return self._broadcast(self._mine[step.transfer], tensors, async_op=True)
 
-    def _find_damage(
-        self, transfers: list[WeightTransfer], sums: Mapping[int, list[int]]
-    ) -> list[str]:
+    def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
+        group = self._groups.get(transfer.members)
+        if group is not None:
+            return group.broadcast(tensors, 0, async_op=async_op)
+        return self._comm.broadcast(tensors, transfer.members[0], async_op=async_op)
+
+    def _find_damage(self, sums: list[list[int]]) -> list[str]:
         """Compare with the senders' checksums."""
         found = []
-        for transfer in transfers:
-            mine = sums[id(transfer)]
+        for transfer, mine in zip(self._mine, sums, strict=True):
             theirs = torch.tensor(mine, dtype=torch.int64, device=device_of(self._comm))
-            self._groups[transfer.members].broadcast(theirs, 0)
+            self._broadcast(transfer, theirs, async_op=False)
             for index, (sent, arrived) in enumerate(zip(theirs.tolist(), mine, strict=True)):
                 if sent != arrived:
                     names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index]))
                     listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
                     found.append(
-                        f"bucket {index} from rank {transfer.sender} ({listed}) arrived damaged, "
-                        "or changed while it was sent"
+                        f"bucket {index} from rank {transfer.members[0]} ({listed}) arrived "
+                        "damaged, or changed while it was sent"
                     )
         return found
+
+    # -- ends ------------------------------------------------------------------------------------
 
     def rank_of(self, group: str, rank: int) -> int:
         """The rank, in the group that all have in common, of a rank of a transfer's group."""
@@ -159,26 +155,15 @@ class TransferGroups:
         return rank
 
     def abort(self, reason: str) -> None:
-        """End all groups, so that nobody waits in a transfer."""
+        """End the groups that were made, so that nobody waits in a transfer."""
         for group in self._groups.values():
             group.abort(reason)
 
     def close(self) -> None:
-        """Give the groups back."""
+        """Give them back."""
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
-
-
-def _as_it_travels(unit: Unit, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor itself, or a copy where it has to be converted, lies on another device, or has
-    elements that share memory: such a one cannot be broadcast."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    if any(length > 1 and stride == 0 for length, stride in pairs):
-        tensor = tensor.contiguous()
-    if tensor.device.type == device.type:
-        device = tensor.device
-    return tensor.to(device, unit.dtype)
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
@@ -192,7 +177,7 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
     """
     digest = hashlib.blake2b(digest_size=8)
     given = list(tensors)
-    if given and all(tensor.is_cuda for tensor in given):
+    if {tensor.is_cuda for tensor in given} == {True}:
         sums = torch.cat([_sums_on_gpu(tensor) for tensor in given])
         digest.update(sums.cpu().numpy().data)
         given = []

@@ -1,0 +1,462 @@
+"""Weight updates parameter by parameter, in the shape of vLLM's and OpenRLHF's calls.
+
+For each parameter the trainer announces name, type and shape by calls from outside, the workers
+receive, and the trainer broadcasts. A worker has a model with `load_weights(pairs)`, as vLLM's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from unisono.collectives.encoding import torch_dtype
+from unisono.comm.base import Communicator, dtype_name
+from unisono.errors import WeightMismatch, WeightUpdateError
+from unisono.training.deferral import defer_signals
+from unisono.training.weights.plan import differences_table, tensor_text
+from unisono.training.weights.protocol import UpdateProtocol
+
+TRAINER = 0
+"""The rank that sends."""
+
+
+class WeightUpdateGroup:
+    """The trainer, rank 0, and all workers, for updates parameter by parameter.
+
+    A worker loads each parameter as it comes, and a failure leaves engines with parts of two
+    versions. Between `begin_weight_update` and `end_weight_update`, on every rank, an update is
+    done by all engines or by none.
+
+    `init_weight_update_group` makes one of processes that have nothing in common. This class makes
+    one of a group that there is, `comm`, and closes it at the end; `store` is kept until then.
+
+    >>> group = unisono.training.WeightUpdateGroup(comm.split([0, 1]))
+    >>> if group.rank == 0:
+    ...     group.broadcast(torch.arange(3))
+    ... else:
+    ...     assert group.receive("w", "int64", [3]).tolist() == [0, 1, 2]
+    >>> group.size
+    2
+    >>> group.close()
+    """
+
+    def __init__(self, comm: Communicator, store: Any = None) -> None:
+        self.comm = comm
+        """The group; a `WeightSender` and `WeightReceiver`s work over it as well."""
+        self._store = store
+        self._protocol = UpdateProtocol(comm)
+        self._all_or_none = False
+
+    @property
+    def rank(self) -> int:
+        """0 for the trainer."""
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        """The trainer and all workers."""
+        return self.comm.size
+
+    def begin_weight_update(self) -> None:
+        """From here to `end_weight_update` all or none. Every rank calls it; nothing is sent.
+        Raises WeightUpdateError if that has begun already.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     group.begin_weight_update()
+        ...     group.end_weight_update()
+        """
+        if self._all_or_none:
+            raise WeightUpdateError("begin_weight_update was called twice: end the first update")
+        self._all_or_none = True
+
+    def broadcast(self, tensor: torch.Tensor, src: int = TRAINER, stream: Any = None) -> None:
+        """Send `tensor`, a parameter, from the trainer to all workers, who `receive` it. `src` must
+        be 0; `stream`, which programs pass to vLLM's groups, is ignored.
+
+        Raises WeightMismatch on every rank where a worker was told another type or shape, and
+        WeightUpdateError where a worker failed, died or fell behind. Between `begin_weight_update`
+        and `end_weight_update` that ends the update: every engine keeps what it had.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     if group.rank == 0:
+        ...         group.broadcast(torch.ones(2))
+        ...     else:
+        ...         assert group.receive("w", "float32", [2]).tolist() == [1, 1]
+        """
+        if src != TRAINER or self.rank != TRAINER:
+            raise ValueError(
+                f"rank {self.rank} cannot send from rank {src}: the trainer, rank {TRAINER}, "
+                "sends, and workers receive by update_weight"
+            )
+
+        def prepare() -> torch.Tensor:
+            if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
+                raise TypeError(f"{type(tensor).__name__} is not a whole tensor: gather it first")
+            return tensor.detach().to(self._device).contiguous()
+
+        self._move("", prepare)
+
+    def receive(self, name: str, dtype: torch.dtype | str, shape: Iterable[int]) -> torch.Tensor:
+        """Receive the parameter `name` on a worker. Raises as `broadcast`, on every rank, if what
+        the trainer sends does not have this `dtype` and `shape`.
+
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     try:
+        ...         if group.rank == 0:
+        ...             group.broadcast(torch.ones(2))
+        ...         else:
+        ...             group.receive("w", torch.float64, [2])
+        ...     except unisono.WeightMismatch as error:
+        ...         error.differences
+        (('w', 'float32 (2,)', 'rank 1: float64 (2,)'),)
+        """
+        if self.rank == TRAINER:
+            raise ValueError("the trainer, rank 0, does not receive: it calls broadcast")
+
+        def prepare() -> torch.Tensor:
+            known = torch_dtype(str(dtype).removeprefix("torch."))
+            return torch.empty(tuple(shape), dtype=known, device=self._device)
+
+        return self._move(str(name), prepare)
+
+    def end_weight_update(
+        self,
+        prepare: Callable[[], None] = lambda: None,
+        commit: Callable[[], None] = lambda: None,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Vote on the update that `begin_weight_update` began. Every rank calls it.
+
+        `prepare` may fail. Where it does not on any rank, every rank calls `commit`; otherwise, and
+        where a rank dies before the decision, every rank calls `undo`.
+
+        Raises WeightUpdateError, on every rank, where the update was not done: its `committed` is
+        then False.
+
+        >>> done = []
+        >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
+        ...     group.begin_weight_update()
+        ...     group.end_weight_update(commit=lambda: done.append("commit"))
+        >>> done
+        ['commit']
+        """
+        protocol = self._protocol
+        began, self._all_or_none = self._all_or_none, False
+
+        def prepare_if_begun() -> None:
+            if not began:
+                raise ValueError("end_weight_update without begin_weight_update")
+            prepare()
+
+        with protocol.update():
+            try:
+                protocol.open_vote()
+                protocol.attempt(prepare_if_begun)
+                protocol.decide(commit)
+            finally:
+                if not protocol.committed:
+                    with defer_signals():
+                        undo()
+
+    def close(self) -> None:
+        """Leave the group, and give back the port.
+
+        >>> unisono.training.WeightUpdateGroup(comm.split([0, 1])).close()
+        """
+        self._protocol.close()
+        self.comm.close()
+        self._store = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _device(self) -> torch.device:
+        """Where parameters travel."""
+        if self.comm.backend == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def _move(self, name: str, prepare: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Broadcast one parameter, once all ranks have prepared a tensor that fits. A failure ends
+        an update of all or none."""
+        try:
+            with torch.no_grad(), self._protocol.update(in_place=not self._all_or_none):
+                prepared = self._protocol.attempt(prepare)
+                tensor = torch.empty(0) if prepared is None else prepared
+                self._agree(name, tensor)
+                self.comm.broadcast(tensor, TRAINER)
+        except BaseException:
+            self._all_or_none = False
+            raise
+        return tensor
+
+    def _agree(self, name: str, tensor: torch.Tensor) -> None:
+        """Hear what all ranks have in mind, and raise on all of them where it does not fit."""
+        protocol = self._protocol
+        begun, names, *tensors = protocol.gather(
+            self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape)
+        )
+        problems = {}
+        for rank, (here, told) in enumerate(zip(begun, names, strict=True)):
+            if here != begun[TRAINER]:
+                called = "called" if here else "not called"
+                problems[rank] = f"begin_weight_update was {called}, unlike on rank {TRAINER}"
+            elif rank != TRAINER and told != names[TRAINER + 1]:
+                first = f"rank {TRAINER + 1} {names[TRAINER + 1]!r}"
+                problems[rank] = f"it was told to receive {told!r}, and {first}"
+        protocol.raise_problems(problems)
+        texts = [tensor_text(*each) for each in zip(*tensors, strict=True)]
+        differences = [
+            (names[rank], texts[TRAINER], f"rank {rank}: {text}")
+            for rank, text in enumerate(texts)
+            if text != texts[TRAINER]
+        ]
+        if differences:
+            raise WeightMismatch(differences_table(differences), differences=differences)
+
+
+class WeightUpdateExtension:
+    """A worker's side, for vLLM's workers:
+    `LLM(..., worker_extension_cls="unisono.training.WeightUpdateExtension")`.
+
+    vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker, in
+    the shape of vLLM's and OpenRLHF's own calls.
+
+    Without `begin_weight_update` a parameter is loaded as it comes. With it, parameters are kept
+    until `end_weight_update`, and then loaded in every engine or in none: a model that is a
+    torch.nn.Module loads them before the vote, and has its old weights back if that fails anywhere;
+    another one loads them after it.
+
+    >>> from types import SimpleNamespace
+    >>> served = {}
+    >>> class Worker(unisono.training.WeightUpdateExtension):  # what vLLM makes of its own
+    ...     rank = 0
+    ...     model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=served.update))
+    >>> if comm.rank == 0:
+    ...     with unisono.training.init_weight_update_group("127.0.0.1", port, 0, 2) as group:
+    ...         group.broadcast(torch.ones(2))
+    ... else:
+    ...     worker = Worker()
+    ...     worker.init_weight_update_group("127.0.0.1", port, rank_offset=1, world_size=2)
+    ...     worker.update_weight("w", "float32", [2])
+    ...     assert served["w"].tolist() == [1, 1]
+    ...     worker.close_weight_update_group()
+    """
+
+    # vLLM calls no __init__ of this class, and refuses names that its workers have already.
+    _weights_group: WeightUpdateGroup | None = None
+    _weights_kept: list[tuple[str, torch.Tensor]] | None = None
+
+    def _weights_model(self) -> tuple[Any, int]:
+        """The model, and this worker's number in its engine."""
+        import torch.distributed as dist
+
+        worker: Any = self
+        in_world = dist.is_available() and dist.is_initialized()
+        rank = dist.get_rank() if in_world else int(getattr(worker, "rank", 0))
+        return worker.model_runner.model, rank
+
+    def init_weight_update_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = "weights",
+        backend: str = "auto",
+        **options: Any,
+    ) -> None:
+        """Join the group in which the trainer sends, by the function of this name: at
+        `master_address` and `master_port`, as `group_name`, on `backend`, with its other options.
+        This worker is rank `rank_offset` + its number in its engine, of `world_size`, the trainer
+        and all workers.
+
+        Raises as that function, and WeightUpdateError if the worker is in such a group already.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
+        >>> worker.close_weight_update_group()
+        """
+        from unisono.training.weights.meeting import init_weight_update_group
+
+        if self._weights_group is not None:
+            raise WeightUpdateError(
+                "this worker is in a weight update group already: close_weight_update_group first"
+            )
+        self._weights_group = init_weight_update_group(
+            *(master_address, master_port, rank_offset, world_size, group_name, backend),
+            worker_rank=self._weights_model()[1],
+            **options,
+        )
+
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int | str,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str = "auto",
+        use_ray: bool = False,
+    ) -> None:
+        """`init_weight_update_group` by OpenRLHF's name for it: `master_address`, `master_port`,
+        `rank_offset`, `world_size`, `group_name` and `backend` are the same.
+
+        Raises the same, and ValueError for `use_ray`: Ray's own collectives are not used.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_process_group("127.0.0.1", port, comm.rank, 2, "weights")
+        >>> worker.close_weight_update_group()
+        """
+        if use_ray:
+            raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
+        self.init_weight_update_group(
+            master_address, master_port, rank_offset, world_size, group_name, backend
+        )
+
+    def update_weight(
+        self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
+    ) -> None:
+        """Receive the parameter `name`, of `dtype` and `shape`, which the trainer broadcasts at
+        this time, and load it; between `begin_weight_update` and `end_weight_update` keep it.
+
+        Raises WeightMismatch on every rank where the trainer broadcasts another type or shape, and
+        WeightUpdateError where a rank failed, died or fell behind, or this model cannot load it.
+        `empty_cache` gives unused memory of CUDA back afterwards.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.update_weight("w", torch.int64, (2,))
+        Traceback (most recent call last):
+            ...
+        unisono.errors.WeightUpdateError: call init_weight_update_group first
+        """
+        group = self._joined_weights_group()
+        try:
+            weight = group.receive(name, dtype, shape)
+        except BaseException:
+            self._weights_kept = None
+            raise
+        if self._weights_kept is not None:
+            self._weights_kept.append((name, weight))
+            return
+        try:
+            self._weights_model()[0].load_weights([(name, weight)])
+        except Exception as error:
+            raise WeightUpdateError(
+                f"rank {group.rank} could not load {name!r}, and may hold parts of two versions: "
+                f"{type(error).__name__}: {error}",
+                failed={group.rank: str(error)},
+            ) from error
+        if empty_cache and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def begin_weight_update(self) -> None:
+        """Keep parameters from now on, for `end_weight_update`. Raises WeightUpdateError if that
+        has begun already, or before the worker has joined.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
+        >>> worker.begin_weight_update()
+        >>> worker.close_weight_update_group()
+        """
+        self._joined_weights_group().begin_weight_update()
+        self._weights_kept = []
+
+    def end_weight_update(self) -> None:
+        """Load what has come, together with all other workers. The trainer calls its group's
+        `end_weight_update` at the same time.
+
+        Raises WeightUpdateError on every rank, and every engine keeps what it had, if a model could
+        not load, or a rank died before all had voted; `committed` says if that was later.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.init_weight_update_group("127.0.0.1", port, comm.rank, world_size=2)
+        >>> worker.begin_weight_update()  # then update_weight for each parameter
+        >>> worker.end_weight_update()
+        >>> worker.close_weight_update_group()
+        """
+        group, (model, _) = self._joined_weights_group(), self._weights_model()
+        weights, self._weights_kept = self._weights_kept or [], None
+
+        def load() -> None:
+            model.load_weights(weights)
+
+        if isinstance(model, torch.nn.Module):
+            old = _KeptWeights(model)
+            group.end_weight_update(partial(old.keep, load), undo=old.give_back)
+        else:
+            group.end_weight_update(commit=load)
+
+    def close_weight_update_group(self) -> None:
+        """Leave the group; another may be joined. Without a group it does nothing.
+
+        >>> from types import SimpleNamespace
+        >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+        >>> worker.close_weight_update_group()
+        """
+        group, self._weights_group, self._weights_kept = self._weights_group, None, None
+        if group is not None:
+            group.close()
+
+    def _joined_weights_group(self) -> WeightUpdateGroup:
+        if self._weights_group is None:
+            raise WeightUpdateError("call init_weight_update_group first")
+        return self._weights_group
+
+
+class WeightUpdateWorker(WeightUpdateExtension):
+    """What `WeightUpdateExtension` makes of vLLM's workers, around any `model` with
+    `load_weights(pairs)`. `worker_rank` is the worker's number in its engine.
+
+    >>> from types import SimpleNamespace
+    >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
+    """
+
+    def __init__(self, model: Any, worker_rank: int = 0) -> None:
+        if not callable(getattr(model, "load_weights", None)):
+            raise TypeError(f"{type(model).__name__} has no load_weights(pairs)")
+        self._model, self._worker_rank = model, worker_rank
+
+    def _weights_model(self) -> tuple[Any, int]:
+        return self._model, self._worker_rank
+
+
+class _KeptWeights:
+    """A copy of a module's tensors, for the case that it has to have them back."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._tensors: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def keep(self, then: Callable[[], None]) -> None:
+        """Copy everything, note where it lies, and do `then`, which may change it."""
+        for module in self._model.modules():
+            for owner in (module._parameters, module._buffers):
+                for name, tensor in owner.items():
+                    if tensor is not None:
+                        if id(tensor) not in self._copies:
+                            self._copies[id(tensor)] = (tensor.data, tensor.data.clone())
+                        self._tensors.append((owner, name, tensor))
+        then()
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Put everything back: the tensors, their memory, and what was in it."""
+        for owner, name, tensor in self._tensors:
+            data, copy = self._copies[id(tensor)]
+            data.copy_(copy)
+            tensor.data = data
+            owner[name] = tensor
