@@ -12,9 +12,9 @@ floor.py           what memory, and links between hosts, allow at best
 forecast.py        what each row should take
 statistics.py      what samples say
 machine.py         on what a run was made
-results.py         rows and runs, as JSON and CSV; compare.py: two runs
-text.py            a run in words: tables, sentences; headline.py: who is faster
-plot.py            its curves; html.py: a run as a page
+results.py         rows and runs, as JSON; compare.py: two runs
+text.py            a run in words: tables, sentences
+html.py            a run as a page; plot.py: its curves
 """
 
 from unisono.bench.api import measure, measure_run

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from unisono.bench.results import Model, Row
+from unisono.bench.results import Row
 from unisono.plan.predict import fit
 
-_Series: TypeAlias = "tuple[str, str, str]"
+_Series: TypeAlias = "tuple[str, str]"
 
 
 class Forecast:
@@ -34,15 +34,6 @@ class Forecast:
         expected_us = fit(times_s).predict_s(row.size_bytes) * 1e6
         return dataclasses.replace(row, expected_us=expected_us)
 
-    def models(self) -> list[Model]:
-        """All fits, in plain units."""
-        found = []
-        for (backend, collective, _), times_s in self._times_s.items():
-            model = fit(times_s)
-            regimes = [[size, rate / 1e9] for size, rate in model.bandwidths()]
-            found.append(Model(backend, collective, model.latency_s * 1e6, regimes))
-        return found
-
 
 def _series(row: Row) -> _Series:
-    return row.backend, row.collective, row.place
+    return row.backend, row.collective

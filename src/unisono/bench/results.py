@@ -1,10 +1,8 @@
-"""What one run found out, and its form as JSON (docs/bench.md has the schema) and CSV."""
+"""What one run found out, and its form as JSON (docs/bench.md has the schema)."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +30,6 @@ class Row:
     op: str
     root: int
     """-1 where each rank is the root in turn, as in nccl-tests."""
-    place: str
     backend: str
     ranks: int
     time_us: Summary
@@ -65,7 +62,7 @@ class Row:
     @property
     def key(self) -> tuple[str | int, ...]:
         """What two runs of the same thing have in common."""
-        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root, self.place)
+        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root)
         return (*what, self.backend, self.ranks)
 
     @property
@@ -123,17 +120,6 @@ class Skipped:
         return f"{self.what} is left out: {self.reason}{help}"
 
 
-@dataclass(frozen=True)
-class Model:
-    """What the fit says about one backend and collective, in plain units."""
-
-    backend: str
-    collective: str
-    latency_us: float
-    regimes: list[list[float]]
-    """[bytes, GB/s]: the bandwidth without the latency at each size that the fit knows."""
-
-
 @dataclass
 class Run:
     """Everything that one run measured, on what, and how. Grows while the run goes on."""
@@ -143,7 +129,6 @@ class Run:
     settings: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    models: list[Model] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -170,12 +155,10 @@ class Run:
 
     @property
     def in_order(self) -> list[Row]:
-        """The rows as a reader wants them: by collective, placement, size and backend."""
+        """The rows as a reader wants them: by collective, size and backend."""
         names = list(dict.fromkeys(row.collective for row in self.rows))
         # Rows of one size are in the order of the backends already.
-        return sorted(
-            self.rows, key=lambda row: (names.index(row.collective), row.place, row.size_bytes)
-        )
+        return sorted(self.rows, key=lambda row: (names.index(row.collective), row.size_bytes))
 
 
 def to_json(run: Run) -> str:
@@ -197,7 +180,6 @@ def from_json(text: str, where: str = "the file") -> Run:
         raise UnisonoError(f"{where} is not a result of `unisono bench --json` ({SCHEMA})")
     document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
-    document["models"] = [Model(**model) for model in document["models"]]
     known = {item.name for item in dataclasses.fields(Run)}
     return Run(**{name: value for name, value in document.items() if name in known})
 
@@ -208,24 +190,3 @@ def read(path: Path) -> Run:
         return from_json(path.read_text(), str(path))
     except OSError as error:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def to_csv(run: Run) -> str:
-    """One line per row, with nccl-tests' names for the columns that it has; times are us."""
-    lines = [_flat(row) for row in run.in_order]
-    out = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return out.getvalue()
-
-
-_CSV_NAMES = {"size_bytes": "size", "dtype": "type", "op": "redop"}
-
-
-def _flat(row: Row) -> dict[str, object]:
-    values = row.as_dict()
-    times = values.pop("time_us")
-    values |= {"time": times.pop("p50")} | times
-    return {_CSV_NAMES.get(name, name).removesuffix("_us"): values[name] for name in values}

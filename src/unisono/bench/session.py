@@ -3,12 +3,9 @@ row by row, and rank 0 tells what they find as events."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
-import pickle
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,11 +14,10 @@ from typing import Any, TypeAlias
 import numpy
 
 from unisono.bench import machine
-from unisono.bench.backends.mpi import find_mpirun, run_by_mpirun
 from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.forecast import Forecast
 from unisono.bench.measurer import Control, Measurer
-from unisono.bench.results import Model, Row, Run, Skipped
+from unisono.bench.results import Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.base import Communicator
 from unisono.comm.engine import show_files
@@ -83,19 +79,13 @@ def run(
         if before:
             others(before)
 
-    mpirun = find_mpirun() if "mpi" in settings.backends else None
-    if mpirun is not None:
-        pickled = base64.b64encode(pickle.dumps(settings)).decode()
-        command = [sys.executable, "-m", __name__, pickled]
-        run_by_mpirun(mpirun, settings, command, handle_line)
-    else:
-        launch(
-            _run_new_rank,
-            settings.ranks,
-            (settings,),
-            threads=1,
-            on_line=lambda rank, stream, text: handle_line(text),
-        )
+    launch(
+        _run_new_rank,
+        settings.ranks,
+        (settings,),
+        threads=1,
+        on_line=lambda rank, stream, text: handle_line(text),
+    )
 
 
 def _run_new_rank(settings: BenchSettings) -> None:
@@ -115,7 +105,6 @@ def apply_event(run: Run | None, event: Event) -> Run:
         known = {skipped.what for skipped in run.skipped}  # said once for all sizes
         run.skipped += [Skipped(**new) for new in event["skipped"] if new["what"] not in known]
     elif event["event"] == "end":
-        run.models = [Model(**model) for model in event["models"]]
         run.finished = True
     return run
 
@@ -164,7 +153,6 @@ def run_rank(
             control,
             backends,
             budget_s=settings.budget_s,
-            over=settings.over,
             with_floor=settings.floor,
             crowded=settings.ranks > share.core_count() * len(hosts),
             link_limit=limit,
@@ -188,7 +176,7 @@ def run_rank(
                 rows=[row.as_dict() for row in rows],
                 skipped=[dataclasses.asdict(backend) for backend in skipped],
             )
-        emit("end", models=[dataclasses.asdict(model) for model in forecast.models()])
+        emit("end")
 
 
 @contextmanager
@@ -246,23 +234,3 @@ def _check_gpu_memory(
             f"{what} on {sharing} ranks of a GPU needs about {format_size(need_here)}B of its "
             f"memory, and {format_size(room)}B may be used: choose smaller sizes"
         )
-
-
-def _main(pickled: str) -> None:
-    """What a rank does that mpirun has started."""
-    from mpi4py import MPI
-
-    try:
-        _run_new_rank(pickle.loads(base64.b64decode(pickled)))
-    except BaseException as error:
-        # The others would wait for this rank forever.
-        if not isinstance(error, KeyboardInterrupt):
-            import traceback
-
-            traceback.print_exc()
-            sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
