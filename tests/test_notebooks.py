@@ -12,7 +12,6 @@ import pytest
 import unisono
 from unisono.bench.results import Rows, read
 from unisono.comm.base import Communicator
-from unisono.watch import RankReport, Report
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/neoverse-n1-2-cores-2-ranks.json"
 
@@ -73,18 +72,6 @@ def test_rows_of_a_benchmark() -> None:
     assert [row[3] for row in table.rows[1:]] == [f"{row.time_us.p50:,.2f}" for row in rows]
     assert table.rows[3][-1] == "7 wrong"
     assert table.bold == [3]
-
-
-def test_a_report() -> None:
-    ranks = (
-        RankReport(0, 0, 40, True, call="barrier #2", last="barrier #1"),
-        RankReport(1, 1, 41, False, place="a.py:9 in <lambda>", last="barrier #1"),
-    )
-    verdict = "rank 1 never reached <script>"
-    table = shown(Report("hang", verdict, "world", "gloo", "barrier", 2, (1,), ranks=ranks))
-    assert verdict in table.text
-    assert table.rows[2] == ["rank 1", "41", "no", "is in a.py:9 in <lambda>", "barrier #1"]
-    assert table.bold == [2]
 
 
 def test_a_mesh() -> None:

@@ -134,7 +134,6 @@ class Monitor:
         trace = Trace(path)
         self._traces += 1
         self._host_traces = HostTraces(self._traces)
-        self._host_traces.read_clock()
         _follow(trace, [os.getpid()], is_new=False)
         trace.collect()
         _follow(trace, trace.peers(), is_new=False)
@@ -159,6 +158,7 @@ class Monitor:
             return
         _follow(trace, trace.peers())
         hosts = self._host_traces
+        hosts.find_links()
         if hosts.writes():
             parts, missing = hosts.parts()
             for part in parts:
@@ -192,8 +192,7 @@ class Monitor:
         if trace is not None:
             trace.collect()
             if time.monotonic() >= self._follow_again_s and trace.is_ours():
-                if not self._host_traces.has_read_clock:
-                    self._host_traces.read_clock()
+                self._host_traces.find_links()
                 self._follow_again_s = time.monotonic() + _TICK_S
                 _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
