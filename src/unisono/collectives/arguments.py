@@ -1,23 +1,25 @@
-"""What the functions are given: tensors, arrays and parts of them, ranks and reductions, checked
-and taken apart. What is refused, the other ranks hear of."""
+"""What the functions are given, checked and taken apart: tensors, arrays, ranks and reductions.
+What is refused, the other ranks hear of. And what they return: works that have a result."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy
 import torch
 
-from unisono.collectives.results import ResultWork
 from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
 from unisono.comm.base import (
     Communicator,
     PremulSum,
     Reduction,
+    Work,
     dtype_name,
     has_meaning,
 )
 from unisono.comm.reductions import known_reduction
+from unisono.comm.work import FinishedWork
 from unisono.torch_habits import one_root
 
 _Tensor = torch.Tensor
@@ -31,13 +33,10 @@ def is_tensor(tensor: Any) -> bool:
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
     """Refuse what is neither a tensor nor an array."""
     if not is_tensor(tensor):
-        refuse_type(comm, operation, f"{type(tensor).__name__} is neither a tensor nor an array")
-
-
-def refuse_out(comm: Communicator, operation: str, out: Any) -> None:
-    """Refuse `out` beside a structure."""
-    if out is not None:
-        refuse_type(comm, operation, "out= is for tensors: it does not go with a structure")
+        why = f"{type(tensor).__name__} is neither a tensor nor an array"
+        if operation in ("all_gather", "gather"):
+            why += f": unisono.{operation}_object takes lists, dicts and other plain data"
+        refuse_type(comm, operation, why)
 
 
 def copy_of(tensor: Any) -> Any:
@@ -173,3 +172,43 @@ def reduction(
             why = describe_meaningless(name, dtype)
             refuse_type(comm, operation, f"{where}: {why}" if where else why)
     return known
+
+
+class ResultWork(Work[Any]):
+    """An operation under way. `wait()` returns what the blocking form would have returned."""
+
+    __slots__ = ("_finish", "_result", "_work")
+
+    def __init__(
+        self, work: Work | None, result: Any = None, finish: Callable[[], Any] | None = None
+    ) -> None:
+        self._work = FinishedWork() if work is None else work
+        self._result = result
+        self._finish = finish
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        self._work.wait(timeout_s)
+        finish = self._finish
+        if finish is not None:
+            self._result = finish()
+            self._finish = None
+        return self._result
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def exception(self) -> Exception | None:
+        return self._work.exception()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+
+def result_or_work(
+    work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
+) -> Any:
+    """The result of a call or, with `async_op`, a work whose `wait()` returns it. `finish` makes
+    the result from what has arrived."""
+    if async_op:
+        return ResultWork(work, result, finish)
+    return result if finish is None else finish()
