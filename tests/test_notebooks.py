@@ -74,13 +74,6 @@ def test_rows_of_a_benchmark() -> None:
     assert table.bold == [3]
 
 
-def test_a_mesh() -> None:
-    table = shown(unisono.Mesh({"dp": 3, "tp": 4}))
-    assert "12 ranks: dp 3 x tp 4" in table.text
-    assert [row[:3] for row in table.rows[1:]] == [["tp", "4", "3"], ["dp", "3", "4"]]
-    assert table.rows[2][-1] == "0 4 8"
-
-
 @pytest.mark.ranks(4)
 def test_a_manager(comm: Communicator) -> None:
     manager = unisono.ProcessGroupManager(tp_size=2, dp_size=2)
