@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.bench.results import Rows, read
 from unisono.comm.base import Communicator
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/neoverse-n1-2-cores-2-ranks.json"
@@ -63,15 +61,6 @@ def test_a_long_result_is_cut_short_and_many_are_counted() -> None:
     assert len(table.rows) == 1 + 100 + 1
     assert table.rows[-1] == ["50 more rows"]
     assert max(len(cell) for row in table.rows for cell in row) < 400
-
-
-def test_rows_of_a_benchmark() -> None:
-    rows = read(RESULTS).in_order[:3]
-    table = shown(Rows([*rows[:2], dataclasses.replace(rows[2], wrong=7)]))
-    assert [row[0] for row in table.rows[1:]] == [row.collective for row in rows]
-    assert [row[3] for row in table.rows[1:]] == [f"{row.time_us.p50:,.2f}" for row in rows]
-    assert table.rows[3][-1] == "7 wrong"
-    assert table.bold == [3]
 
 
 @pytest.mark.ranks(4)

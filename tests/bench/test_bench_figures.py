@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from unisono.bench import html
 from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, item_bytes
 from unisono.bench.compare import compare_runs
-from unisono.bench.results import Row, Run, Skipped, from_json, to_json
+from unisono.bench.results import Row, Run, Skipped, from_json, geometric_mean, summarise, to_json
 from unisono.bench.settings import BenchSettings
-from unisono.bench.statistics import geometric_mean, summarise
 from unisono.cli import main
 from unisono.errors import UnisonoError
 

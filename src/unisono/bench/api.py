@@ -57,9 +57,7 @@ def measure(
     ('unisono', 1024, 0, True, True)
     """
     options: Any = {name: value for name, value in locals().items() if name != "collectives"}
-    from unisono.bench.results import Rows
-
-    return Rows(measure_run(*collectives, **options).in_order)
+    return measure_run(*collectives, **options).in_order
 
 
 def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:

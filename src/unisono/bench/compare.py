@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.bench import text
-from unisono.bench.results import Row, Run
-from unisono.bench.statistics import geometric_mean
+from unisono.bench.results import Row, Run, geometric_mean
 from unisono.errors import UnisonoError
 
 THRESHOLD = 0.10

@@ -27,8 +27,7 @@ from unisono.bench.backends.base import (
 from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit
-from unisono.bench.results import Row, Skipped
-from unisono.bench.statistics import summarise
+from unisono.bench.results import Row, Skipped, summarise
 from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 

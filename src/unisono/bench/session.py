@@ -6,7 +6,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,7 +16,6 @@ import numpy
 
 from unisono.bench import machine
 from unisono.bench.floor import measure_link_limit, ranks_by_host
-from unisono.bench.forecast import Forecast
 from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
@@ -25,6 +25,7 @@ from unisono.environment import RankInfo, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch
+from unisono.plan.predict import fit
 from unisono.plan.sizes import format_size
 from unisono.torch_support import require_torch
 from unisono.world import world as worlds
@@ -234,3 +235,29 @@ def _check_gpu_memory(
             f"{what} on {sharing} ranks of a GPU needs about {format_size(need_here)}B of its "
             f"memory, and {format_size(room)}B may be used: choose smaller sizes"
         )
+
+
+class Forecast:
+    """What each row should take, by models fitted to the rows of the same run that calibrate."""
+
+    def __init__(self) -> None:
+        self._times_s: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+
+    def learn(self, rows: Sequence[Row]) -> None:
+        """Add rows of calibration sizes."""
+        for row in rows:
+            self._times_s[_series(row)][row.size_bytes] = row.time_us.p50 / 1e6
+
+    def expect(self, row: Row, calibrates: bool) -> Row:
+        """The row with what was expected of it. Only calibration rows were looked at for that."""
+        if calibrates:
+            return dataclasses.replace(row, calibrates=True)
+        times_s = self._times_s.get(_series(row))
+        if not times_s:
+            return row
+        expected_us = fit(times_s).predict_s(row.size_bytes) * 1e6
+        return dataclasses.replace(row, expected_us=expected_us)
+
+
+def _series(row: Row) -> tuple[str, str]:
+    return row.backend, row.collective

@@ -11,7 +11,6 @@ structures.py       dicts, lists and dataclasses of tensors
 ragged.py           tensors whose shapes only their owners know
 encoding.py         plain data as bytes, without pickle
 arguments.py        what they are given, checked, and what they return
-torch_forms.py      calls in torch's order, refused with the right one
 types.py            for type checkers
 """
 

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from unisono.collectives import arguments, ragged
-from unisono.collectives.arguments import check_rank, reduction, refuse_type
+from unisono.collectives.arguments import check_rank, inputs_first, reduction, refuse_type
 from unisono.collectives.ragged import all_gather_integers
-from unisono.collectives.torch_forms import inputs_first
 from unisono.collectives.types import Group, Op
 from unisono.comm.base import Communicator, PremulSum, Reduction
 from unisono.world.world import resolve

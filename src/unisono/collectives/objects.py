@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from unisono.collectives.arguments import check_rank
+from unisono.collectives.arguments import check_rank, inputs_first
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.ragged import (
     all_gather_integers,
@@ -19,7 +19,6 @@ from unisono.collectives.ragged import (
     gather_rows,
     tensor_from_bytes,
 )
-from unisono.collectives.torch_forms import inputs_first
 from unisono.comm.base import Communicator, Group
 from unisono.errors import name_ranks
 from unisono.world.world import resolve

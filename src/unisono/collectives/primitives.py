@@ -29,6 +29,7 @@ from unisono.collectives.arguments import (
     copy_of,
     empty,
     in_given_type,
+    inputs_first,
     is_tensor,
     part_shape,
     parts,
@@ -37,7 +38,6 @@ from unisono.collectives.arguments import (
     result_or_work,
 )
 from unisono.collectives.ragged import device_of
-from unisono.collectives.torch_forms import inputs_first
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Work, Yes
 from unisono.world.world import resolve

@@ -11,7 +11,7 @@ choose.py         which algorithm is fastest, and why; complexity.py: steps, byt
 predict.py        from a few measured times to what all others should be
 mesh.py           named axes over ranks: who is with whom (docs/groups.md)
 player.py         schedules that play, as pages; layout.py: where their ranks stand
-draw.py, chart.py schedules and times as pictures; sizes.py: sizes as people write them
+draw.py           schedules as pictures; sizes.py: sizes as people write them
 command.py        `unisono plan`; tables.py: what it shows
 """
 

@@ -43,8 +43,8 @@ class LinkUse:
 class Timeline:
     """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
 
-    `finish_s` is when each rank is done, `time_s` when the last one is. `sending_s`, `receiving_s`
-    and `reducing_s` say how long each rank was busy with what.
+    `finish_s` is when each rank is done, `time_s` when the last one is. `reducing_s` says
+    how long each rank was busy adding.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -58,8 +58,6 @@ class Timeline:
     total_bytes: float
     time_s: float
     finish_s: Seconds
-    sending_s: Seconds
-    receiving_s: Seconds
     reducing_s: Seconds
     _parts: Parts = field(repr=False)
     _busy_s: Seconds = field(repr=False)
@@ -198,8 +196,6 @@ class _Simulation:
             total_bytes=total_bytes,
             time_s=float(self.ready.max()),
             finish_s=self.ready,
-            sending_s=self.busy_s[parts.out : parts.into],
-            receiving_s=self.busy_s[parts.into : parts.card_out],
             reducing_s=self.busy_s[parts.reducer :],
             _parts=parts,
             _busy_s=self.busy_s,

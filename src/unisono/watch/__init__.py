@@ -9,9 +9,7 @@ calls.py                      calls of all groups that hang together: who waits 
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
 job_view.py                   the records of a whole job, whichever host they are on
-from_json.py                  reports, records and stacks out of files and messages
-stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
-whereabouts.py                where a process is
+stacks.py, stack_server.py    stacks, how a process answers whoever asks for them, and where it is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format

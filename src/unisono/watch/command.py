@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.errors import Misuse
+from unisono.plan.sizes import format_bytes
 from unisono.processes import command_of, state_of
-from unisono.watch.top import Job, RankRow, Verdicts, as_json, jobs
-from unisono.watch.whereabouts import whereabouts
+from unisono.watch.stack_server import whereabouts
+from unisono.watch.top import Job, RankRow, Verdicts, jobs
 
 _PERIOD_S = 1.0
 _MOST_FRAMES = 12
@@ -30,13 +31,13 @@ _MOST_FRAMES = 12
 @click.option("--json", "wants_json", is_flag=True, help="The same as JSON, for scripts.")
 @click.argument("pid", type=int, required=False)
 def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
-    """Show the running jobs of this user on this machine, rank by rank, until Ctrl-C.
+    """Show the running jobs of this user on this machine, rank by rank.
 
-    Finds every process that is in a group of unisono, or in one of another backend that is
-    watched (unisono.watch); the jobs need not be prepared. A rank that is stuck is red, and one
-    for which the others wait has a `!`; above the ranks stands what the watch says of it (where
-    the rank is, if the job is watched). In a narrow terminal columns are left out; a job with more
-    ranks than fit is shown in full by `unisono top --once | less`.
+    Goes on until Ctrl-C. Finds every process that is in a group of unisono, or in one of another
+    backend that is watched (unisono.watch); the jobs need not be prepared. A rank that is stuck is
+    red, and one for which the others wait has a `!`; above the ranks stands what the watch says of
+    it (where the rank is, if the job is watched). In a narrow terminal columns are left out; a job
+    with more ranks than fit is shown in full by `unisono top --once | less`.
 
     With PID, only the job of which that process is a rank or the launcher.
     """
@@ -45,7 +46,7 @@ def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
     if pid is not None and not found:
         raise Misuse(_why_not(pid))
     if wants_json:
-        sys.stdout.write(as_json(found) + "\n")
+        click.echo(json.dumps([asdict(job) for job in found], indent=1))
     elif once or not console.is_terminal:
         console.print(render(found, console.width, stacks))
     else:
@@ -93,7 +94,7 @@ COLUMNS = (
     Column("at", lambda row: row.site, is_figure=False),
     Column("calls", lambda row: f"{row.calls:,}", 150),
     Column("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
-    Column("bytes/s", lambda row: _size(row.bytes_a_second), 120),
+    Column("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
     Column("wait", lambda row: f"{row.wait_share:.0%}", 80),
     Column("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
 )
@@ -151,11 +152,3 @@ def _group(row: RankRow) -> str:
 def _doing(row: RankRow) -> str:
     state = "" if row.state in ("is running", "is asleep") else row.state
     return row.call or state or "its program"
-
-
-def _size(count: float) -> str:
-    for unit in ("", "k", "M", "G"):
-        if count < 1000:
-            return f"{count:.0f} {unit}B"
-        count /= 1000
-    return f"{count:.1f} TB"

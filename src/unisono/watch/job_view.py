@@ -19,9 +19,8 @@ from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import snapshot
 from unisono.watch.diagnose import Ask, Whereabouts
-from unisono.watch.from_json import build
-from unisono.watch.stack_server import request_stacks
-from unisono.watch.whereabouts import whereabouts
+from unisono.watch.report import build
+from unisono.watch.stack_server import request_stacks, whereabouts
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links

@@ -28,10 +28,9 @@ from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
-from unisono.watch.stack_server import StackServer, request_stacks
+from unisono.watch.stack_server import StackServer, request_stacks, whereabouts
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
-from unisono.watch.whereabouts import whereabouts
 
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01

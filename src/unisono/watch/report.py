@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.errors import UnisonoError, name_ranks
 from unisono.watch.calls import IN_FLIGHT, Wait, call_name, find_member, line_of
-from unisono.watch.from_json import build
 from unisono.watch.stacks import lines_of_site
 
 _FORMAT = "unisono report 1"
+Built = TypeVar("Built")
 _LAST = 12
 """How many calls of each rank a report keeps."""
 
@@ -249,3 +252,36 @@ def _calls_of(
 
 def _before(moment_s: float | None, now: float) -> float | None:
     return None if moment_s is None else moment_s - now
+
+
+# -- dataclasses out of what JSON brings: every field is checked, for a file may hold anything -----
+
+
+def build(kind: type[Built], value: Any) -> Built:
+    """`value`, which `asdict` and JSON have made of one, as a `kind` again.
+
+    Raises TypeError, ValueError, KeyError or AttributeError if it is something else.
+    """
+    built: Built = _build(kind, value)
+    return built
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass; none of anything else."""
+    return get_type_hints(kind) if is_dataclass(kind) else {}
+
+
+def _build(kind: Any, value: Any) -> Any:
+    if types := _types(kind):
+        return kind(**{name: _build(types[name], found) for name, found in value.items()})
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_build(each, found) for each, found in zip(kinds, value, strict=True))
+    if arguments:  # or None
+        return None if value is None else _build(arguments[0], value)
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits or (kind is float and not math.isfinite(value)):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
