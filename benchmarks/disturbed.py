@@ -158,13 +158,7 @@ def command(backend: str, ranks: int, found: peers.Peers | None) -> list[str]:
         python = found.python if found else sys.executable
         return [python, "-m", "unisono", "run", "-n", str(ranks), "--threads", "1", __file__]
     assert found is not None
-    return [
-        found.mpirun,
-        *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
-        *("--host", f"localhost:{ranks}", "-n", str(ranks), "--bind-to", "none"),
-        *("--mca", "mpi_yield_when_idle", str(int(backend == "mpi-yields"))),
-        *(found.python, __file__),
-    ]
+    return [*found.command(ranks, spins=backend == "mpi-spins"), __file__]
 
 
 @contextmanager

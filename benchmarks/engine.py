@@ -42,13 +42,12 @@ def machine_name(facts: dict[str, object], ranks: int) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
-def bench(python: str, arguments: Sequence[str], ranks: int, path: Path) -> int:
-    """Run `unisono bench`, which writes its JSON to `path`."""
-    command = [python, "-m", "unisono", "bench", *arguments, "-n", str(ranks)]
+def bench(found: peers.Peers, arguments: Sequence[str], ranks: int, path: Path) -> int:
+    """Run `unisono bench` on ranks of mpirun; it writes its JSON to `path`."""
+    spins = ranks <= (os.cpu_count() or 1)  # more would only keep each other from the cores
+    command = [*found.command(ranks, spins=spins), "-m", "unisono", "bench", *arguments]
     command += ["--backends", "unisono,mpi,gloo", "--json", str(path)]
-    if ranks <= (os.cpu_count() or 1):  # more would only keep each other from the cores
-        command += ["--mpi-spins"]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
 def idle_percent(wait_s: float = 1.0) -> float:
@@ -86,13 +85,13 @@ def main(arguments: Sequence[str]) -> int:
         found = peers.find()
         if found is None and options.no_setup:
             raise peers.PeersError("--no-setup, but mpi4py or mpirun is missing here")
-        python = (found or peers.set_up()).python
+        found = found or peers.set_up()
     except peers.PeersError as error:
         print(f"engine.py: {error}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         path = Path(folder) / "run.json"
-        status = bench(python, asked, options.ranks, path)
+        status = bench(found, asked, options.ranks, path)
         if not path.exists():
             return status
         text, run = path.read_text(), read(path)

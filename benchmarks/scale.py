@@ -15,10 +15,10 @@ from pathlib import Path
 from nccl import HOPS_US, ring_latency_s, tree_latency_s
 
 from unisono.plan import PRESETS, Topology, find, simulate
-from unisono.plan.chart import save_chart, series
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import to_svg
 from unisono.plan.sizes import format_seconds, parse_sizes
+from unisono.plan.tables import save_chart, series
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GPUS = (24, 96, 384, 1536, 6144, 24_576)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import unisono
-from unisono.bench.results import Rows, read
 from unisono.comm.base import Communicator
-from unisono.watch import RankReport, Report
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/neoverse-n1-2-cores-2-ranks.json"
 
@@ -64,34 +61,6 @@ def test_a_long_result_is_cut_short_and_many_are_counted() -> None:
     assert len(table.rows) == 1 + 100 + 1
     assert table.rows[-1] == ["50 more rows"]
     assert max(len(cell) for row in table.rows for cell in row) < 400
-
-
-def test_rows_of_a_benchmark() -> None:
-    rows = read(RESULTS).in_order[:3]
-    table = shown(Rows([*rows[:2], dataclasses.replace(rows[2], wrong=7)]))
-    assert [row[0] for row in table.rows[1:]] == [row.collective for row in rows]
-    assert [row[3] for row in table.rows[1:]] == [f"{row.time_us.p50:,.2f}" for row in rows]
-    assert table.rows[3][-1] == "7 wrong"
-    assert table.bold == [3]
-
-
-def test_a_report() -> None:
-    ranks = (
-        RankReport(0, 0, 40, True, call="barrier #2", last="barrier #1"),
-        RankReport(1, 1, 41, False, place="a.py:9 in <lambda>", last="barrier #1"),
-    )
-    verdict = "rank 1 never reached <script>"
-    table = shown(Report("hang", verdict, "world", "gloo", "barrier", 2, (1,), ranks=ranks))
-    assert verdict in table.text
-    assert table.rows[2] == ["rank 1", "41", "no", "is in a.py:9 in <lambda>", "barrier #1"]
-    assert table.bold == [2]
-
-
-def test_a_mesh() -> None:
-    table = shown(unisono.Mesh({"dp": 3, "tp": 4}))
-    assert "12 ranks: dp 3 x tp 4" in table.text
-    assert [row[:3] for row in table.rows[1:]] == [["tp", "4", "3"], ["dp", "3", "4"]]
-    assert table.rows[2][-1] == "0 4 8"
 
 
 @pytest.mark.ranks(4)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import random
 import re
@@ -19,9 +17,8 @@ from click.testing import CliRunner
 from unisono.bench import html
 from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, item_bytes
 from unisono.bench.compare import compare_runs
-from unisono.bench.results import Row, Run, Skipped, from_json, to_csv, to_json
+from unisono.bench.results import Row, Run, Skipped, from_json, geometric_mean, summarise, to_json
 from unisono.bench.settings import BenchSettings
-from unisono.bench.statistics import geometric_mean, summarise
 from unisono.cli import main
 from unisono.errors import UnisonoError
 
@@ -36,7 +33,6 @@ def row(backend: str = "unisono", size: int = 1024, **changes: object) -> Row:
         dtype="float32",
         op="sum",
         root=-1,
-        place="in",
         backend=backend,
         ranks=2,
         time_us=summarise(samples),
@@ -174,15 +170,6 @@ def test_files_that_are_not_results(text: str) -> None:
         from_json(text, "that.json")
 
 
-def test_csv_has_a_line_per_row() -> None:
-    lines = list(csv.DictReader(io.StringIO(to_csv(run(row(), row("gloo"))))))
-    assert [line["backend"] for line in lines] == ["unisono", "gloo"]
-    assert {"size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong"} <= set(
-        lines[0]
-    )
-    assert float(lines[0]["time"]) == pytest.approx(10)
-
-
 def test_markdown_has_backends_side_by_side() -> None:
     record = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "record.py"))
     text = record["side_by_side"](run(row(), row("gloo", samples_us=[40.0] * 5), row(size=4096)))
@@ -196,7 +183,7 @@ def test_the_page_stands_alone() -> None:
     ]
     page = html.page(run(*rows))
     assert page.count("<svg") == 2  # time and bandwidth
-    what = "all_reduce, float32, sum, in place, 2 ranks"
+    what = "all_reduce, float32, sum, 2 ranks"
     assert f"<title>{what}: time of one call, us</title>" in page
     curves = page[page.index("<svg") : page.rindex("</svg>")]
     # Colours that follow the page's, and numbers at the axes as they are.
@@ -274,8 +261,8 @@ def test_compare_as_a_command(tmp_path: Path) -> None:
     assert (code, "2 rows in both: 0 slower" in output) == (0, True)
     code, output = invoke(old, slow)
     assert code == 1
-    assert "slower  all_reduce 1 KiB unisono in place: 10.0 -> 20.0 us, 2.00x" in output
-    assert "wrong   all_reduce 1 KiB gloo in place" in output
+    assert "slower  all_reduce 1 KiB unisono: 10.0 -> 20.0 us, 2.00x" in output
+    assert "wrong   all_reduce 1 KiB gloo" in output
     assert invoke(old, slow, "--threshold", "150")[0] == 1  # wrong stays wrong
     assert invoke(old, other) == (2, f"Error: {old} and {other} have no row in common\n")
     code, output = invoke(old, tmp_path / "missing.json")
@@ -292,14 +279,3 @@ def test_memory_is_counted_for_the_largest_row() -> None:
     # Output, half an input, the backend's copy and the floor's, on two ranks.
     assert need == 2 * (1 << 20) * (1 + 0.5 + 1 + 1)
     assert what == "all_gather of 1MB"
-
-
-def test_placements() -> None:
-    def placements(name: str, asked: str) -> tuple[str, ...]:
-        settings = BenchSettings(2, (name,), (8,), ("unisono",), place=asked)
-        return settings.placements(COLLECTIVES[name])
-
-    assert placements("all_reduce", "natural") == ("in",)
-    assert placements("all_gather", "natural") == ("out",)
-    assert placements("all_reduce", "both") == ("in", "out")
-    assert placements("barrier", "out") == ()

@@ -31,7 +31,7 @@ def test_a_program_alone_has_ranks_started_for_it(tmp_path: Path) -> None:
         print([(row.collective, row.size_bytes, row.ranks, row.wrong) for row in rows])
         print(said[0], said[-1])
         again = rows[0].as_dict()
-        print(again["place"], again["time_us"]["p50"] > 0, again["verdict"])
+        print(again["op"], again["time_us"]["p50"] > 0, again["verdict"])
         """,
     )
     result = run_python(program.path)
@@ -39,7 +39,7 @@ def test_a_program_alone_has_ranks_started_for_it(tmp_path: Path) -> None:
     rows, said, values = result.stdout.splitlines()
     assert rows == str([("all_reduce", 64, 2, 0), ("all_reduce", 4096, 2, 0), ("barrier", 0, 2, 0)])
     assert said == "(0, 3, 'all_reduce of 64 bytes') (3, 3, '')"
-    assert values == "in True calibrates"
+    assert values == "sum True calibrates"
 
 
 @pytest.mark.ranks(2)
@@ -89,7 +89,6 @@ def test_ranks_that_have_not_met_meet_for_it() -> None:
         ({"sizes": []}, "the smallest size is 1 byte"),
         ({"backends": ["glue"]}, "there is no backend glue"),
         ({"device": "tpu"}, "there is no device tpu: choose from cpu, cuda"),
-        ({"place": "nowhere"}, "there is no place nowhere: choose from natural"),
         ({"root": 7, "ranks": 2}, "root 7 is not a rank"),
         ({"budget_s": 0}, "a row needs more than 0 s"),
         ({"ranks": 0}, "0 ranks measure nothing"),

@@ -264,30 +264,6 @@ def test_functions_that_gather_differently_do_not_match(comm: Communicator) -> N
         ),
         (lambda g: unisono.gather(x, 0, g), lambda g: unisono.gather(x, 1, g), "root 0", "root 1"),
         (
-            lambda g: unisono.all_gather({"loss": 1.0}, g),
-            lambda g: unisono.gather({"loss": 1.0}, 0, g),
-            "all_gather of",
-            ": gather of",
-        ),
-        (
-            lambda g: unisono.gather({"loss": 1.0}, 0, g),
-            lambda g: unisono.gather({"loss": 1.0}, 1, g),
-            "root 0",
-            "root 1",
-        ),
-        (
-            lambda g: unisono.all_gather({"x": x}, g),
-            lambda g: unisono.all_gather(x, g),
-            "all_gather of uint8",
-            "any shapes",
-        ),
-        (
-            lambda g: unisono.all_gather([1], g),
-            lambda g: unisono.all_gather_object([1], g),
-            "80 elements",
-            "48 elements",
-        ),
-        (
             lambda g: unisono.all_gather_object(1, g),
             lambda g: unisono.gather_object(1, 0, g),
             "all_gather of",

@@ -1,4 +1,4 @@
-"""Structures of tensors and numbers: reduced, broadcast and gathered whole."""
+"""Structures of tensors and numbers: reduced and broadcast whole."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ def test_dicts_agree_whatever_order_they_were_filled_in(comm: Communicator) -> N
         assert {key: value.item() for key, value in result.items()} == {
             key: ord(key) for key in keys
         }
-        gathered = unisono.all_gather(mine)
-        assert all(type(received) is type(mine) for received in gathered)
-        assert all(received["a"].item() == ord("a") for received in gathered)
+        assert type(result) is type(mine)
     assert unisono.all_reduce({1: 1, "1": 2, None: 3}) == {
         1: comm.size,
         "1": 2 * comm.size,
@@ -112,37 +110,6 @@ def test_broadcast_fills_every_leaf(comm: Communicator, async_op: bool) -> None:
     assert mine["layers"][1].equal(theirs["layers"][1])
     assert result["pair"].right[0].equal(theirs["pair"].right[0])
     assert (result["loss"], result["steps"]) == (theirs["loss"], theirs["steps"])
-
-
-@pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.ranks(RANKS)
-def test_gathered_structures_may_be_ragged(comm: Communicator, async_op: bool) -> None:
-    def ragged_pair(rank: int) -> Any:
-        return Pair(
-            [torch.full((rank, 2), rank), torch.full((300 * rank,), 0.5, dtype=torch.bfloat16)],
-            {"bool": torch.ones(rank) > 0, "array": numpy.arange(rank), "n": 10**30 + rank},
-        )
-
-    def check(got: Any) -> None:
-        for rank, received in enumerate(got):
-            expected = ragged_pair(rank)
-            assert isinstance(received, Pair)
-            for a, b in zip(received.left, expected.left, strict=True):
-                assert a.dtype == b.dtype
-                assert a.equal(b)
-            assert received.right["bool"].equal(expected.right["bool"])
-            assert isinstance(received.right["array"], numpy.ndarray)
-            assert received.right["array"].tolist() == list(range(rank))
-            assert received.right["n"] == 10**30 + rank
-
-    got = unisono.all_gather(ragged_pair(comm.rank), comm, async_op=async_op)
-    check(got.wait() if async_op else got)
-    got = unisono.gather(ragged_pair(comm.rank), comm.size - 1, comm, async_op=async_op)
-    got = got.wait() if async_op else got
-    if comm.rank == comm.size - 1:
-        check(got)
-    else:
-        assert got is None
 
 
 def differing(rank: int) -> dict[str, tuple[Any, str]]:
@@ -176,12 +143,6 @@ def test_structures_that_differ_are_an_error_everywhere_with_the_path(comm: Comm
             unisono.all_reduce(structure)
         with pytest.raises(ValueError, match=text):
             unisono.broadcast(structure)
-    for name in ("key", "length", "kind", "number"):
-        structure, text = differing(comm.rank)[name]
-        with pytest.raises(ValueError, match=text):
-            unisono.all_gather(structure)
-        with pytest.raises(ValueError, match=text):
-            unisono.gather(structure)
     assert unisono.all_reduce([1]) == [3]  # the group goes on
 
 
@@ -190,7 +151,7 @@ def test_leaves_that_cannot_be_reduced_are_named(comm: Communicator) -> None:
     with pytest.raises(TypeError, match=r"\['a'\]\[1\]: str is neither a tensor, a number"):
         unisono.all_reduce({"a": [1, "x"]})
     with pytest.raises(TypeError, match=r"\.mask: object is neither"):
-        unisono.all_gather(Batch(torch.ones(1), object()))
+        unisono.all_reduce(Batch(torch.ones(1), object()))
     with pytest.raises(TypeError, match=r"\['a'\]\[0\]: avg has no meaning for int32.*float"):
         unisono.all_reduce({"a": [torch.ones(1, dtype=torch.int32)], "b": 1.0}, "mean")
     with pytest.raises(TypeError, match=r"\['n'\]: avg has no meaning for int64"):

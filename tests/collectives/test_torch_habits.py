@@ -29,66 +29,14 @@ def values(tensors: Any) -> Any:
     return None if tensors is None else [tensor.tolist() for tensor in tensors]
 
 
-Form = Callable[..., Any]
-ALL_GATHER: list[Form] = [
-    lambda outs, x, g: u.all_gather(outs, x, g),
-    lambda outs, x, g: u.all_gather(outs, x, group=g),
-    lambda outs, x, g: u.all_gather(tuple(outs), x, g, True).wait(),
-    lambda outs, x, g: u.all_gather(tensor_list=outs, tensor=x, group=g),
-]
-GATHER: list[Form] = [
-    lambda x, outs, dst, g: u.gather(x, outs, dst, g),
-    lambda x, outs, dst, g: u.gather(x, outs, dst=dst, group=g),
-    lambda x, outs, dst, g: u.gather(x, gather_list=outs, dst=dst, group=g),
-    lambda x, outs, dst, g: u.gather(x, outs, dst, g, True).wait(),
-    lambda x, outs, dst, g: u.gather(x, outs or [], dst, g),
-    lambda x, outs, dst, g: u.gather(x, outs, dst, g) if outs else u.gather(x, dst=dst, group=g),
-]
-SCATTER: list[Form] = [
-    lambda out, parts, src, g: u.scatter(out, parts, src, g),
-    lambda out, parts, src, g: u.scatter(out, parts, src=src, group=g),
-    lambda out, parts, src, g: u.scatter(out, scatter_list=parts, src=src, group=g),
-    lambda out, parts, src, g: u.scatter(tensor=out, scatter_list=parts, src=src, group=g),
-    lambda out, parts, src, g: u.scatter(out, parts or [], src, g, True).wait(),
-    lambda out, parts, src, g: (
-        u.scatter(out, parts, src, g) if parts else u.scatter(out, src=src, group=g)
-    ),
-]
-REDUCE_SCATTER: list[Form] = [
-    lambda out, parts, g: u.reduce_scatter(out, parts, dist.ReduceOp.MAX, g),
-    lambda out, parts, g: u.reduce_scatter(out, parts, op="max", group=g),
-    lambda out, parts, g: u.reduce_scatter(output=out, input_list=parts, op="max", group=g),
-]
-
-
-@on_backends(unisono=[2], gloo=[2])
-def test_torch_s_forms(process_group: Any, backend: str) -> None:
-    """As torch does, they fill the outputs; what was filled is returned, too."""
-    rank, comm = dist.get_rank(), resolve(process_group)
-    mine, both = torch.full((2,), rank + 1.0), [[1.0, 1.0], [2.0, 2.0]]
-    for group in (None, process_group, comm):
-        for call in ALL_GATHER:
-            outs = outputs()
-            assert values(call(outs, mine, group)) == values(outs) == both
-        for call in REDUCE_SCATTER:
-            out = torch.zeros(2)
-            assert call(out, [mine, 10 * mine], group) is out
-            assert out.tolist() == [20.0 if rank else 2.0] * 2
-        for root in (0, 1):
-            for call in GATHER:
-                lists = outputs() if rank == root else None
-                result = call(mine, lists, root, group)
-                assert values(result) == values(lists) == (both if rank == root else None)
-            parts = [torch.full((2,), 3.0), torch.full((2,), 4.0)] if rank == root else None
-            for call in SCATTER:
-                out = torch.zeros(2)
-                assert call(out, parts, root, group) is out
-                assert out.tolist() == [3.0 + rank] * 2
-    comm.barrier()
-
-
 X = torch.ones(2)
 OUTPUT_FIRST: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda g: u.all_gather(outputs(), X, g), "outputs = unisono.all_gather(tensor)"),
+    (lambda g: u.gather(X, outputs(), 0, g), "outputs = unisono.gather(tensor, dst)"),
+    (lambda g: u.gather(X, None, 0, g), "outputs = unisono.gather(tensor, dst)"),
+    (lambda g: u.scatter(X.clone(), outputs(), 0, g), "part = unisono.scatter(tensors, src)"),
+    (lambda g: u.scatter(X.clone(), None, 0, g), "part = unisono.scatter(tensors, src)"),
+    (lambda g: u.reduce_scatter(X, outputs(), "max", g), "unisono.reduce_scatter(tensors, op)"),
     (lambda g: u.all_gather(torch.zeros(4), X, g), "outputs = unisono.all_gather(tensor)"),
     (lambda g: u.all_gather(X, outputs(), group=g), "outputs = unisono.all_gather(tensor)"),
     (lambda g: u.all_gather([None, None], X, group=g), "outputs = unisono.all_gather(tensor)"),
@@ -117,7 +65,7 @@ OUTPUT_FIRST: list[tuple[Callable[[Any], Any], str]] = [
 
 @on_backends(unisono=[1, 2], gloo=[2])
 def test_outputs_first(process_group: Any, backend: str) -> None:
-    """What could mean two things is answered, on every rank, and fills nothing."""
+    """torch's order is answered with the right call, on every rank, and fills nothing."""
     comm = resolve(process_group)
     for group in (None, process_group, comm):
         for call, right in OUTPUT_FIRST:
@@ -141,23 +89,6 @@ def test_one_rank_alone_leaves_nobody_waiting(comm: Communicator) -> None:
         with pytest.raises(CollectiveMismatch, match="rank 0"):
             unisono.all_to_all(X, pair)
     comm.barrier()
-
-
-@on_backends(unisono=[2], gloo=[2])
-def test_torch_s_ranks_of_the_world(process_group: Any, backend: str) -> None:
-    """In a group whose ranks have other numbers in the world, torch's form must not guess."""
-    comm = resolve(process_group)
-    turned = comm.split([1, 0])
-    assert turned is not None
-    for root in (0, 1):
-        lists = outputs() if turned.rank == root else None
-        with pytest.raises(ValueError, match=r"members are global ranks \[1, 0\]: pass root="):
-            u.gather(X, lists, root, turned)
-        with pytest.raises(ValueError, match="to torch and one of the group to unisono"):
-            u.scatter(X.clone(), lists, src=root, group=turned)
-        u.gather(X + comm.rank, lists, root=root, group=turned)
-        assert values(lists) == ([[2, 2], [1, 1]] if turned.rank == root else None)
-    turned.close()
 
 
 @on_backends(unisono=[2], gloo=[2])

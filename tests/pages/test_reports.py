@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +58,6 @@ def test_the_data_is_inside(run: Run, open_page: OpenPage, tmp_path: Path) -> No
         page.get_by_role("button", name="Download the data").click()
     download.value.save_as(tmp_path / "run.json")
     assert from_json((tmp_path / "run.json").read_text()).rows == run.in_order
-
-
-def test_two_runs_are_compared(run: Run, open_page: OpenPage) -> None:
-    row = run.in_order[0]
-    times = {name: 3 * value for name, value in dataclasses.asdict(row.time_us).items()}
-    slower = dataclasses.replace(row, time_us=type(row.time_us)(**times))
-    new = dataclasses.replace(run, rows=[slower, *run.in_order[1:]])
-    page = open_page(html.page(new, run), scheme="dark")
-    change, *_ = page.locator(".changes li").all_inner_texts()
-    assert change.startswith("slower")
-    assert "3.00x" in change
-    old, new = page.locator(".charts #old path").count(), page.locator(".charts svg").count()
-    assert old == new * len({row.backend for row in run.rows})
-    assert page.get_by_role("img", name="all_reduce, float32").count() == 2
 
 
 def incident() -> Reading:

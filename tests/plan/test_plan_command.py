@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from unisono.cli import main
 from unisono.plan import COLLECTIVES, Schedule, catalog, find
-from unisono.plan.chart import crossovers, save_chart
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import to_svg, trees
+from unisono.plan.tables import crossovers, save_chart
 from unisono.plan.topology import PRESETS
 from user_programs import run_python
 

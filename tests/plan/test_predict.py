@@ -34,11 +34,10 @@ def test_held_out_sizes_of_a_machine_with_caches() -> None:
     assert error < 0.10
 
 
-def test_regimes_are_bandwidths_without_the_latency() -> None:
+def test_a_byte_costs_what_its_regime_does_without_the_latency() -> None:
     model = fit({size: machine_s(size) for size in (8, 4096, 256 << 10, 256 << 20)})
-    rates = dict(model.bandwidths())
-    assert rates[256 << 10] == pytest.approx(1 / 0.1e-9, rel=1e-3)
-    assert rates[256 << 20] == pytest.approx(1 / 0.4e-9, rel=1e-3)
+    assert model.cost_s_per_byte(256 << 10) == pytest.approx(0.1e-9, rel=1e-3)
+    assert model.cost_s_per_byte(256 << 20) == pytest.approx(0.4e-9, rel=1e-3)
 
 
 def test_a_first_point_that_is_slower_than_a_later_one_is_no_latency() -> None:

@@ -33,7 +33,7 @@ from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecord
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
-from unisono.watch.debug import MEANINGS, debug
+from unisono.watch.debug import debug
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
@@ -229,7 +229,6 @@ def test_a_report_is_saved_and_read_again(tmp_path: Path) -> None:
     report.save(tmp_path / "report.json")
     again = load(tmp_path / "report.json")
     assert again == report
-    assert "a.py:1 in f" in again.with_stacks()
     (tmp_path / "other.json").write_text("{}")
     for name, why in (("other.json", "is not a report"), ("none.json", "cannot be read")):
         with pytest.raises(UnisonoError, match=why):
@@ -249,7 +248,7 @@ def test_an_exception_carries_its_report(comm: Communicator, shared_tmp_path: Pa
     if comm.rank == 1:
         return  # late: it finds the others there, and is still the one to blame
     assert "test_watch.py" in report.ranks[1].place or "programs.py" in report.ranks[1].place
-    assert "test_watch.py:" in report.ranks[comm.rank].place, report.with_stacks()
+    assert "test_watch.py:" in report.ranks[comm.rank].place
     called = r"unisono.watch: rank 1 never reached all_reduce #1 of group \w+ \(.*test_watch.py:"
     assert re.match(called, caught.value.__notes__[0])
     (shared_tmp_path / str(comm.rank)).touch()
@@ -395,7 +394,7 @@ def test_debug_levels() -> None:
     assert "TUNING" in detail["NCCL_DEBUG_SUBSYS"].split(",")
     assert dist.get_debug_level() == dist.DebugLevel.INFO
     info = debug("info")
-    assert info.keys() < detail.keys() == MEANINGS.keys()
+    assert info.keys() < detail.keys()
     assert all(os.environ[name] == value for name, value in info.items())
     assert "NCCL_DEBUG_SUBSYS" not in os.environ  # NCCL's own choice is good
     debug("off")
@@ -476,7 +475,7 @@ def test_top_finds_the_job_it_runs_in(comm: Communicator) -> None:
         rows = [row for row in jobs[0]["rows"] if row["group"] == group.name]
         assert [row["rank"] for row in rows] == [0, 1]
         assert rows[0]["calls"] == 10
-        assert CliRunner().invoke(main, ["top", "--once"]).exit_code == 0
+        assert CliRunner().invoke(main, ["top", "--once", "--stacks"]).exit_code == 0
     comm.barrier()
 
 
@@ -533,41 +532,6 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
         "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "
         "killed by SIGABRT after all_reduce #1 (program.py:4)" in done.stderr
     ), done.stderr
-
-
-@pytest.mark.provokes
-@pytest.mark.slow
-def test_top_in_a_terminal(tmp_path: Path, program: WriteProgram) -> None:
-    """A job that waits, seen in a real terminal: `s` shows where, `q` leaves."""
-    script = program("""
-        import numpy, os, threading, time, unisono
-        comm = unisono.init()
-        if comm.rank == 1:
-            while os.path.exists("wait"):
-                time.sleep(0.1)
-        comm.all_reduce(numpy.ones(3))
-    """)
-    (tmp_path / "wait").touch()
-    name = f"unisono-{os.getpid()}"
-    job = script.start(before=("-m", "unisono", "run", "-n", "2", "--watch"))
-    tmux = ["tmux", "-L", name]
-    top = f"env -u COLUMNS -u LINES {sys.executable} -m unisono top {job.pid}"
-    try:
-        subprocess.run([*tmux, "new-session", "-d", "-x", "150", "-y", "50", top], check=True)
-
-        def shows(*words: str) -> bool:
-            seen = subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True)
-            return all(word in seen.stdout for word in words)
-
-        assert eventually(lambda: shows("all_reduce #1", "its program"))
-        subprocess.run([*tmux, "send-keys", "s"], check=True)
-        assert eventually(lambda: shows("program.py:6", "program.py:7"))
-        subprocess.run([*tmux, "send-keys", "q"], check=True)
-        assert eventually(lambda: subprocess.run([*tmux, "ls"], capture_output=True).returncode)
-    finally:
-        subprocess.run([*tmux, "kill-server"], capture_output=True)
-        (tmp_path / "wait").unlink()
-        assert job.wait(60) == 0
 
 
 # -- watched gloo --------------------------------------------------------------------------------

@@ -27,10 +27,7 @@ def measure(
     dtype: str = "float32",
     op: str = "sum",
     root: int | None = None,
-    place: str = "natural",
-    over: str = "max",
     budget_s: float | None = None,
-    mpi_spins: bool = False,
     floor: bool = True,
     progress: Progress | None = None,
 ) -> list[Row]:
@@ -45,10 +42,7 @@ def measure(
     - `device`: "cpu", or "cuda": CUDA tensors, also of ranks that share a GPU
     - `dtype`, `op`: of which numbers, and how they are reduced
     - `root`: of those that have one; by default each rank in turn
-    - `place`: "in", "out", "both", or "natural", as torch's own form of the call does
-    - `over`: whose time of a call counts: the "max", "mean" or "min" of the ranks
     - `budget_s`: seconds for one row, all backends together
-    - `mpi_spins`: let MPI spin where it waits, which is faster on a quiet machine
     - `floor`: whether to measure the local floor, too
     - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
@@ -63,15 +57,13 @@ def measure(
     ('unisono', 1024, 0, True, True)
     """
     options: Any = {name: value for name, value in locals().items() if name != "collectives"}
-    from unisono.bench.results import Rows
-
-    return Rows(measure_run(*collectives, **options).in_order)
+    return measure_run(*collectives, **options).in_order
 
 
 def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:
     """Measure `collectives` as `measure` does, with its options and `progress`, and return
-    everything that belongs to the rows: machine, versions, settings, what was left out and why,
-    models. `unisono.bench.results.to_json` makes the command's file of it.
+    everything that belongs to the rows: machine, versions, settings, what was left out and why.
+    `unisono.bench.results.to_json` makes the command's file of it.
 
     Raises as `measure`.
 

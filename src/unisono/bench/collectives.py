@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypeAlias
-
-Placement: TypeAlias = Literal["in", "out"]
-PLACEMENTS: tuple[Placement, ...] = ("in", "out")
+from typing import Literal
 
 STREAM_MESSAGES = 16
 STREAM_BYTES = 64 << 20
@@ -21,10 +18,11 @@ BIAS_SHARE = 64
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: how its bytes are counted, and how its buffers may lie.
+    """One collective: how its bytes are counted, and how its buffers lie.
 
     `wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
     the bandwidth that a caller sees (algbw) into the one that the machine has to bring (busbw).
+    `in_place` is whether the result replaces the input, as in torch's own form of the call.
     """
 
     name: str
@@ -32,8 +30,7 @@ class Collective:
     wide: tuple[str, ...] = ()
     reduces: bool = False
     rooted: bool = False
-    placements: tuple[Placement, ...] = PLACEMENTS
-    """In place, out of place; the first one is what torch's own form of the call does."""
+    in_place: bool = False
     sized: bool = True
     pairwise: bool = False
 
@@ -75,22 +72,20 @@ class Counts:
     input: int
 
 
-_INTO_ANOTHER: tuple[Placement, ...] = ("out", "in")
-
 _ALL = (
-    Collective("all_reduce", "2(n-1)/n", reduces=True),
-    Collective("all_gather", "(n-1)/n", ("output",), placements=_INTO_ANOTHER),
-    Collective("reduce_scatter", "(n-1)/n", ("input",), reduces=True, placements=_INTO_ANOTHER),
-    Collective("broadcast", "1", rooted=True),
-    Collective("reduce", "1", reduces=True, rooted=True),
-    Collective("gather", "(n-1)/n", ("output",), rooted=True, placements=_INTO_ANOTHER),
-    Collective("scatter", "(n-1)/n", ("input",), rooted=True, placements=_INTO_ANOTHER),
-    Collective("all_to_all", "(n-1)/n", ("output", "input"), placements=_INTO_ANOTHER),
-    Collective("barrier", "0", placements=("in",), sized=False),
-    Collective("ping_pong", "1", placements=("out",), pairwise=True),
-    Collective("stream", "1", placements=("out",), pairwise=True),
-    Collective("all_reduce_async", "2(n-1)/n", reduces=True, placements=("in",)),
-    Collective("gradients", "2(n-1)/n", reduces=True, placements=("in",)),
+    Collective("all_reduce", "2(n-1)/n", reduces=True, in_place=True),
+    Collective("all_gather", "(n-1)/n", ("output",)),
+    Collective("reduce_scatter", "(n-1)/n", ("input",), reduces=True),
+    Collective("broadcast", "1", rooted=True, in_place=True),
+    Collective("reduce", "1", reduces=True, rooted=True, in_place=True),
+    Collective("gather", "(n-1)/n", ("output",), rooted=True),
+    Collective("scatter", "(n-1)/n", ("input",), rooted=True),
+    Collective("all_to_all", "(n-1)/n", ("output", "input")),
+    Collective("barrier", "0", in_place=True, sized=False),
+    Collective("ping_pong", "1", pairwise=True),
+    Collective("stream", "1", pairwise=True),
+    Collective("all_reduce_async", "2(n-1)/n", reduces=True, in_place=True),
+    Collective("gradients", "2(n-1)/n", reduces=True, in_place=True),
 )
 COLLECTIVES = {collective.name: collective for collective in _ALL}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +16,7 @@ from unisono.bench.settings import (
     DEFAULT_SIZES,
     DEFAULT_SWEEP,
     DEVICES,
-    PLACES,
     SWEEP_FACTOR,
-    VIEWS,
     check_settings,
 )
 from unisono.errors import Misuse, UnisonoError
@@ -27,18 +25,16 @@ from unisono.launcher.command import check_writable
 if TYPE_CHECKING:
     from unisono.bench.results import Run
 
-_Outputs: TypeAlias = "list[tuple[Path, Callable[[Run, Path], object]]]"
-
 EXAMPLES = """\b
   unisono bench                               the main collectives, against gloo
-  unisono bench all_reduce -n 2 --sizes 8:256M --backends unisono,gloo,mpi
+  unisono bench all_reduce -n 2 --sizes 8:256M --backends unisono,gloo
   unisono bench all_reduce --sizes 400000000  100 million float32 elements
-  unisono bench all_gather broadcast --sizes 1K,1M --place both
   unisono bench all_reduce --dtype bfloat16 --op max --budget 5
   unisono bench --device cuda                 CUDA tensors, also of ranks that share a GPU
-  unisono bench --json run.json --csv run.csv --plot run.png --html run.html
+  unisono bench --json run.json --html run.html
   unisono bench compare old.json run.json     exit code 1 if anything became slower
   torchrun --nproc-per-node 8 -m unisono bench all_reduce --backends nccl,gloo
+  mpirun -n 2 python -m unisono bench all_reduce --backends unisono,mpi
 """
 
 
@@ -88,40 +84,19 @@ class _Bench(click.Command):
 @click.option("--op", default="sum", show_default=True, metavar="NAME", help="The reduction.")
 @click.option("--root", type=click.IntRange(min=0), help="[default: each rank in turn]")
 @click.option(
-    "--place",
-    type=click.Choice(PLACES),
-    default="natural",
-    show_default=True,
-    help="In place, out of place, or what torch's own form of the call does.",
-)
-@click.option(
-    "--over",
-    type=click.Choice(VIEWS),
-    default="max",
-    show_default=True,
-    help="Which of the ranks' times counts.",
-)
-@click.option(
     "--budget",
     "budget_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
     help="Time for one row, all backends together.  [default: up to 2]",
 )
-@click.option(
-    "--mpi-spins", is_flag=True, help="Let MPI spin where it waits: faster on a quiet machine."
-)
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="FILE")
 def bench(
     collectives: tuple[str, ...],
     no_floor: bool,
     json_path: Path | None,
-    csv_path: Path | None,
-    plot_path: Path | None,
     html_path: Path | None,
     **asked: Any,
 ) -> None:
@@ -150,7 +125,10 @@ def bench(
     except (UnisonoError, ValueError) as error:
         raise Misuse(str(error)) from error
     is_first = here is None or here.rank == 0
-    outputs = _outputs(json_path, csv_path, plot_path, html_path) if is_first else []
+    if is_first:  # before anything is measured
+        for path in (json_path, html_path):
+            if path is not None:
+                check_writable(path)
     console = Console(quiet=not is_first)
     show = Show(console)
     interrupted = False
@@ -169,7 +147,7 @@ def bench(
         for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
-            _save(outputs, show.run)
+            _save(show.run, json_path, html_path)
     if failure is not None:
         raise click.ClickException(str(failure))
     if interrupted:
@@ -191,33 +169,24 @@ def bench(
     type=click.FloatRange(min=0),
     help="Smaller changes are left out.",
 )
-@click.option(
-    "--html", "html_path", type=click.Path(path_type=Path), metavar="FILE", help="NEW as a page."
-)
-def compare(old: Path, new: Path, threshold: float, html_path: Path | None) -> None:
+def compare(old: Path, new: Path, threshold: float) -> None:
     """Compare two files of `unisono bench --json`: OLD before a change, NEW after it.
 
     A row is slower (or faster) if its median moved by more than the threshold and the middle
     halves of the two runs' samples do not overlap; other differences are noise. The exit code is
     1 if anything became slower or wrong.
     """
-    from unisono.bench import html
     from unisono.bench.compare import compare_runs, lines
     from unisono.bench.results import read
 
     try:
-        before, after = read(old), read(new)
-        comparison = compare_runs(before, after, threshold / 100)
+        comparison = compare_runs(read(old), read(new), threshold / 100)
     except UnisonoError as error:
         raise Misuse(str(error)) from error
     if not comparison.changes:
         raise Misuse(f"{old} and {new} have no row in common")
-    if html_path is not None:
-        check_writable(html_path)
     for line in lines(comparison):
         click.echo(line)
-    if html_path is not None:
-        _save([(html_path, lambda run, path: path.write_text(html.page(run, before)))], after)
     raise SystemExit(1 if comparison.is_regression else 0)
 
 
@@ -235,37 +204,16 @@ def _ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-# -- what becomes of it ------------------------------------------------------------------------
+def _save(run: Run, json_path: Path | None, html_path: Path | None) -> None:
+    """Write the files that were asked for; one that cannot be written does not stop the other."""
+    from unisono.bench import html, results
 
-
-def _outputs(
-    json_path: Path | None, csv_path: Path | None, plot_path: Path | None, html_path: Path | None
-) -> _Outputs:
-    """Where to write what, each file tried before anything is measured."""
-    from unisono.bench import html, plot, results
-
-    if plot_path is not None:
-        if plot_path.suffix not in plot.SUFFIXES:
-            raise Misuse(f"--plot {plot_path}: a name that ends in {', '.join(plot.SUFFIXES)}")
-        if not plot.is_available():
-            raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
-    wanted: list[tuple[Path | None, Callable[[Run, Path], object]]] = [
-        (json_path, lambda run, path: path.write_text(results.to_json(run))),
-        (csv_path, lambda run, path: path.write_text(results.to_csv(run))),
-        (plot_path, plot.save),
-        (html_path, lambda run, path: path.write_text(html.page(run))),
-    ]
-    found = [(path, save) for path, save in wanted if path is not None]
-    for path, _ in found:
-        check_writable(path)
-    return found
-
-
-def _save(outputs: _Outputs, run: Run) -> None:
-    for path, save in outputs:
+    for path, make in ((json_path, results.to_json), (html_path, html.page)):
+        if path is None:
+            continue
         try:
-            save(run, path)
-        except (OSError, UnisonoError) as error:
+            path.write_text(make(run))
+        except OSError as error:
             click.echo(f"{path} was not written: {error}", err=True)
         else:
             click.echo(f"wrote {path}")

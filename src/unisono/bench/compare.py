@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.bench import text
-from unisono.bench.results import Row, Run
-from unisono.bench.statistics import geometric_mean
+from unisono.bench.results import Row, Run, geometric_mean
 from unisono.errors import UnisonoError
 
 THRESHOLD = 0.10
@@ -105,5 +104,5 @@ def describe_change(change: Change) -> str:
     disturbed = " (disturbed by other programs)" if change.disturbed else ""
     times = f"{text.time_text(change.old.time_us.p50)} -> {text.time_text(row.time_us.p50)} us"
     wrong = f", {row.wrong} wrong elements" if row.wrong else ""
-    what = f"{row.collective} {text.size_text(row.size_bytes)} {row.backend} {text.place_text(row)}"
+    what = f"{row.collective} {text.size_text(row.size_bytes)} {row.backend}"
     return f"{what}: {times}, {change.ratio:.2f}x{wrong}{disturbed}"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from unisono.bench import compare, plot, text
-from unisono.bench.headline import ALIKE, Duel, duels, headline
-from unisono.bench.results import Row, Run, to_json
+from unisono.bench import plot, text
+from unisono.bench.results import Row, Run, geometric_mean, to_json
 from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape
 
 _LEFT = ("collective", "backend", "verdict")
+ALIKE = 1.05
+"""Times closer than this are called equal."""
 
 _READING = """
 <p>All backends ran in the same processes and on the same buffers, by turns. A figure is the median
@@ -28,15 +30,69 @@ that goes through memory can be much faster than the floor.</p>
 """
 
 
-def page(run: Run, old: Run | None = None) -> str:
-    """The page of a run; with `old`, what has changed since that one, too."""
+@dataclass(frozen=True)
+class Duel:
+    """The first backend and the fastest other one at one size of one collective."""
+
+    first: Row
+    other: Row
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the first one is."""
+        return self.other.time_us.p50 / self.first.time_us.p50
+
+
+def duels(run: Run) -> list[Duel]:
+    """The first backend against the fastest other, wherever both were measured and right."""
+    found = []
+    for rows in text.tables(run, run.rows):
+        for size in dict.fromkeys(row.size_bytes for row in rows):
+            here = [row for row in rows if row.size_bytes == size and not row.wrong]
+            first = [row for row in here if row.backend == _first(run)]
+            others = [row for row in here if row.backend != _first(run)]
+            if first and others:
+                found.append(Duel(first[0], min(others, key=lambda row: row.time_us.p50)))
+    return found
+
+
+def headline(run: Run) -> str:
+    """The run in a sentence."""
+    against = duels(run)
+    if not against:
+        return (
+            f"{', '.join(run.backends) or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
+        )
+    first, *rivals = sorted(run.backends, key=lambda name: (name != _first(run), name))
+    others = rivals[0]
+    if len(rivals) > 1:
+        degree = "faster" if len(rivals) == 2 else "fastest"
+        others = f"the {degree} of {', '.join(rivals[:-1])} and {rivals[-1]}"
+    mean = geometric_mean([duel.ratio for duel in against])
+    won = sum(duel.ratio > 1 for duel in against)
+    if 1 / ALIKE < mean < ALIKE:
+        how = f"{first} and {others} are equally fast on average"
+    elif mean > 1:
+        how = f"{first} is {text.ratio_text(mean)} times as fast as {others} on average"
+    else:
+        how = f"{first} takes {text.ratio_text(1 / mean)} times as long as {others} on average"
+    return f"{how}, and ahead in {won} of {name_number(len(against), 'row')}"
+
+
+def _first(run: Run) -> str:
+    """The first backend that was asked for and measured."""
+    asked = run.settings.get("backends", [])
+    return next((name for name in asked if name in run.backends), next(iter(run.backends), ""))
+
+
+def page(run: Run) -> str:
+    """The page of a run."""
     said = headline(run)
     body = (
         _header(run, said)
         + _verdicts(run)
-        + (_changes(old, run) if old is not None else "")
         + _overview(run)
-        + _curves(run, old)
+        + _curves(run)
         + _figures(run)
         + _panel("How to read this", _READING + _columns())
         + _facts(run)
@@ -83,11 +139,6 @@ def _verdicts(run: Run) -> str:
     return _panel(title, _list(lines, "notes"), f"verdicts {kind}")
 
 
-def _changes(old: Run, new: Run) -> str:
-    lines = compare.lines(compare.compare_runs(old, new))
-    return _panel(f"Since {old.machine.get('date', 'an older run')}", _list(lines, "changes"))
-
-
 def _overview(run: Run) -> str:
     """Collectives down, sizes across: how many times as fast the first backend is."""
     against = duels(run)
@@ -96,10 +147,7 @@ def _overview(run: Run) -> str:
         return ""
     found: dict[str, dict[int, Duel]] = {}
     for duel in against:
-        what = duel.first
-        places = {row.place for row in run.rows if row.collective == what.collective}
-        name = what.collective + (f" {text.place_text(what)}" if len(places) > 1 else "")
-        found.setdefault(name, {})[what.size_bytes] = duel
+        found.setdefault(duel.first.collective, {})[duel.first.size_bytes] = duel
     head = "".join(f"<th>{text.size_text(size)}</th>" for size in sizes)
     rows = "".join(
         f"<tr><th>{escape(name)}</th>{''.join(_ratio(of.get(size)) for size in sizes)}</tr>"
@@ -124,7 +172,7 @@ def _ratio(duel: Duel | None) -> str:
     return f'<td class="{kind} s{strength}" title="{escape(told)}">{shown}&times;</td>'
 
 
-def _curves(run: Run, old: Run | None) -> str:
+def _curves(run: Run) -> str:
     """Time and bandwidth over size, for each collective that has several sizes."""
     tables = [rows for rows in text.tables(run, run.rows) if plot.has_curves(rows)]
     if tables and not plot.is_available():
@@ -135,14 +183,9 @@ def _curves(run: Run, old: Run | None) -> str:
         for name in run.backends
     ]
     key += ['<li class="dashes">expected</li>', '<li class="dots">floor</li>']
-    key += ['<li class="thin">the older run</li>'] if old is not None else []
-    panels = []
-    for rows in tables:
-        what = rows[0].collective, rows[0].place
-        older = old.in_order if old is not None else []
-        before = [row for row in older if (row.collective, row.place) == what]
-        drawn = f'<div class="charts">{plot.draw_for_page(rows, before)}</div>'
-        panels.append(_panel(text.title(rows), drawn))
+    panels = [
+        _panel(text.title(rows), f'<div class="charts">{plot.draw(rows)}</div>') for rows in tables
+    ]
     return f'<div><ul class="key">{"".join(key)}</ul>{"".join(panels)}</div>' if panels else ""
 
 

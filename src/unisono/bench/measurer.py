@@ -27,8 +27,7 @@ from unisono.bench.backends.base import (
 from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit
-from unisono.bench.results import Row, Skipped
-from unisono.bench.statistics import summarise
+from unisono.bench.results import Row, Skipped, summarise
 from unisono.comm.base import Communicator
 from unisono.errors import UnisonoError
 
@@ -94,10 +93,10 @@ class _Samples:
         """Those of all ranks but the last."""
         return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
 
-    def took_s(self, over: str) -> NDArray[numpy.float64]:
-        """Each sample's time: that of the slowest rank, or another view over the ranks."""
-        view: NDArray[numpy.float64] = getattr(numpy, over)(self.end_s - self.begin_s, axis=0)
-        return view
+    def took_s(self) -> NDArray[numpy.float64]:
+        """Each sample's time: that of the slowest rank."""
+        slowest: NDArray[numpy.float64] = numpy.max(self.end_s - self.begin_s, axis=0)
+        return slowest
 
 
 class Control:
@@ -138,13 +137,12 @@ class Measurer:
         backends: Sequence[Backend],
         *,
         budget_s: float,
-        over: str = "max",
         with_floor: bool = True,
         crowded: bool = False,
         link_limit: LinkLimit | None = None,
     ) -> None:
         self.control, self.backends = control, backends
-        self.budget_s, self.over, self.with_floor = budget_s, over, with_floor
+        self.budget_s, self.with_floor = budget_s, with_floor
         self.crowded = crowded
         """Whether there are more ranks than cores."""
         self.link_limit = link_limit
@@ -171,7 +169,7 @@ class Measurer:
         floor_us = None
         for contestant in contestants:
             if contestant.is_floor:
-                took_s = samples[contestant.name].took_s(self.over) / contestant.batch
+                took_s = samples[contestant.name].took_s() / contestant.batch
                 floor_us = float(numpy.median(took_s)) * 1e6
                 if self.link_limit is not None:
                     floor_us = max(floor_us, self.link_limit.least_us(case))
@@ -195,7 +193,7 @@ class Measurer:
         for backend in self.backends:
             device = backend.device
             if device not in self._buffers:
-                self._buffers[device] = Buffers.make(case, self.control.rank, device)
+                self._buffers[device] = Buffers.make(case, device)
             try:
                 calls = backend.calls(case, self._buffers[device])
                 contestant = _Contestant(backend.name, calls, device)
@@ -301,8 +299,7 @@ class Measurer:
 
     def _stable(self, taken: _Turns) -> bool:
         return all(
-            summarise(_Samples.of(turns).took_s(self.over)).uncertainty < STABLE
-            for turns in taken.values()
+            summarise(_Samples.of(turns).took_s()).uncertainty < STABLE for turns in taken.values()
         )
 
     # -- afterwards ----------------------------------------------------------------------------
@@ -314,7 +311,7 @@ class Measurer:
         if collective.pairwise and ranks % 2:  # the last one has no neighbour
             samples = samples.without_last()
         each = contestant.batch * collective.messages(case.size_bytes)
-        time_us = summarise(samples.took_s(self.over) / each * 1e6)
+        time_us = summarise(samples.took_s() / each * 1e6)
         items = item_bytes(case.dtype)
         counts = collective.counts(case.size_bytes, items, ranks)
         algbw, busbw = bandwidths(collective, counts.size * items, time_us.p50 / 1e6, ranks)
@@ -330,7 +327,6 @@ class Measurer:
             dtype=case.dtype,
             op=case.op if collective.reduces else "none",
             root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.rooted else -1,
-            place=case.placement,
             backend=contestant.name,
             ranks=ranks,
             time_us=time_us,
@@ -352,7 +348,7 @@ class Measurer:
         # gloo's own threads compete with one another, and ranks that share a core do anyway.
         if self.crowded or contestant.name == "gloo":
             return 0.0
-        queued = samples.queued_s.max(axis=0) / samples.took_s("max")
+        queued = samples.queued_s.max(axis=0) / samples.took_s()
         return float(numpy.mean(queued > QUEUED_SHARE))
 
 

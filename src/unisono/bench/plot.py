@@ -1,7 +1,7 @@
-"""Curves of a run by matplotlib: time and bandwidth over size, as a picture or inside a page.
+"""Curves of a run in its page, by matplotlib: time and bandwidth over size.
 
 A line per backend, always in its own colour; a band for the middle half of the samples, dashes for
-what was expected, dots for the floor, and thin lines for an older run.
+what was expected, dots for the floor.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
-from unisono.bench.results import Row, Run
-from unisono.errors import UnisonoError
+from unisono.bench.results import Row
 from unisono.pages import escape
 
 INSTALL = "pip install 'unisono[plot]'"
-SUFFIXES = (".png", ".svg", ".pdf")
 _COLOURS = {
     "unisono": "#0a7a55",
     "unisono-torch": "#7a9a12",
@@ -71,41 +68,20 @@ def _hue(name: str) -> int:
     return zlib.crc32(name.encode()) % 360
 
 
-def save(run: Run, path: Path) -> None:
-    """All collectives of a run in one picture; the format follows from the name.
-
-    Raises UnisonoError where no collective has two sizes.
-    """
-    groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
-    if not groups:
-        raise UnisonoError("there is nothing to plot: no collective has two sizes")
-    import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: it would open a window's machinery
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 3.6 * len(groups)), layout="constrained")
-        for rows, axes in zip(groups, figure.subplots(len(groups), 2, squeeze=False), strict=True):
-            for axis, (label, value) in zip(axes, _QUANTITIES.items(), strict=True):
-                _draw(axis, rows, (), label, value)
-            axes[0].set_title(text.title(rows))
-            axes[0].legend(fontsize=8)
-        figure.savefig(path, dpi=130, bbox_inches="tight")
-
-
-def draw_for_page(rows: Sequence[Row], old: Sequence[Row]) -> str:
+def draw(rows: Sequence[Row]) -> str:
     """Time and bandwidth of one collective as SVG elements, in the colours of a page."""
     import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # no pyplot: it would open a window's machinery
 
     drawn = []
     with matplotlib.rc_context(_STYLE):
         for label, value in _QUANTITIES.items():
             figure = Figure(figsize=(5.0, 3.0), layout="constrained")
-            _draw(figure.subplots(), rows, old, label, value)
+            _draw(figure.subplots(), rows, label, value)
             out = io.StringIO()
             figure.savefig(out, format="svg", transparent=True)
             drawn.append(_as_element(out.getvalue(), f"{text.title(rows)}: {label}"))
-    colours = {colour_of(row.backend): page_colour_of(row.backend) for row in (*rows, *old)}
+    colours = {colour_of(row.backend): page_colour_of(row.backend) for row in rows}
     colours |= {_INK: "var(--soft)", _GRID: "var(--line)", _FLOOR: "var(--faint)"}
     pattern = re.compile("|".join(colours))
     return pattern.sub(lambda match: colours[match[0]], "".join(drawn))
@@ -113,7 +89,7 @@ def draw_for_page(rows: Sequence[Row], old: Sequence[Row]) -> str:
 
 _ONLY_IN_FILES = (
     "<defs> <style.*?</defs>",
-    r' id="(?!m[0-9a-f]{10}|old")[^"]*"',
+    r' id="(?!m[0-9a-f]{10}")[^"]*"',
     " font-family: [^;]*;",
     r' transform="rotate\(-0 [^"]*"',
 )
@@ -145,20 +121,18 @@ _QUANTITIES: dict[str, _Value] = {
 }
 
 
-def _draw(axis: Any, rows: Sequence[Row], old: Sequence[Row], label: str, value: _Value) -> None:
+def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
     """A quantity over size, both axes logarithmic."""
 
     def plot(of: Sequence[Row], times_us: Sequence[float], how: str, **more: Any) -> None:
         values = [value(row, us) for row, us in zip(of, times_us, strict=True)]
         axis.plot([row.size_bytes for row in of], values, how, clip_on=False, **more)
 
-    for backend, mine in _by_backend(old).items():
-        medians = [row.time_us.p50 for row in mine]
-        plot(mine, medians, "-", color=colour_of(backend), linewidth=0.7, alpha=0.7, gid="old")
-    for backend, mine in _by_backend(rows).items():
+    for backend in dict.fromkeys(row.backend for row in rows):
+        mine = [row for row in rows if row.backend == backend]
         colour = colour_of(backend)
         medians = [row.time_us.p50 for row in mine]
-        plot(mine, medians, "o-", color=colour, label=backend, markersize=3.5, linewidth=1.4)
+        plot(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4)
         low, high = (
             [value(row, getattr(row.time_us, name)) for row in mine] for name in ("p25", "p75")
         )
@@ -166,15 +140,13 @@ def _draw(axis: Any, rows: Sequence[Row], old: Sequence[Row], label: str, value:
         axis.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, clip_on=False)
         if any(row.expected_us for row in mine):  # through the rows that the model was fitted to
             expected = [row.expected_us or row.time_us.p50 for row in mine]
-            name = f"{backend}, expected"
-            plot(mine, expected, "--", color=colour, label=name, linewidth=1, alpha=0.8)
+            plot(mine, expected, "--", color=colour, linewidth=1, alpha=0.8)
     floors = {row.size_bytes: row for row in rows if row.floor_us}
     if floors:
         times_us = [row.floor_us or 0.0 for row in floors.values()]
-        name = "floor (local)"
-        plot([*floors.values()], times_us, ":", color=_FLOOR, label=name, linewidth=1.6)
+        plot([*floors.values()], times_us, ":", color=_FLOOR, linewidth=1.6)
     axis.set(xscale="log", yscale="log", ylabel=label)
-    sizes = sorted({row.size_bytes for row in (*rows, *old)})
+    sizes = sorted({row.size_bytes for row in rows})
     chosen = sizes[:: max(1, -(-len(sizes) // 8))]
     axis.set_xticks(chosen, [text.size_text(size) for size in chosen], fontsize=8)
     axis.yaxis.set_major_formatter("{x:g}")
@@ -182,10 +154,3 @@ def _draw(axis: Any, rows: Sequence[Row], old: Sequence[Row], label: str, value:
     axis.tick_params(bottom=False, left=False)  # the grid shows where they are
     axis.grid(True, which="major", clip_on=False)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _by_backend(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.backend, []).append(row)
-    return found

@@ -1,24 +1,85 @@
-"""What one run found out, and its form as JSON (docs/bench.md has the schema) and CSV."""
+"""What one run found out: what samples say, rows, and the run as JSON (docs/bench.md)."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unisono.bench.statistics import Summary
+import numpy
+
 from unisono.errors import UnisonoError
-from unisono.pages import html_table
 from unisono.plan.predict import mean_absolute_error
-from unisono.plan.sizes import format_size
 
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
 """A row is disturbed if other programs got in the way of this share of its samples."""
+
+
+_TWO_SIDED_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Samples in a few numbers, all in the samples' own unit."""
+
+    p50: float
+    p25: float
+    p75: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+    mean: float
+    low: float
+    high: float
+    """The median's 95% confidence interval is [low, high], whatever the distribution."""
+
+    @property
+    def spread(self) -> float:
+        """Half of the samples lie in a range of this width around the median, relative to it."""
+        return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
+
+    @property
+    def uncertainty(self) -> float:
+        """Half the width of the median's confidence interval, relative to the median."""
+        return (self.high - self.low) / 2 / self.p50 if self.p50 else 0.0
+
+
+def summarise(samples: Sequence[float] | Any) -> Summary:
+    """The summary of at least one sample."""
+    ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
+    count = len(ordered)
+    if count == 0:
+        raise ValueError("a summary needs at least one sample")
+    p25, p50, p75, p95, p99 = (
+        float(value) for value in numpy.percentile(ordered, (25, 50, 75, 95, 99))
+    )
+    # The number of samples below the median is binomial: these two order statistics enclose it.
+    reach = _TWO_SIDED_95 * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - reach) - 1)
+    high = min(count - 1, math.ceil(count / 2 + reach))
+    return Summary(
+        p50=p50,
+        p25=p25,
+        p75=p75,
+        p95=p95,
+        p99=p99,
+        min=float(ordered[0]),
+        max=float(ordered[-1]),
+        mean=float(ordered.mean()),
+        low=float(ordered[low]),
+        high=float(ordered[high]),
+    )
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean for ratios."""
+    return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 @dataclass(frozen=True)
@@ -32,7 +93,6 @@ class Row:
     op: str
     root: int
     """-1 where each rank is the root in turn, as in nccl-tests."""
-    place: str
     backend: str
     ranks: int
     time_us: Summary
@@ -65,7 +125,7 @@ class Row:
     @property
     def key(self) -> tuple[str | int, ...]:
         """What two runs of the same thing have in common."""
-        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root, self.place)
+        what = (self.collective, self.size_bytes, self.dtype, self.op, self.root)
         return (*what, self.backend, self.ranks)
 
     @property
@@ -88,27 +148,6 @@ class Row:
         return "normal"
 
 
-class Rows(list[Row]):
-    """A list of rows, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        heads = ("collective", "size", "backend", "time us", "GB/s", "expected us", "verdict")
-        cells = [
-            (
-                row.collective,
-                format_size(row.size_bytes),
-                row.backend,
-                f"{row.time_us.p50:,.2f}",
-                f"{row.busbw:,.2f}",
-                "" if row.expected_us is None else f"{row.expected_us:,.2f}",
-                f"{row.wrong:,} wrong" if row.wrong else row.verdict,
-            )
-            for row in self
-        ]
-        wrong = [number for number, row in enumerate(self) if row.wrong]
-        return html_table(heads, cells, marked=wrong)
-
-
 @dataclass(frozen=True)
 class Skipped:
     """Something asked for that could not be measured, why, and what would help."""
@@ -123,17 +162,6 @@ class Skipped:
         return f"{self.what} is left out: {self.reason}{help}"
 
 
-@dataclass(frozen=True)
-class Model:
-    """What the fit says about one backend and collective, in plain units."""
-
-    backend: str
-    collective: str
-    latency_us: float
-    regimes: list[list[float]]
-    """[bytes, GB/s]: the bandwidth without the latency at each size that the fit knows."""
-
-
 @dataclass
 class Run:
     """Everything that one run measured, on what, and how. Grows while the run goes on."""
@@ -143,7 +171,6 @@ class Run:
     settings: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    models: list[Model] = field(default_factory=list)
     finished: bool = False
 
     @property
@@ -170,12 +197,10 @@ class Run:
 
     @property
     def in_order(self) -> list[Row]:
-        """The rows as a reader wants them: by collective, placement, size and backend."""
+        """The rows as a reader wants them: by collective, size and backend."""
         names = list(dict.fromkeys(row.collective for row in self.rows))
         # Rows of one size are in the order of the backends already.
-        return sorted(
-            self.rows, key=lambda row: (names.index(row.collective), row.place, row.size_bytes)
-        )
+        return sorted(self.rows, key=lambda row: (names.index(row.collective), row.size_bytes))
 
 
 def to_json(run: Run) -> str:
@@ -197,7 +222,6 @@ def from_json(text: str, where: str = "the file") -> Run:
         raise UnisonoError(f"{where} is not a result of `unisono bench --json` ({SCHEMA})")
     document["rows"] = [Row.from_dict(row) for row in document["rows"]]
     document["skipped"] = [Skipped(**skipped) for skipped in document["skipped"]]
-    document["models"] = [Model(**model) for model in document["models"]]
     known = {item.name for item in dataclasses.fields(Run)}
     return Run(**{name: value for name, value in document.items() if name in known})
 
@@ -208,24 +232,3 @@ def read(path: Path) -> Run:
         return from_json(path.read_text(), str(path))
     except OSError as error:
         raise UnisonoError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def to_csv(run: Run) -> str:
-    """One line per row, with nccl-tests' names for the columns that it has; times are us."""
-    lines = [_flat(row) for row in run.in_order]
-    out = io.StringIO()
-    if lines:
-        writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-    return out.getvalue()
-
-
-_CSV_NAMES = {"size_bytes": "size", "dtype": "type", "op": "redop"}
-
-
-def _flat(row: Row) -> dict[str, object]:
-    values = row.as_dict()
-    times = values.pop("time_us")
-    values |= {"time": times.pop("p50")} | times
-    return {_CSV_NAMES.get(name, name).removesuffix("_us"): values[name] for name in values}

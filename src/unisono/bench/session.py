@@ -3,13 +3,11 @@ row by row, and rank 0 tells what they find as events."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
-import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,11 +15,9 @@ from typing import Any, TypeAlias
 import numpy
 
 from unisono.bench import machine
-from unisono.bench.backends.mpi import find_mpirun, run_by_mpirun
 from unisono.bench.floor import measure_link_limit, ranks_by_host
-from unisono.bench.forecast import Forecast
 from unisono.bench.measurer import Control, Measurer
-from unisono.bench.results import Model, Row, Run, Skipped
+from unisono.bench.results import Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.base import Communicator
 from unisono.comm.engine import show_files
@@ -29,6 +25,7 @@ from unisono.environment import RankInfo, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch
+from unisono.plan.predict import fit
 from unisono.plan.sizes import format_size
 from unisono.torch_support import require_torch
 from unisono.world import world as worlds
@@ -83,19 +80,13 @@ def run(
         if before:
             others(before)
 
-    mpirun = find_mpirun() if "mpi" in settings.backends else None
-    if mpirun is not None:
-        pickled = base64.b64encode(pickle.dumps(settings)).decode()
-        command = [sys.executable, "-m", __name__, pickled]
-        run_by_mpirun(mpirun, settings, command, handle_line)
-    else:
-        launch(
-            _run_new_rank,
-            settings.ranks,
-            (settings,),
-            threads=1,
-            on_line=lambda rank, stream, text: handle_line(text),
-        )
+    launch(
+        _run_new_rank,
+        settings.ranks,
+        (settings,),
+        threads=1,
+        on_line=lambda rank, stream, text: handle_line(text),
+    )
 
 
 def _run_new_rank(settings: BenchSettings) -> None:
@@ -115,7 +106,6 @@ def apply_event(run: Run | None, event: Event) -> Run:
         known = {skipped.what for skipped in run.skipped}  # said once for all sizes
         run.skipped += [Skipped(**new) for new in event["skipped"] if new["what"] not in known]
     elif event["event"] == "end":
-        run.models = [Model(**model) for model in event["models"]]
         run.finished = True
     return run
 
@@ -164,7 +154,6 @@ def run_rank(
             control,
             backends,
             budget_s=settings.budget_s,
-            over=settings.over,
             with_floor=settings.floor,
             crowded=settings.ranks > share.core_count() * len(hosts),
             link_limit=limit,
@@ -188,7 +177,7 @@ def run_rank(
                 rows=[row.as_dict() for row in rows],
                 skipped=[dataclasses.asdict(backend) for backend in skipped],
             )
-        emit("end", models=[dataclasses.asdict(model) for model in forecast.models()])
+        emit("end")
 
 
 @contextmanager
@@ -248,21 +237,27 @@ def _check_gpu_memory(
         )
 
 
-def _main(pickled: str) -> None:
-    """What a rank does that mpirun has started."""
-    from mpi4py import MPI
+class Forecast:
+    """What each row should take, by models fitted to the rows of the same run that calibrate."""
 
-    try:
-        _run_new_rank(pickle.loads(base64.b64decode(pickled)))
-    except BaseException as error:
-        # The others would wait for this rank forever.
-        if not isinstance(error, KeyboardInterrupt):
-            import traceback
+    def __init__(self) -> None:
+        self._times_s: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
 
-            traceback.print_exc()
-            sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+    def learn(self, rows: Sequence[Row]) -> None:
+        """Add rows of calibration sizes."""
+        for row in rows:
+            self._times_s[_series(row)][row.size_bytes] = row.time_us.p50 / 1e6
+
+    def expect(self, row: Row, calibrates: bool) -> Row:
+        """The row with what was expected of it. Only calibration rows were looked at for that."""
+        if calibrates:
+            return dataclasses.replace(row, calibrates=True)
+        times_s = self._times_s.get(_series(row))
+        if not times_s:
+            return row
+        expected_us = fit(times_s).predict_s(row.size_bytes) * 1e6
+        return dataclasses.replace(row, expected_us=expected_us)
 
 
-if __name__ == "__main__":
-    _main(sys.argv[1])
+def _series(row: Row) -> tuple[str, str]:
+    return row.backend, row.collective

@@ -13,7 +13,6 @@ from unisono.bench.collectives import (
     DTYPES,
     MAIN,
     Collective,
-    Placement,
     item_bytes,
 )
 from unisono.bench.floor import floor_bytes
@@ -24,8 +23,6 @@ DEFAULT_SWEEP = "8:256M"
 SWEEP_FACTOR = 4
 USUAL_BACKENDS = {"cpu": ("unisono", "gloo"), "cuda": ("unisono", "gloo", "nccl")}
 DEVICES = tuple(USUAL_BACKENDS)
-PLACES = ("natural", "in", "out", "both")
-VIEWS = ("max", "mean", "min")
 
 BUDGET_S = 2.0
 DEFAULT_RUN_S = 55.0
@@ -52,19 +49,8 @@ class BenchSettings:
     dtype: str = "float32"
     op: str = "sum"
     root: int | None = None
-    place: str = "natural"
-    over: str = "max"
     floor: bool = True
-    mpi_spins: bool = False
     budget_s: float = BUDGET_S
-
-    def placements(self, collective: Collective) -> tuple[Placement, ...]:
-        """Whether a collective works in place, out of place, or both, as was asked for."""
-        if self.place == "natural":
-            return collective.placements[:1]
-        if self.place == "both":
-            return collective.placements
-        return tuple(place for place in collective.placements if place == self.place)
 
     def cases(self, caches_bytes: tuple[int, ...] = ()) -> list[tuple[Case, bool]]:
         """All rows in the order of measuring, each with whether the model is fitted to it."""
@@ -76,18 +62,14 @@ class BenchSettings:
             sizes = self.sizes_bytes if collective.sized else (0,)
             first = calibration_sizes(sizes, caches_bytes)
             order = [*first, *(size for size in sizes if size not in first)]
-            found += [
-                (self._case(collective, size, placement), size in first)
-                for placement in self.placements(collective)
-                for size in order
-            ]
+            found += [(self._case(collective, size), size in first) for size in order]
         return found
 
-    def _case(self, collective: Collective, size: int, placement: Placement) -> Case:
+    def _case(self, collective: Collective, size: int) -> Case:
         # Interned, as the name in a program's source is: the engine knows such names by address.
         op = sys.intern(self.op)
         roots = tuple(range(self.ranks)) if self.root is None else (self.root,)
-        return Case(collective, size, placement, self.dtype, op, roots, self.ranks)
+        return Case(collective, size, self.dtype, op, roots, self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
         """What the largest row needs on all ranks together, and what that row is.
@@ -101,7 +83,7 @@ class BenchSettings:
         for case, _ in self.cases():
             counts = case.collective.counts(case.size_bytes, items, self.ranks)
             sides = [counts.output, counts.input]
-            buffers = max(sides) if case.placement == "in" else sum(sides)
+            buffers = max(sides) if case.collective.in_place else sum(sides)
             each = items * (buffers + max(sides)) + (floor_bytes(case, items) if self.floor else 0)
             what = f"{case.collective.name} of {format_size(case.size_bytes)}B"
             needs.append((each * self.ranks, what))
@@ -140,12 +122,8 @@ def check_settings(
         **others,
     )
     _check_choices(settings)
-    rows = len(settings.cases())
-    if not rows:
-        where = "in place" if settings.place == "in" else "out of place"
-        raise ValueError(f"no collective that was asked for works {where}")
     if budget_s is None:  # a run of many rows must not take forever
-        budget_s = max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / rows))
+        budget_s = max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / len(settings.cases())))
     if budget_s <= 0:
         raise ValueError(f"a row needs more than {budget_s} s")
     _check_device(settings)
@@ -189,8 +167,6 @@ def _check_choices(settings: BenchSettings) -> None:
 
     _known("dtype", [settings.dtype], DTYPES)
     _known("reduction", [settings.op], [*REDUCTIONS])
-    _known("place", [settings.place], PLACES)
-    _known("over", [settings.over], VIEWS)
     if not has_meaning(settings.op, settings.dtype):
         raise ValueError(f"{settings.op} has no meaning for {settings.dtype}")
     if settings.root is not None and not 0 <= settings.root < settings.ranks:

@@ -1,4 +1,4 @@
-"""The table on a terminal: it grows while the run goes on, one table per collective."""
+"""A run on a terminal: how far it is, and one table per collective as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -54,7 +54,7 @@ class Show:
             self.run = apply_event(self.run, event)
         if event["event"] == "begin":
             self._print_head()
-        self._live.update(self._picture(), refresh=self.console.is_terminal)
+        self._live.update(self._progress(), refresh=self.console.is_terminal)
 
     def print_line(self, line: str) -> None:
         """Something else that a rank has written."""
@@ -77,19 +77,14 @@ class Show:
         for rows in text.tables(self.run, new):
             self.console.print(table(rows, self.console.width))
 
-    def _picture(self) -> RenderableType:
-        """The collective that is being measured, as much of it as fits, and how far we are."""
-        parts: list[RenderableType] = []
-        if self.run is not None:
-            room = max(3, self.console.height - 8)
-            current = text.tables(self.run, self.run.rows[self._shown :])[-1:]
-            parts += [table(rows[-room:], self.console.width) for rows in current]
-        if self._next is not None:
-            done, of = self._next["done"], self._next["of"]
-            gone_s = time.monotonic() - self._begin_s
-            left = f", about {gone_s / done * (of - done):.0f} s left" if done else ""
-            parts.append(Text(f"{self._next['what']}: row {done + 1} of {of}{left}", style="dim"))
-        return Group(*parts)
+    def _progress(self) -> Text:
+        """What is being measured, and how far we are."""
+        if self._next is None:
+            return Text("")
+        done, of = self._next["done"], self._next["of"]
+        gone_s = time.monotonic() - self._begin_s
+        left = f", about {gone_s / done * (of - done):.0f} s left" if done else ""
+        return Text(f"{self._next['what']}: row {done + 1} of {of}{left}", style="dim")
 
 
 def table(rows: Sequence[Row], width: int) -> Table:

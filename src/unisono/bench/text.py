@@ -14,13 +14,13 @@ MIDDLE, WIDE = 105, 130
 
 
 def first_of(rows: Sequence[Row], row: Row) -> Row | None:
-    """The first backend's row with the same collective, size and placement."""
-    key = attrgetter("collective", "size_bytes", "place")
+    """The first backend's row with the same collective and size."""
+    key = attrgetter("collective", "size_bytes")
     return next((other for other in rows if key(other) == key(row)), None)
 
 
 def title(rows: Sequence[Row]) -> str:
-    """What the rows of one collective and placement have in common."""
+    """What the rows of one collective have in common."""
     row = rows[0]
     parts = [row.collective]
     if row.count:
@@ -29,14 +29,7 @@ def title(rows: Sequence[Row]) -> str:
         parts.append(row.op)
     if row.collective in ("broadcast", "reduce", "gather", "scatter"):
         parts.append("each rank is root in turn" if row.root < 0 else f"root {row.root}")
-    if row.count:
-        parts.append(place_text(row))
     return f"{', '.join(parts)}, {row.ranks} ranks"
-
-
-def place_text(row: Row) -> str:
-    """Whether its result replaces the input."""
-    return "in place" if row.place == "in" else "out of place"
 
 
 def size_text(size_bytes: float) -> str:
@@ -128,12 +121,12 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
 
 
 def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows, in order, by collective and placement."""
+    """The rows, in order, by collective."""
     wanted = {id(row) for row in rows}
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[str, list[Row]] = {}
     for row in run.in_order:
         if id(row) in wanted:
-            found.setdefault((row.collective, row.place), []).append(row)
+            found.setdefault(row.collective, []).append(row)
     return list(found.values())
 
 

@@ -4,15 +4,13 @@ primitives.py       all_reduce, all_gather, ...
 messages.py         send, recv, ...
 tensors.py          reduce_tensor, gather_tensor, broadcast_tensor
 objects.py          broadcast_object, gather_object, all_gather_object
-shared.py           shared tensors: empty_shared, share, share_module, peer
+shared.py           shared tensors: share, share_module
 differentiable.py   the same with gradients
-softmax.py          softmax, log_softmax and logsumexp of sharded tensors
-statistics.py       sums, means, variances and norms of sharded tensors, and clipping by them
-structures.py       dicts, lists and dataclasses of tensors; trees.py takes them apart
+statistics.py       sums, means, norms and softmax of sharded tensors, and clipping
+structures.py       dicts, lists and dataclasses of tensors
 ragged.py           tensors whose shapes only their owners know
 encoding.py         plain data as bytes, without pickle
-arguments.py        what they are given, checked; torch_forms.py: calls as torch has them
-results.py          works that return a result
+arguments.py        what they are given, checked, and what they return
 types.py            for type checkers
 """
 

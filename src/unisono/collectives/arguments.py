@@ -1,26 +1,37 @@
-"""What the functions are given: tensors, arrays and parts of them, ranks and reductions, checked
-and taken apart. What is refused, the other ranks hear of."""
+"""What the functions are given, checked and taken apart: tensors, arrays, ranks and reductions.
+What is refused, the other ranks hear of. And what they return: works that have a result."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import numpy
 import torch
 
-from unisono.collectives.results import ResultWork
 from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
 from unisono.comm.base import (
     Communicator,
     PremulSum,
     Reduction,
+    Work,
     dtype_name,
     has_meaning,
 )
 from unisono.comm.reductions import known_reduction
-from unisono.torch_habits import one_root
+from unisono.comm.work import FinishedWork
+from unisono.errors import UnisonoError
+from unisono.torch_habits import (
+    describe_output_first,
+    may_be_output_first,
+    name_type,
+    one_root,
+)
+from unisono.world.world import resolve
 
 _Tensor = torch.Tensor
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_tensor(tensor: Any) -> bool:
@@ -31,13 +42,10 @@ def is_tensor(tensor: Any) -> bool:
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
     """Refuse what is neither a tensor nor an array."""
     if not is_tensor(tensor):
-        refuse_type(comm, operation, f"{type(tensor).__name__} is neither a tensor nor an array")
-
-
-def refuse_out(comm: Communicator, operation: str, out: Any) -> None:
-    """Refuse `out` beside a structure."""
-    if out is not None:
-        refuse_type(comm, operation, "out= is for tensors: it does not go with a structure")
+        why = f"{type(tensor).__name__} is neither a tensor nor an array"
+        if operation in ("all_gather", "gather"):
+            why += f": unisono.{operation}_object takes lists, dicts and other plain data"
+        refuse_type(comm, operation, why)
 
 
 def copy_of(tensor: Any) -> Any:
@@ -173,3 +181,81 @@ def reduction(
             why = describe_meaningless(name, dtype)
             refuse_type(comm, operation, f"{where}: {why}" if where else why)
     return known
+
+
+class ResultWork(Work[Any]):
+    """An operation under way. `wait()` returns what the blocking form would have returned."""
+
+    __slots__ = ("_finish", "_result", "_work")
+
+    def __init__(
+        self, work: Work | None, result: Any = None, finish: Callable[[], Any] | None = None
+    ) -> None:
+        self._work = FinishedWork() if work is None else work
+        self._result = result
+        self._finish = finish
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        self._work.wait(timeout_s)
+        finish = self._finish
+        if finish is not None:
+            self._result = finish()
+            self._finish = None
+        return self._result
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def exception(self) -> Exception | None:
+        return self._work.exception()
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+
+def result_or_work(
+    work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
+) -> Any:
+    """The result of a call or, with `async_op`, a work whose `wait()` returns it. `finish` makes
+    the result from what has arrived."""
+    if async_op:
+        return ResultWork(work, result, finish)
+    return result if finish is None else finish()
+
+
+# -- torch's order, outputs before inputs: refused with the right call, on every rank --------------
+
+
+def inputs_first(function: Function) -> Function:
+    """Have a function refuse torch's outputs before its inputs: what cannot be its second argument,
+    or more arguments than it takes by position."""
+    name, code = function.__name__, function.__code__
+    second, most = code.co_varnames[1], code.co_argcount
+
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        if len(given) > 1 and (len(given) > most or _is_foreign(name, second, given[1])):
+            _refuse(name, second, given, named)
+        return function(*given, **named)
+
+    return called  # type: ignore[return-value]
+
+
+def _is_foreign(function: str, second: str, value: Any) -> bool:
+    """Whether this cannot be the second argument of our function, which is called `second`."""
+    if second == "group":
+        is_object = function.endswith("_object") and isinstance(value, (str, dict, set))
+        return is_object or may_be_output_first(value)
+    return isinstance(value, (list, tuple)) or is_tensor(value)
+
+
+def _refuse(function: str, second: str, given: Any, named: dict[str, Any]) -> NoReturn:
+    """Say what was meant, on the group that the call names, or else in the world."""
+    what = {"group": "a group", "op": "a reduction"}.get(second, "a rank")
+    why = f"{name_type(given[1])} is not {what}: {describe_output_first(function)}"
+    group = next((each for each in (*given[2:], *named.values()) if hasattr(each, "rank")), None)
+    try:
+        comm = resolve(group)
+    except UnisonoError:
+        raise TypeError(why) from None
+    refuse_type(comm, function.removesuffix("_object"), why)

@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from unisono.collectives import arguments, ragged
-from unisono.collectives.arguments import check_rank, reduction, refuse_type
+from unisono.collectives.arguments import check_rank, inputs_first, reduction, refuse_type
 from unisono.collectives.ragged import all_gather_integers
-from unisono.collectives.torch_forms import understands_torch
 from unisono.collectives.types import Group, Op
 from unisono.comm.base import Communicator, PremulSum, Reduction
 from unisono.world.world import resolve
@@ -33,7 +32,7 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     """The ranks' tensors combined, on every rank of `group` (None: the world); `tensor` stays as it
     is.
 
-    Gradients flow through sum, mean, product, min, max and PremulSum as `op`. Of min and max, ranks
+    Gradients flow through sum, mean, min, max and PremulSum as `op`. Of min and max, ranks
     that share the extreme value share the gradient evenly, as torch.amax does.
 
     Raises TypeError on every rank for what is not a tensor or the mean of integers, ValueError for
@@ -47,11 +46,11 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     """
     comm = _group_of(group, "all_reduce", tensor)
     known = _differentiable_op(op, comm, "all_reduce", tensor)
-    apply: Any = {"min": _Extreme, "max": _Extreme, "product": _Product}.get(str(known), _Sum).apply
+    apply: Any = (_Extreme if known in ("min", "max") else _Sum).apply
     return apply(*_track_alike(comm, [tensor]), comm, known)  # type: ignore[no-any-return]
 
 
-@understands_torch()
+@inputs_first
 def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     """A list of every rank's `tensor`, on every rank of `group` (None: the world); shapes may
     differ.
@@ -68,7 +67,7 @@ def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     return list(_Gather.apply(*_track_alike(comm, [tensor]), comm))  # type: ignore[no-untyped-call]
 
 
-@understands_torch()
+@inputs_first
 def reduce_scatter(
     tensors: torch.Tensor | Sequence[torch.Tensor], op: Op = "sum", group: Group = None
 ) -> torch.Tensor:
@@ -88,12 +87,12 @@ def reduce_scatter(
     comm = resolve(group)
     parts = arguments.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
-    if known in ("min", "max", "product"):
+    if known in ("min", "max"):
         comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
     return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
-@understands_torch()
+@inputs_first
 def all_to_all(
     tensors: torch.Tensor | Sequence[torch.Tensor], group: Group = None
 ) -> torch.Tensor | list[torch.Tensor]:
@@ -158,7 +157,7 @@ def _differentiable_op(
     op: Any, comm: Communicator, operation: str, tensor: torch.Tensor
 ) -> Reduction:
     known = reduction(op, comm, operation, tensor)
-    if known in ("band", "bor", "bxor"):
+    if known in ("product", "band", "bor", "bxor"):
         comm.refuse(operation, f"{known} has no gradient")
     return known
 
@@ -202,26 +201,6 @@ class _Extreme(torch.autograd.Function):
         ctx.comm.all_reduce(holders)
         total = all_reduce(gradient, "sum", ctx.comm)
         return torch.where(is_mine, total / holders, torch.zeros_like(total)), None, None
-
-
-class _Product(torch.autograd.Function):
-    """product: the gradient is the product of the others, which zeros forbid to divide out."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
-        ctx.comm = comm
-        ctx.save_for_backward(tensor)
-        return _reduce_copy(comm, tensor, "product")
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (tensor,) = ctx.saved_tensors
-        others = all_gather(tensor, ctx.comm)
-        product = torch.ones_like(tensor)
-        for rank, other in enumerate(others):
-            if rank != ctx.comm.rank:
-                product = product * other
-        return all_reduce(gradient, "sum", ctx.comm) * product.conj(), None, None
 
 
 class _Gather(torch.autograd.Function):

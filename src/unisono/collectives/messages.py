@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.collectives.results import ResultWork
+from unisono.collectives.arguments import ResultWork
 from unisono.collectives.types import Group, Tensor, TensorT
 from unisono.comm.base import Message, Work
 from unisono.world.world import resolve

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch
-
-from unisono.collectives.arguments import check_rank
+from unisono.collectives.arguments import check_rank, inputs_first
 from unisono.collectives.encoding import decode, encode
 from unisono.collectives.ragged import (
     all_gather_integers,
@@ -21,8 +19,7 @@ from unisono.collectives.ragged import (
     gather_rows,
     tensor_from_bytes,
 )
-from unisono.collectives.torch_forms import understands_torch
-from unisono.comm.base import Communicator, Group, Work
+from unisono.comm.base import Communicator, Group
 from unisono.errors import name_ranks
 from unisono.world.world import resolve
 
@@ -47,7 +44,7 @@ def broadcast_object(
     """
     comm = resolve(group)
     check_rank(comm, "broadcast", src)
-    data, lengths, _ = encode_all(comm, obj, allow_pickle, comm.rank == src)
+    data, lengths = _encode_all(comm, obj, allow_pickle, comm.rank == src)
     if comm.size == 1:
         return decode(data, allow_pickle)
     payload = data if comm.rank == src else bytearray(lengths[src])
@@ -56,7 +53,7 @@ def broadcast_object(
     return obj if comm.rank == src else decode(bytes_of(received), allow_pickle)
 
 
-@understands_torch()
+@inputs_first
 def all_gather_object(
     obj: Object, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object]:
@@ -69,7 +66,7 @@ def all_gather_object(
     return _gather(resolve(group), obj, None, allow_pickle) or []
 
 
-@understands_torch()
+@inputs_first
 def gather_object(
     obj: Object, dst: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object] | None:
@@ -87,30 +84,18 @@ def gather_object(
 
 
 def _gather(comm: Communicator, obj: Any, dst: int | None, allow_pickle: bool) -> list[Any] | None:
-    data, lengths, _ = encode_all(comm, obj, allow_pickle)
-    rows, _ = gather_bytes(comm, data, lengths, dst)
-    return None if rows is None else [decode(bytes_of(row), allow_pickle) for row in rows]
-
-
-def gather_bytes(
-    comm: Communicator, data: bytearray, lengths: list[int], dst: int | None, async_op: bool = False
-) -> tuple[list[torch.Tensor] | None, Work | None]:
-    """Every rank's bytes on rank `dst` or, with None, on every rank, once the work is done."""
+    data, lengths = _encode_all(comm, obj, allow_pickle)
     device, rows = device_of(comm), None
     if dst is None or comm.rank == dst:
         rows = [tensor_from_bytes(bytearray(length), device) for length in lengths]
-    return rows, gather_rows(comm, rows, tensor_from_bytes(data, device), dst, async_op)
+    gather_rows(comm, rows, tensor_from_bytes(data, device), dst)
+    return None if rows is None else [decode(bytes_of(row), allow_pickle) for row in rows]
 
 
-def encode_all(
-    comm: Communicator,
-    obj: Any,
-    allow_pickle: bool = False,
-    has_part: bool = True,
-    marks: tuple[int, ...] = (),
-) -> tuple[bytearray, list[int], list[tuple[int, ...]]]:
-    """This rank's bytes, and how many bytes and which marks every rank has. Where one cannot go
-    on, nobody does; nor do ranks that pass different numbers of marks."""
+def _encode_all(
+    comm: Communicator, obj: Any, allow_pickle: bool, has_part: bool = True
+) -> tuple[bytearray, list[int]]:
+    """This rank's bytes, and how many bytes every rank has. Where one cannot go on, nobody does."""
     data, state = bytearray(), _FINE
     if has_part:
         try:
@@ -119,8 +104,8 @@ def encode_all(
             data = bytearray(str(error).encode("utf-8", "replace"))
             state = _WRONG_TYPE if isinstance(error, TypeError) else _WRONG_VALUE
     device = device_of(comm)
-    everyone = all_gather_integers(comm, (state, int(allow_pickle), len(data), *marks), device)
-    states, allowing, lengths = zip(*(theirs[:3] for theirs in everyone), strict=True)
+    everyone = all_gather_integers(comm, (state, int(allow_pickle), len(data)), device)
+    states, allowing, lengths = zip(*everyone, strict=True)
     if any(state != _FINE for state in states):
         rank = next(rank for rank, state in enumerate(states) if state != _FINE)
         text = data if rank == comm.rank else bytearray(lengths[rank])
@@ -135,4 +120,4 @@ def encode_all(
             f"allow_pickle=True comes only from {name_ranks(ranks)} of group {comm.name}: pass it "
             "on every rank or on none"
         )
-    return data, list(lengths), [theirs[3:] for theirs in everyone]
+    return data, list(lengths)

@@ -20,6 +20,7 @@ import torch
 
 from unisono.collectives import ragged, structures
 from unisono.collectives.arguments import (
+    ResultWork,
     as_dense_tensor,
     check_parts,
     check_rank,
@@ -28,15 +29,15 @@ from unisono.collectives.arguments import (
     copy_of,
     empty,
     in_given_type,
+    inputs_first,
     is_tensor,
     part_shape,
     parts,
     reduction,
-    refuse_out,
+    refuse_type,
+    result_or_work,
 )
 from unisono.collectives.ragged import device_of
-from unisono.collectives.results import ResultWork, result_or_work
-from unisono.collectives.torch_forms import understands_torch
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Work, Yes
 from unisono.world.world import resolve
@@ -102,7 +103,9 @@ def all_reduce(
     """
     comm = resolve(group)
     if type(tensor) is not _Tensor and not is_tensor(tensor):
-        refuse_out(comm, "all_reduce", out)
+        if out is not None:
+            why = "out= is for tensors: it does not go with a structure"
+            refuse_type(comm, "all_reduce", why)
         return structures.all_reduce(comm, tensor, op, async_op, algorithm)
     if op != "sum":
         op = reduction(op, comm, "all_reduce", tensor)
@@ -212,16 +215,16 @@ def broadcast(
 
 @overload
 def all_gather(
-    tensor: StructureT, group: Group = None, *, out: None = None, async_op: No = False
-) -> list[StructureT]: ...
+    tensor: TensorT, group: Group = None, *, out: None = None, async_op: No = False
+) -> list[TensorT]: ...
 @overload
 def all_gather(
-    tensor: StructureT, group: Group = None, *, out: None = None, async_op: Yes
-) -> Work[list[StructureT]]: ...
+    tensor: TensorT, group: Group = None, *, out: None = None, async_op: Yes
+) -> Work[list[TensorT]]: ...
 @overload
 def all_gather(
-    tensor: StructureT, group: Group = None, *, out: None = None, async_op: bool
-) -> list[StructureT] | Work[list[StructureT]]: ...
+    tensor: TensorT, group: Group = None, *, out: None = None, async_op: bool
+) -> list[TensorT] | Work[list[TensorT]]: ...
 @overload
 def all_gather(tensor: Tensor, group: Group = None, *, out: OutT, async_op: No = False) -> OutT: ...
 @overload
@@ -230,13 +233,13 @@ def all_gather(tensor: Tensor, group: Group = None, *, out: OutT, async_op: Yes)
 def all_gather(
     tensor: Tensor, group: Group = None, *, out: OutT, async_op: bool
 ) -> OutT | Work[OutT]: ...
-@understands_torch("out", "tensor", "group", "async_op")
+@inputs_first
 def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
     """A list of every rank's `tensor`, in rank order, on every rank of `group`.
 
     Shapes, numbers of dimensions and dtypes may differ from rank to rank, and tensors may be empty:
-    each comes back as it is. Of structures, every rank has every rank's. With `out`, on every rank,
-    a list of tensors or one wide tensor that fits, no shapes are exchanged, and `out` is returned.
+    each comes back as it is. With `out`, on every rank, a list of tensors or one wide tensor that
+    fits, no shapes are exchanged, and `out` is returned. `all_gather_object` gathers structures.
     With `async_op` shapes are exchanged at once and only the elements later.
 
     Raises TypeError on every rank for what cannot be sent; ValueError if `out` does not fit.
@@ -248,8 +251,7 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     if out is not None:
         check_tensor(comm, "all_gather", tensor)
         return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
-    if not is_tensor(tensor):
-        return structures.gather(comm, tensor, None, async_op)
+    check_tensor(comm, "all_gather", tensor)
     dense = as_dense_tensor(comm, "all_gather", tensor)
     result = ragged.gather(comm, dense, None, async_op=async_op)
     return result if dense is tensor else in_given_type(tensor, result)
@@ -257,32 +259,32 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
 
 @overload
 def gather(
-    tensor: StructureT,
+    tensor: TensorT,
     dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
     **how: Unpack[NowRoot],
-) -> list[StructureT] | None: ...
+) -> list[TensorT] | None: ...
 @overload
 def gather(
-    tensor: StructureT,
+    tensor: TensorT,
     dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
     **how: Unpack[LaterRoot],
-) -> Work[list[StructureT] | None]: ...
+) -> Work[list[TensorT] | None]: ...
 @overload
 def gather(
-    tensor: StructureT,
+    tensor: TensorT,
     dst: Rank = None,
     group: Group = None,
     *,
     out: Tensors | None = None,
     **how: Unpack[MaybeRoot],
-) -> list[StructureT] | Work[list[StructureT] | None] | None: ...
-@understands_torch("tensor", "out", "dst", "group", "async_op")
+) -> list[TensorT] | Work[list[TensorT] | None] | None: ...
+@inputs_first
 def gather(
     tensor: Any,
     dst: Rank = None,
@@ -295,9 +297,8 @@ def gather(
     """A list of every rank's `tensor`, in rank order, on rank `dst` (or `root`) of `group`; None
     elsewhere.
 
-    Shapes may differ, as in `all_gather`, and structures are gathered whole. `out`, on `dst`, is a
-    list of tensors of the right shapes, and is returned. With `async_op` a Work is returned, whose
-    `wait()` returns the list.
+    Shapes may differ, as in `all_gather`. `out`, on `dst`, is a list of tensors of the right
+    shapes, and is returned. With `async_op` a Work is returned, whose `wait()` returns the list.
 
     Raises what `all_gather` raises, and ValueError if `dst` is not a rank of the group.
 
@@ -307,9 +308,7 @@ def gather(
     """
     comm = resolve(group)
     dst = check_rank(comm, "gather", dst, root)
-    if not is_tensor(tensor):
-        refuse_out(comm, "gather", out)
-        return structures.gather(comm, tensor, dst, async_op)
+    check_tensor(comm, "gather", tensor)
     buffers = None
     if out is not None and comm.rank == dst:
         buffers = parts(comm, "gather", out)
@@ -344,7 +343,7 @@ def scatter(
     out: TensorT | None = None,
     **how: Unpack[MaybeRoot],
 ) -> TensorT | Work[TensorT]: ...
-@understands_torch("out", "tensors", "src", "group", "async_op")
+@inputs_first
 def scatter(
     tensors: Any = None,
     src: Rank = None,
@@ -372,8 +371,6 @@ def scatter(
     mine = None
     if comm.rank == src:
         mine = parts(comm, "scatter", tensors)
-    elif is_tensor(tensors) and out is None:
-        out, tensors = tensors, None  # as in torch, it is where this rank's part goes
     elif tensors is not None:
         why = f"only rank {src}, the source, passes tensors"
         comm.refuse("scatter", f"{why}: pass None, and take what is returned")
@@ -411,7 +408,7 @@ def reduce_scatter(
     out: TensorT | None = None,
     async_op: bool,
 ) -> TensorT | Work[TensorT]: ...
-@understands_torch("out", "tensors", "op", "group", "async_op")
+@inputs_first
 def reduce_scatter(
     tensors: Any, op: Any = "sum", group: Any = None, *, out: Any = None, async_op: bool = False
 ) -> Any:
@@ -475,7 +472,7 @@ def all_to_all(
     out: Sequence[TensorT] | None = None,
     async_op: bool,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
-@understands_torch()
+@inputs_first
 def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
     """Part i of rank j's `tensors` is part j of rank i's result.
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.collectives.arguments import check_out
-from unisono.collectives.results import result_or_work
+from unisono.collectives.arguments import check_out, result_or_work
 from unisono.comm.base import Communicator, Work, name_of_dtype
 from unisono.comm.shared_memory.error_texts import dtype_code
 

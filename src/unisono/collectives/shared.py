@@ -1,45 +1,20 @@
-"""Shared tensors as functions: memory that all ranks of a group have mapped (docs/shared.md)."""
+"""Tensors and modules moved into memory that all ranks of a group have mapped (docs/shared.md)."""
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy
 import torch
 
 from unisono.collectives.types import Group, TensorT
-from unisono.comm.shared_tensors import Shape, check_shareable
+from unisono.comm.shared_tensors import check_shareable
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.world.world import resolve
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from unisono.comm.tensors import Array
-
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _LINE_BYTES = 64
-
-
-@overload
-def empty_shared(
-    shape: Shape, dtype: torch.dtype | None = None, group: Group = None
-) -> torch.Tensor: ...
-@overload
-def empty_shared(shape: Shape, dtype: DTypeLike, group: Group = None) -> Array: ...
-def empty_shared(shape: Shape, dtype: Any = None, group: Group = None) -> Any:
-    """A tensor of this `shape` and `dtype` in memory that every rank of `group` (None: the world)
-    has mapped: `Communicator.empty`. All ranks call.
-
-    Raises what that raises.
-
-    >>> x = unisono.empty_shared((2, 2), torch.int64).fill_(comm.rank + 1)
-    >>> unisono.all_reduce(x)
-    tensor([[3, 3],
-            [3, 3]])
-    """
-    return resolve(group).empty(shape, dtype)
 
 
 def share(tensor: TensorT, group: Group = None) -> TensorT:
@@ -51,7 +26,7 @@ def share(tensor: TensorT, group: Group = None) -> TensorT:
 
     >>> x = unisono.share(torch.arange(3) + comm.rank)
     >>> comm.barrier()
-    >>> unisono.peer(x, 1)
+    >>> comm.peer(x, 1)
     tensor([1, 2, 3])
     """
     comm = resolve(group)
@@ -80,7 +55,7 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
     >>> comm.is_shared(layer.weight)
     True
     >>> comm.barrier()
-    >>> unisono.peer(layer.bias.detach(), comm.next).shape
+    >>> comm.peer(layer.bias.detach(), comm.next).shape
     torch.Size([1])
     """
     comm = resolve(group)
@@ -106,19 +81,3 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
             moved = torch.empty(0, dtype=tensor.dtype)
             tensor.data = moved.set_(memory.untyped_storage(), *where)
     return module
-
-
-def peer(tensor: TensorT, rank: int, group: Group = None) -> TensorT:
-    """Rank `rank`'s memory where `tensor` lies in this rank's, in a `group` (None: the world):
-    `Communicator.peer`. No call: nobody else takes part.
-
-    Raises ValueError for a tensor that is not shared, or that has no counterpart.
-
-    >>> x = unisono.empty_shared(2).fill_(comm.rank)
-    >>> comm.barrier()
-    >>> unisono.peer(x, 0)
-    tensor([0., 0.])
-    >>> comm.barrier()
-    """
-    view: TensorT = resolve(group).peer(tensor, rank)
-    return view

@@ -1,4 +1,4 @@
-"""Sums, means, variances and norms over tensors whose parts lie on different ranks.
+"""Sums, means, norms and softmax over tensors whose parts lie on different ranks.
 
 A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors lie on top of each
 other and are combined element by element, which is the same with a new first dimension of which
@@ -77,73 +77,6 @@ def mean(
     together = differentiable.all_reduce(torch.cat([total.flatten(), count]), "sum", comm)
     result = (together[:-1] / together[-1]).view(total.shape).to(x.dtype)
     return keep_or_squeeze(result, axis, keepdim)
-
-
-def variance(
-    x: torch.Tensor,
-    dim: int | None = None,
-    group: Group = None,
-    *,
-    correction: float = 1,
-    keepdim: bool = False,
-) -> torch.Tensor:
-    """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
-    from the mean, divided by the number of elements less `correction`.
-
-    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
-    one element in its place. With `dim=None` it is the variance over the ranks of `group` (None:
-    the world), element by element.
-
-    Raises TypeError on every rank unless `x` is a floating-point tensor.
-
-    >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
-    tensor(5.)
-    """
-    comm = resolve(group)
-    shard, axis = shard_of(comm, "variance", x, dim)
-    result = _Variance.apply(shard, axis, comm, correction)  # type: ignore[no-untyped-call]
-    return keep_or_squeeze(result, axis, keepdim and dim is not None)
-
-
-class _Variance(torch.autograd.Function):
-    """Ranks' means and sums of squares are combined as Chan, Golub and LeVeque do (1979), which
-    does not subtract large numbers from each other."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, dim: int, comm: Communicator, correction: float
-    ) -> torch.Tensor:
-        length = x.size(dim)
-        if length:
-            spread, centre = torch.var_mean(widen(x), dim, correction=0, keepdim=True)
-            spread, centre = widen_to_64_bits(spread) * length, widen_to_64_bits(centre)
-        else:
-            shape = reduced_shape(x, dim)
-            spread = centre = torch.zeros(shape, dtype=torch.float64, device=x.device)
-        count = torch.full_like(centre, length)
-        if is_small(comm, centre, spread, count):
-            counts, centres, spreads = gather_statistics(comm, count, centre, spread)
-            elements = counts.sum(0)
-            middle = (counts * centres).sum(0) / elements
-            squares = (spreads + counts * (centres - middle).square()).sum(0)
-        else:
-            total = torch.stack([centre * count, count])
-            comm.all_reduce(total)
-            sums, elements = total
-            middle = sums / elements
-            squares = spread + count * (centre - middle).square()
-            comm.all_reduce(squares)
-        freedom = (elements - correction).clamp_min(0)
-        ctx.comm = comm
-        ctx.save_for_backward(x, middle, freedom)
-        return (squares / freedom).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        x, middle, freedom = ctx.saved_tensors
-        total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
-        return (2 * (x - middle) / freedom * total).to(x.dtype), None, None, None
 
 
 def l2_norm(
@@ -236,12 +169,9 @@ class _Norm(torch.autograd.Function):
         local = torch.linalg.vector_norm(
             x, dim=dim, keepdim=True, dtype=widen_to_64_bits(x.new_empty(0)).dtype
         )
-        if is_small(comm, local):
-            norm = torch.linalg.vector_norm(gather_statistics(comm, local)[0], dim=0)
-        else:
-            squares = local.square_()
-            comm.all_reduce(squares)
-            norm = squares.sqrt_()
+        squares = local.square_()
+        comm.all_reduce(squares)
+        norm = squares.sqrt_()
         ctx.comm = comm
         ctx.save_for_backward(x, norm)
         result: torch.Tensor = norm.to(x.real.dtype if x.is_complex() else x.dtype)
@@ -255,6 +185,138 @@ class _Norm(torch.autograd.Function):
         slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
         return (x * slope).to(x.dtype), None, None
 
+
+# -- softmax and its kin ------------------------------------------------------------------------
+# Each rank computes the maximum m and the sum s of exp(x - m) of its shard; together they give the
+# maximum M and the sum S over all ranks, so that nothing overflows that would not in one process.
+
+
+def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
+    """exp(x) divided by its sum over `dim` and all ranks; each rank has its shard's part.
+
+    `x` is this rank's shard of a tensor that is cut along `dim`; shards may differ in length. With
+    `dim=None` the sum is over the ranks of `group` (None: the world), element by element.
+
+    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch where
+    the shards' other dimensions differ.
+
+    >>> p = unisono.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
+    >>> p[0]
+    tensor([0.2500, 0.2500])
+    """
+    return _softmax("softmax", x, dim, group)
+
+
+def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
+    """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
+    its shard's part.
+
+    `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
+
+    >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
+    tensor(True)
+    """
+    return _softmax("log_softmax", x, dim, group)
+
+
+def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> torch.Tensor:
+    comm = resolve(group)
+    shard, axis = shard_of(comm, operation, x, dim)
+    is_log = operation == "log_softmax"
+    result: torch.Tensor = _Softmax.apply(shard, axis, comm, is_log)  # type: ignore[no-untyped-call]
+    return result.squeeze(0) if dim is None else result
+
+
+def logsumexp(
+    x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
+) -> torch.Tensor:
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank.
+
+    `x`, `dim` and `group` are those of `softmax`; `keepdim` leaves a dimension of one element in
+    the place of `dim`. Raises what `softmax` raises.
+
+    >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
+    tensor(4.)
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "logsumexp", x, dim)
+    result = _LogSumExp.apply(shard, axis, comm)  # type: ignore[no-untyped-call]
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
+
+
+def _maximum_and_sum(
+    comm: Communicator, x: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """M, or 0 where it is infinite, and S relative to it, over all ranks."""
+    if x.size(dim):
+        maximum = x.amax(dim, keepdim=True)
+    else:
+        maximum = x.new_full(reduced_shape(x, dim), -torch.inf)
+    finite = _finite(maximum)
+    if is_small(comm, maximum, maximum):
+        total = torch.exp(x - finite).sum(dim, keepdim=True)
+        maxima, totals = gather_statistics(comm, maximum, total)
+        shift = _finite(maxima.amax(0))
+        # A shard of -inf alone has m = -inf and s = 0: exp(m - M) and not exp(0 - M), which may
+        # be infinite.
+        return shift, (totals * torch.exp(maxima - shift)).sum(0)
+    comm.all_reduce(maximum, "max")
+    shift = _finite(maximum)
+    total = torch.exp(x - shift).sum(dim, keepdim=True)
+    comm.all_reduce(total, "sum")
+    return shift, total
+
+
+def _finite(maximum: torch.Tensor) -> torch.Tensor:
+    return maximum.masked_fill(maximum.isinf(), 0)
+
+
+class _Softmax(torch.autograd.Function):
+    """softmax, or its logarithm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, given: torch.Tensor, dim: int, comm: Communicator, is_log: bool
+    ) -> torch.Tensor:
+        x = widen(given)
+        shift, total = _maximum_and_sum(comm, x, dim)
+        # In one process +inf gives NaN everywhere along dim; so it does here.
+        total = total.masked_fill(total.isposinf(), torch.nan)
+        y = (x - shift) - total.log() if is_log else torch.exp(x - shift) / total
+        ctx.dim, ctx.comm, ctx.is_log = dim, comm, is_log
+        result = y.to(given.dtype)
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        y, g = widen(ctx.saved_tensors[0]), widen(gradient)
+        total = (g if ctx.is_log else y * g).sum(ctx.dim, keepdim=True)
+        ctx.comm.all_reduce(total)
+        slope = g - y.exp() * total if ctx.is_log else y * (g - total)
+        return slope.to(gradient.dtype), None, None, None
+
+
+class _LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: torch.Tensor, dim: int, comm: Communicator) -> torch.Tensor:
+        x = widen(given)
+        shift, total = _maximum_and_sum(comm, x, dim)
+        ctx.comm = comm
+        ctx.save_for_backward(given, shift, total)
+        return (total.log() + shift).to(given.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        given, shift, total = ctx.saved_tensors
+        total_gradient = sum_gradients(ctx.comm, widen(gradient))
+        share = torch.exp(widen(given) - shift) / total.masked_fill(total == 0, 1)
+        return (share * total_gradient).to(given.dtype), None, None
+
+
+# -- shards ----------------------------------------------------------------------------------------
 
 _GATHERED_BYTES = 64 * 1024
 """Up to so many bytes over all ranks, one all_gather takes less time than two all_reduces."""

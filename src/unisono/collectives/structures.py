@@ -1,34 +1,33 @@
 """Collectives on structures: many tensors and numbers in few messages.
 
+A structure is children of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
+plain numbers and None at its ends, the *leaves*. Dicts are taken in the order of their keys, so
+that ranks which filled theirs in different orders agree. A *skeleton* says how leaves hang
+together; equal skeletons are equal tuples.
+
 Every rank says first, in 16 bytes, what its structure looks like. Where two differ, all ranks
 raise, and the group goes on. Numbers travel as float64, int64, complex128 or bool.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import struct
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 
-from unisono.collectives.arguments import as_dense_tensor, reduction, refuse_type
-from unisono.collectives.encoding import decode
-from unisono.collectives.objects import all_gather_object, encode_all, gather_bytes
-from unisono.collectives.ragged import all_gather_integers, bytes_of, device_of
-from unisono.collectives.results import result_or_work
-from unisono.collectives.trees import (
-    Tree,
-    description,
-    difference,
-    paths_of,
-    put_together,
-    signature,
-    take_apart,
-)
+from unisono.collectives.arguments import reduction, refuse_type, result_or_work
+from unisono.collectives.objects import all_gather_object
+from unisono.collectives.ragged import all_gather_integers, device_of
 from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
+from unisono.comm.engine import describe_shapes
+from unisono.comm.shared_memory.error_texts import dtype_code
 
 if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
@@ -39,6 +38,9 @@ _DTYPES: dict[type, torch.dtype] = {
     complex: torch.complex128,
     bool: torch.bool,
 }
+_NUMBERS = frozenset((bool, int, float, complex))
+_BRACKETS = frozenset(("dict", "list", "tuple"))
+_TENSORS = (torch.Tensor, numpy.ndarray)
 
 
 def all_reduce(
@@ -63,9 +65,6 @@ def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> A
     )
 
 
-# -- in place ------------------------------------------------------------------------------------
-
-
 def _take_apart_alike(comm: Communicator, operation: str, structure: Any, op: Op | None) -> Tree:
     """The structure taken apart, once it is known that all ranks have one like it."""
     tree = _take_apart(comm, operation, structure)
@@ -74,7 +73,8 @@ def _take_apart_alike(comm: Communicator, operation: str, structure: Any, op: Op
     mine = struct.unpack("=2q", signature(tree))
     everyone = all_gather_integers(comm, mine, device_of(comm))
     if everyone.count(mine) < comm.size:
-        raise _difference_error(comm, operation, all_gather_object(description(tree), comm))
+        found = difference(all_gather_object(description(tree), comm))
+        raise ValueError(f"{operation} on group {comm.name}: the ranks' structures differ: {found}")
     return tree
 
 
@@ -83,10 +83,9 @@ def _take_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
         tree = take_apart(structure)
     except TypeError as error:
         refuse_type(comm, operation, str(error))
-    if operation in ("all_reduce", "broadcast"):
-        for number in tree.numbers:
-            if type(number) is int and not -(2**63) <= number < 2**63:
-                comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
+    for number in tree.numbers:
+        if type(number) is int and not -(2**63) <= number < 2**63:
+            comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
     return tree
 
 
@@ -94,20 +93,13 @@ def _check_meaning(comm: Communicator, operation: str, tree: Tree, op: Op) -> No
     name = "premul_sum" if isinstance(op, PremulSum) else op
     for dtype in map(name_of_dtype, tree.dtypes):
         if not has_meaning(name, dtype):
-            where = paths_of(tree, [dtype])
+            where = paths_of(tree, dtype)
             reduction(op, comm, operation, *tree.tensors, where=where)
     for kind in {type(number) for number in tree.numbers}:
         sample = torch.empty(0, dtype=_DTYPES[kind])
         if not has_meaning(name, dtype_name(sample)):
-            where = paths_of(tree, [kind.__name__])
+            where = paths_of(tree, kind.__name__)
             reduction(op, comm, operation, sample, where=where)
-
-
-def _difference_error(comm: Communicator, operation: str, descriptions: Any) -> ValueError:
-    return ValueError(
-        f"{operation} on group {comm.name}: the ranks' structures differ: "
-        f"{difference(descriptions)}"
-    )
 
 
 def _call_in_place(
@@ -141,36 +133,170 @@ def _call_in_place(
     return result_or_work(work, async_op, None, finish)
 
 
-# -- gathering -----------------------------------------------------------------------------------
+# -- taking structures apart, and putting them together again ------------------------------------
 
 
-def gather(comm: Communicator, structure: Any, dst: int | None, async_op: bool) -> Any:
-    """Every rank's structure, on rank `dst` or, with None, on every rank."""
-    operation = "all_gather" if dst is None else "gather"
-    tree = _take_apart(comm, operation, structure)
-    leaves = [_plain_leaf(comm, operation, leaf) for leaf in tree.tensors]
-    mine = struct.unpack("=2q", signature(tree, shapes=False))
-    data, lengths, signatures = encode_all(comm, [leaves, tree.numbers], marks=mine)
-    if signatures.count(mine) < comm.size:
-        described = all_gather_object(description(tree, shapes=False), comm)
-        raise _difference_error(comm, operation, described)
-    rows, work = gather_bytes(comm, data, lengths, dst, async_op)
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+@dataclasses.dataclass(slots=True)
+class Tree:
+    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, what stands for
+    the dtypes and shapes of its tensors, which dtypes there are, and whether no tensor is there
+    twice."""
 
-    def rebuild(row: torch.Tensor) -> Any:
-        leaves, numbers = decode(bytes_of(row))
-        if len(devices) == 1:
-            (device,) = devices
-            leaves = [leaf.to(device) if hasattr(leaf, "to") else leaf for leaf in leaves]
-        return put_together(structure, leaves, numbers)
-
-    def finish() -> Any:
-        return None if rows is None else list(map(rebuild, rows))
-
-    return result_or_work(work, async_op, None, finish)
+    tensors: list[Any]
+    numbers: list[Any]
+    skeleton: Any = None
+    shapes: bytes = b""
+    dtypes: tuple[Any, ...] = ()
+    are_distinct: bool = True
 
 
-def _plain_leaf(comm: Communicator, operation: str, leaf: Any) -> Any:
-    """A leaf as `encode` takes it."""
-    dense = as_dense_tensor(comm, operation, leaf)
-    return leaf if isinstance(leaf, numpy.ndarray) else dense.detach()
+def take_apart(structure: Any) -> Tree:
+    """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
+    tree = Tree([], [])
+    tree.skeleton = _walk(structure, tree, ())
+    described = describe_shapes(tree.tensors)
+    if described is not None:
+        tree.shapes, places, tree.are_distinct = described
+        tree.dtypes = tuple(tree.tensors[place].dtype for place in places)
+    else:  # there are arrays, or tensors that the engine will refuse
+        tree.shapes = b"".join(map(_describe_leaf, tree.tensors))
+        tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
+        tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
+    return tree
+
+
+def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    """A structure like this one, with other leaves instead of its own."""
+    return _rebuild(structure, iter(tensors), iter(numbers))
+
+
+def signature(tree: Tree) -> bytes:
+    """16 bytes that are the same on two ranks if and only if skeletons, dtypes and shapes are."""
+    return _digest(tree.skeleton, tree.shapes)
+
+
+def _describe_leaf(leaf: Any) -> bytes:
+    """What `describe_shapes` says of one tensor, for any tensor or array."""
+    shape = tuple(leaf.shape)
+    return struct.pack(f"={2 + len(shape)}q", dtype_code(dtype_name(leaf)), len(shape), *shape)
+
+
+@lru_cache(maxsize=32)
+def _digest(skeleton: Any, shapes: bytes) -> bytes:
+    return blake2b(repr(skeleton).encode() + shapes, digest_size=16).digest()
+
+
+def description(tree: Tree) -> list[list[str]]:
+    """[path, what is there] for each node, outer ones first."""
+    leaves = iter(tree.tensors)
+
+    def nodes(skeleton: Any, path: str) -> Iterator[list[str]]:
+        if isinstance(skeleton, str):
+            what = skeleton
+            if skeleton in ("tensor", "array"):
+                leaf = next(leaves)
+                what = f"{skeleton} of {dtype_name(leaf)} {tuple(leaf.shape)}"
+            yield [path, what]
+            return
+        name, keys, below = skeleton
+        if name in ("list", "tuple"):
+            yield [path, f"{name} of {len(keys)}"]
+        else:
+            yield [path, f"{name} with {', '.join(map(repr, keys)) or 'nothing'}"]
+        for key, child in zip(keys, below, strict=True):
+            yield from nodes(child, path + _step(name, key))
+
+    return list(nodes(tree.skeleton, ""))
+
+
+def difference(descriptions: Sequence[Sequence[Sequence[str]]]) -> str | None:
+    """The first path at which ranks have different things, as text; None where there is none."""
+    for rank, theirs in enumerate(descriptions):
+        for (path, first), (_, other) in zip(descriptions[0], theirs, strict=False):
+            if first != other:
+                return f"{path or 'the structure'}: {first} on rank 0, {other} on rank {rank}"
+    return None
+
+
+def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
+    kind = type(node)
+    if kind is torch.Tensor or isinstance(node, _TENSORS):
+        tree.tensors.append(node)
+        return "array" if isinstance(node, numpy.ndarray) else "tensor"
+    if kind in _NUMBERS:
+        tree.numbers.append(node)
+        return kind.__name__
+    if node is None:
+        return "None"
+    name, keys, values = _open_node(node, path)
+    if set(map(type, values)) == {torch.Tensor}:  # often, and much faster than one by one
+        tree.tensors.extend(values)
+        return (name, keys, ("tensor",) * len(keys))
+    below = [
+        _walk(value, tree, (*path, _step(name, key)))
+        for key, value in zip(keys, values, strict=True)
+    ]
+    return (name, keys, tuple(below))
+
+
+def _open_node(node: Any, path: tuple[str, ...]) -> tuple[str, tuple[Any, ...], Any]:
+    """What a node is, its keys and its values."""
+    if isinstance(node, dict):
+        keys = _in_order(node)
+        return "dict", keys, [node[key] for key in keys]
+    if isinstance(node, (list, tuple)):
+        if hasattr(node, "_fields"):
+            return type(node).__name__, node._fields, node
+        return "list" if isinstance(node, list) else "tuple", tuple(range(len(node))), node
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        names = tuple(field.name for field in dataclasses.fields(node))
+        return type(node).__name__, names, [getattr(node, name) for name in names]
+    where = "".join(path)
+    raise TypeError(
+        f"{f'{where}: ' if where else ''}{type(node).__name__} is neither a tensor, a number, None "
+        "nor a structure of them"
+    )
+
+
+def _in_order(keys: dict[Any, Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(keys))
+    except TypeError:
+        return tuple(sorted(keys, key=lambda key: (type(key).__name__, repr(key))))
+
+
+def _step(name: str, key: Any) -> str:
+    return f"[{key!r}]" if name in _BRACKETS else f".{key}"
+
+
+def _rebuild(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    if isinstance(node, _TENSORS):
+        return next(tensors)
+    if type(node) in _NUMBERS:
+        return next(numbers)
+    if node is None:
+        return None
+    name, keys, values = _open_node(node, ())
+    children = [_rebuild(value, tensors, numbers) for value in values]
+    if name in ("list", "tuple"):
+        return children if name == "list" else tuple(children)
+    if isinstance(node, tuple):
+        return type(node)(*children)
+    twin = copy.copy(node)
+    for key, value in zip(keys, children, strict=True):
+        if isinstance(node, dict):
+            twin[key] = value
+        else:
+            object.__setattr__(twin, key, value)  # it may be frozen
+    return twin
+
+
+def paths_of(tree: Tree, dtype: str) -> str:
+    """Where a structure has tensors or numbers of this dtype, for a message."""
+    wanted = (dtype, f"tensor of {dtype}", f"array of {dtype}")
+    found = [
+        path or "the structure"
+        for path, what in description(tree)
+        if what.partition(" (")[0] in wanted
+    ]
+    return ", ".join(found[:3]) + (" and others" if len(found) > 3 else "")

@@ -6,12 +6,12 @@ schedule.py       a collective algorithm as data; proof.py: it does what its col
 expectations.py   what each rank has after a collective, as numbers
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; simulate.py: a schedule on them
-stages.py         what messages pass; repetition.py: steps that repeat; in_network.py: SHARP
+stages.py         what messages pass; in_network.py: SHARP
 choose.py         which algorithm is fastest, and why; complexity.py: steps, bytes and time of all
 predict.py        from a few measured times to what all others should be
 mesh.py           named axes over ranks: who is with whom (docs/groups.md)
 player.py         schedules that play, as pages; layout.py: where their ranks stand
-draw.py, chart.py schedules and times as pictures; sizes.py: sizes as people write them
+draw.py           schedules as pictures; sizes.py: sizes as people write them
 command.py        `unisono plan`; tables.py: what it shows
 """
 

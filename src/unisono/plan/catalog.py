@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -162,8 +161,8 @@ def find_to_run(collective: str, name: str) -> Algorithm:
 
 
 def _load_ours() -> None:
-    """Our own register themselves when they are imported."""
-    importlib.import_module("unisono.plan.algorithms")
+    """Our own register themselves when they are imported, and need this module for it."""
+    import unisono.plan.algorithms  # noqa: F401
 
 
 def _home(make: Callable[..., Schedule]) -> tuple[str, str]:

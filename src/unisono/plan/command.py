@@ -296,9 +296,15 @@ def _rank(console: Console, asked: _Asked) -> None:
 
 
 def _sweep(console: Console, asked: _Asked, range_of_sizes: str) -> None:
-    from unisono.plan.chart import check_chart, crossovers, save_chart, series
     from unisono.plan.sizes import format_size, parse_sizes
-    from unisono.plan.tables import ranking_as_json, where
+    from unisono.plan.tables import (
+        check_chart,
+        crossovers,
+        ranking_as_json,
+        save_chart,
+        series,
+        where,
+    )
 
     sizes, output = parse_sizes(range_of_sizes), asked.output
     if len(sizes) < 2 or sizes[0] < 1:

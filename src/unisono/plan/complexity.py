@@ -36,13 +36,9 @@ class Cost:
     beta: float
     gamma: float
 
-    def time_s(self, message_s: float, tensor_s: float, adding_s: float = 0.0) -> float:
-        """alpha x a message + beta x (bytes / bandwidth) + gamma x (bytes / speed of adding)."""
-        return self.alpha * message_s + self.beta * tensor_s + self.gamma * adding_s
-
     @property
     def time(self) -> str:
-        """The same as text: `14 a + 1.75 b + 0.875 g`."""
+        """The time as text: `14 a + 1.75 b + 0.875 g`."""
         parts = ((self.alpha, "a"), (self.beta, "b"), (self.gamma, "g"))
         return " + ".join(f"{round(value, 3):g} {name}" for value, name in parts if value) or "0"
 

@@ -257,18 +257,6 @@ class Mesh:
                 lines.append(f"{'+'.join(axes)}: {groups}")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        on_node = np.arange(self.size) // _NODE_SIZE
-        rows = [self._row((axis,), on_node) for axis in reversed(self.axes)]
-        caption = f"{name_number(self.size, 'rank')}: {self}"
-        return html_table(
-            ("axis", "size", "groups", "stride", f"reach on nodes of {_NODE_SIZE}", "with rank 0"),
-            rows,
-            caption,
-        )
-
     def _row(self, axes: Sequence[str], on_node: Ranks) -> tuple[str, ...]:
         groups = self._groups(axes)
         size = groups.shape[1]

@@ -43,11 +43,6 @@ class CostModel:
         """How long a call of this size should take."""
         return self.latency_s + size_bytes * self.cost_s_per_byte(size_bytes)
 
-    def bandwidths(self) -> list[tuple[int, float]]:
-        """(size, bytes per second without the latency) for each regime that the fit knows."""
-        pairs = zip(self.sizes_bytes, self.costs_s_per_byte, strict=True)
-        return [(size, 1 / cost) for size, cost in pairs if cost > 0]
-
 
 def fit(times_s: Mapping[int, float]) -> CostModel:
     """The model through these measured times, by size in bytes.

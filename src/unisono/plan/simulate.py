@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 
-from unisono.plan.repetition import take_repeatedly
 from unisono.plan.schedule import Schedule, Step
 from unisono.plan.stages import Indices, Messages, Parts, Seconds
 from unisono.plan.topology import Topology
@@ -26,6 +25,9 @@ from unisono.plan.topology import Topology
 # Of a step's messages: source, destination, how long each keeps its sender's port; when each rank
 # begins the step; when each message has been dealt with.
 OnStep = Callable[[Indices, Indices, Seconds, Seconds, Seconds], None]
+
+
+_ALIKE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class LinkUse:
 class Timeline:
     """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
 
-    `finish_s` is when each rank is done, `time_s` when the last one is. `sending_s`, `receiving_s`
-    and `reducing_s` say how long each rank was busy with what.
+    `finish_s` is when each rank is done, `time_s` when the last one is. `reducing_s` says
+    how long each rank was busy adding.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -56,8 +58,6 @@ class Timeline:
     total_bytes: float
     time_s: float
     finish_s: Seconds
-    sending_s: Seconds
-    receiving_s: Seconds
     reducing_s: Seconds
     _parts: Parts = field(repr=False)
     _busy_s: Seconds = field(repr=False)
@@ -84,17 +84,14 @@ def simulate(
     total_bytes: float,
     *,
     slow_ranks: Mapping[int, float] | None = None,
-    slow_links: Mapping[str, float] | None = None,
     late_s: Mapping[int, float] | None = None,
     on_step: OnStep | None = None,
 ) -> Timeline:
     """Simulate `schedule` on `topology`, with a tensor of `total_bytes`.
 
-    `slow_ranks` maps ranks to how many times longer their overhead and their adding take;
-    `slow_links` maps "rank 3" (its port) or "node 2 card 0" to how many times less bandwidth they
-    have; `late_s` maps ranks to how much later they begin. `on_step` is told of every step, in
-    order, and none is skipped because it repeats. Raises ValueError for ranks and links that are
-    not there.
+    `slow_ranks` maps ranks to how many times longer their overhead and their adding take; `late_s`
+    maps ranks to how much later they begin. `on_step` is told of every step, in order, and none is
+    skipped because it repeats. Raises ValueError for ranks that are not there.
 
     >>> from unisono import plan
     >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")
@@ -105,7 +102,7 @@ def simulate(
     if total_bytes < 0:
         raise ValueError(f"a tensor cannot have {total_bytes} bytes")
     parts = Parts(schedule.ranks, topology)
-    slowness = parts.slowness(slow_ranks or {}, slow_links or {})
+    slowness = parts.slowness(slow_ranks or {})
     simulation = _Simulation(schedule, topology, parts, slowness, schedule.chunk_bytes(total_bytes))
     simulation.on_step = on_step
     for rank, seconds in (late_s or {}).items():
@@ -151,8 +148,29 @@ class _Simulation:
                 self.on_step(*ends, messages.sending.busy_s, before, done)
             return
         size = self.topology.node_size
-        period = size if size < self.schedule.ranks else 1
-        self.ready, self.free = take_repeatedly(messages, self.ready, self.free, times, period)
+        self._repeat(messages, times, size if size < self.schedule.ranks else 1)
+
+    def _repeat(self, messages: Messages, times: int, period: int) -> None:
+        """Messages that go `times` times; the same may happen again after a `period`, the ranks of
+        a node.
+
+        Times only ever add up and wait for each other, so that whatever is later by the same time
+        everywhere stays so. Where all of a period has become later by the same time, as in a ring
+        over equal nodes, the rest is one multiplication.
+        """
+        left = times
+        while left:
+            before_ready, before_free = self.ready.copy(), self.free.copy()
+            for _ in range(min(period, left)):
+                messages.pass_on(self.ready, self.free)
+            left -= min(period, left)
+            rounds = left // period
+            later, used = self.ready - before_ready, self.free > before_free
+            shifts = np.concatenate([later, (self.free - before_free)[used]])
+            if rounds and np.ptp(shifts) <= _ALIKE * shifts.max():
+                self.ready += later[0] * rounds
+                self.free[used] += later[0] * rounds
+                left -= rounds * period
 
     def _count(self, messages: Messages, times: int) -> None:
         crossing = messages.bytes[messages.crossing]
@@ -178,8 +196,6 @@ class _Simulation:
             total_bytes=total_bytes,
             time_s=float(self.ready.max()),
             finish_s=self.ready,
-            sending_s=self.busy_s[parts.out : parts.into],
-            receiving_s=self.busy_s[parts.into : parts.card_out],
             reducing_s=self.busy_s[parts.reducer :],
             _parts=parts,
             _busy_s=self.busy_s,

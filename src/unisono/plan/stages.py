@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -44,27 +42,14 @@ class Parts:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"rank {rank} is not among {self.ranks} ranks")
 
-    def slowness(self, ranks: Mapping[int, float], links: Mapping[str, float]) -> Seconds:
-        """How many times longer each part takes; the last `ranks` entries are the ranks."""
-        slow = np.ones(self.total)
+    def slowness(self, ranks: Mapping[int, float]) -> Seconds:
+        """How many times longer each rank takes."""
+        slow = np.ones(self.ranks)
         for rank, factor in ranks.items():
             self.check_rank(rank)
-            slow[self.reducer + rank] = factor
-        for name, factor in links.items():
-            match = re.fullmatch(r"rank (\d+)|node (\d+) card (\d+)", name)
-            if match is None:
-                raise ValueError(f"{name!r} is not a link: write 'rank 3' or 'node 2 card 0'")
-            if match[1] is not None:
-                self.check_rank(int(match[1]))
-                both = [self.out + int(match[1]), self.into + int(match[1])]
-            else:
-                card = int(match[2]) * self.topology.cards + int(match[3])
-                if int(match[3]) >= self.topology.cards or card >= self.cards:
-                    raise ValueError(f"there is no {name}")
-                both = [self.card_out + card, self.card_into + card]
-            slow[both] = factor
-        if not np.all(slow > 0):
-            raise ValueError("a factor of slowness must be more than 0")
+            if factor <= 0:
+                raise ValueError("a factor of slowness must be more than 0")
+            slow[rank] = factor
         return slow
 
 
@@ -88,11 +73,6 @@ class Stage:
         starts = np.flatnonzero(np.diff(part[order], prepend=-1))
         alone = len(starts) == len(part)
         return cls(part, _as_slice(part) if alone else part, busy_s, alone, order, starts)
-
-    def some(self, which: Indices) -> Stage:
-        """The same for some of the messages, where each has its part alone."""
-        part = self.part[which]
-        return Stage(part, part, self.busy_s[which], self.alone, self.order, self.starts)
 
     def serve(self, begin: Seconds, free: Seconds) -> Seconds:
         """When each message begins to pass, where it could from `begin`; moves `free` on."""
@@ -154,9 +134,8 @@ class Messages:
         away = self.source // topology.node_size != self.destination // topology.node_size
         self.crossing = np.flatnonzero(away)
         self.adding = np.flatnonzero(added > 0)
-        rank_slow = slow[parts.reducer :]
-        self.overhead = topology.overhead_s * rank_slow[self.source]
-        self.wait_in = topology.overhead_s * rank_slow[self.destination]
+        self.overhead = topology.overhead_s * slow[self.source]
+        self.wait_in = topology.overhead_s * slow[self.destination]
         self.latency = np.where(away, topology.between_latency_s, topology.inside_latency_s)
         port = self.bytes / topology.inside_bytes_per_s
         card = self.bytes[away] / topology.card_bytes_per_s
@@ -164,32 +143,12 @@ class Messages:
         out, into = parts.out + self.source, parts.into + self.destination
         card_out = parts.card_out + parts.card_of(self.source[away])
         card_into = parts.card_into + parts.card_of(self.destination[away])
-        reducer = parts.reducer + self.destination[self.adding]
-        self.sending = Stage.of(out, self.overhead + port * slow[out])
-        self.receiving = Stage.of(into, self.wait_in + port * slow[into])
-        self.leaving = Stage.of(card_out, card * slow[card_out])
-        self.entering = Stage.of(card_into, card * slow[card_into])
-        self.reducing = Stage.of(reducer, add * slow[reducer])
-
-    @property
-    def alone(self) -> bool:
-        """Whether no two messages pass the same part, or leave or reach the same rank."""
-        stages = (self.sending, self.receiving, self.leaving, self.entering, self.reducing)
-        return all(stage.alone for stage in stages)
-
-    def some(self, which: Indices) -> Messages:
-        """Some of the messages, by their numbers in rising order."""
-        few = copy.copy(self)
-        few.source, few.destination = self.source[which], self.destination[which]
-        few.source_at = few.source
-        few.bytes, few.latency = self.bytes[which], self.latency[which]
-        few.overhead, few.wait_in = self.overhead[which], self.wait_in[which]
-        few.sending, few.receiving = self.sending.some(which), self.receiving.some(which)
-        few.crossing, at = _within(self.crossing, which)
-        few.leaving, few.entering = self.leaving.some(at), self.entering.some(at)
-        few.adding, at = _within(self.adding, which)
-        few.reducing = self.reducing.some(at)
-        return few
+        adder = self.destination[self.adding]
+        self.sending = Stage.of(out, self.overhead + port)
+        self.receiving = Stage.of(into, self.wait_in + port)
+        self.leaving = Stage.of(card_out, card)
+        self.entering = Stage.of(card_into, card)
+        self.reducing = Stage.of(parts.reducer + adder, add * slow[adder])
 
     def pass_on(self, ready: Seconds, free: Seconds) -> Seconds:
         """When each message has been dealt with. Moves on when each rank is ready, and when each
@@ -217,12 +176,3 @@ class Messages:
             np.maximum.at(ready, self.source, left)
             np.maximum.at(ready, self.destination, done)
         return done
-
-
-def _within(numbers: Indices, which: Indices) -> tuple[Indices, Indices]:
-    """Where in `which`, and where in `numbers`, stands what they have in common; both rise."""
-    if not len(numbers):
-        return numbers, numbers
-    at = np.minimum(np.searchsorted(numbers, which), len(numbers) - 1)
-    common = np.flatnonzero(numbers[at] == which)
-    return common, at[common]

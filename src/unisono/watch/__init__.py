@@ -9,16 +9,12 @@ calls.py                      calls of all groups that hang together: who waits 
 diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
 job_view.py                   the records of a whole job, whichever host they are on
-from_json.py                  reports, records and stacks out of files and messages
-history.py                    the last calls of every rank of a report, on one clock
-stacks.py, stack_server.py    stacks, and how a process answers whoever asks for them
-whereabouts.py                where a process is
+stacks.py, stack_server.py    stacks, how a process answers whoever asks for them, and where it is
 torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
-cuda_graphs.py                when a GPU must not be asked how far it is
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py                        the running jobs of this user, rank by rank
-top_view.py, command.py       how they are laid out, and shown in a terminal: `unisono top`
+command.py                    how they are shown in a terminal: `unisono top`
 debug.py                      torch's and NCCL's own debug settings
 """
 
@@ -40,8 +36,8 @@ from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.failure import describe_own_end, report_of_error
-from unisono.watch.host_traces import accept_parts
-from unisono.watch.job_view import answer_other_hosts, look_at_job, open_links
+from unisono.watch.host_traces import TOPIC, inbox
+from unisono.watch.job_view import RECORDS, Answers, look_at_job, open_links
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
@@ -107,8 +103,7 @@ def _start(settings: WatchSettings) -> None:
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
-    answer_other_hosts(True)
-    accept_parts(True)
+    _answer_other_hosts({RECORDS: Answers().tell, TOPIC: inbox.accept})
     if settings.trace:
         _monitor.begin_trace(settings.trace)
 
@@ -131,8 +126,16 @@ def stop() -> None:
         if _detach is not None:
             _detach()
         monitor.stop()
-        answer_other_hosts(False)
-        accept_parts(False)
+        _answer_other_hosts({})
+
+
+def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
+    """Answer the questions of other hosts on these topics, and on no other of ours."""
+    from unisono.comm.hosts import questions  # not where nobody watches
+
+    for topic in (RECORDS, TOPIC):
+        questions.answers.pop(topic, None)
+    questions.answers.update(answers)
 
 
 def _watch_torch() -> None:

@@ -19,10 +19,9 @@ from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
-from unisono.watch import cuda_graphs
 from unisono.watch.calls import PARTLY_HERE
 from unisono.watch.monitor import watched_groups
-from unisono.watch.torch_group import WatchedProcessGroup
+from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
 
 Explain = Callable[[WatchedProcessGroup], Any]
 _WATCHED = ("gloo", "nccl", "mpi")
@@ -36,7 +35,7 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
     `leave` is called before one is destroyed."""
     detach()
     if torch.cuda.is_available():
-        cuda_graphs.notice_captures()
+        notice_captures()
     original = getattr(_torch, _HELPER)
 
     @functools.wraps(original)

@@ -1,83 +1,63 @@
-"""`unisono top`: what is shown once, or until `q`, and the keys."""
+"""`unisono top`: the running jobs as tables, once or until Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
-import select
-import sys
-import termios
-import tty
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from unisono.errors import Misuse
+from unisono.plan.sizes import format_bytes
 from unisono.processes import command_of, state_of
-from unisono.watch.top import Job, Verdicts, as_json, jobs
-from unisono.watch.top_view import Window, render
-from unisono.watch.whereabouts import whereabouts
+from unisono.watch.stack_server import whereabouts
+from unisono.watch.top import Job, RankRow, Verdicts, jobs
 
 _PERIOD_S = 1.0
-_KEY = re.compile(r"\x1b[\[O][0-9]*[A-Za-z~]|.", re.S)
-_NAMES = {
-    "\x1b[A": "up", "\x1b[B": "down", "\x1b[5~": "page up", "\x1b[6~": "page down",
-    "\x1b[H": "home", "\x1b[F": "end", "\x1b[1~": "home", "\x1b[4~": "end",
-    "\x1bOA": "up", "\x1bOB": "down", "\x1bOH": "home", "\x1bOF": "end",
-    "k": "up", "j": "down", " ": "page down", "g": "home", "G": "end",
-}  # fmt: skip
+_MOST_FRAMES = 12
 
 
 @click.command()
 @click.option("--once", is_flag=True, help="Show the jobs once and end.")
+@click.option("--stacks", is_flag=True, help="Show where the ranks are, too, if they are watched.")
 @click.option("--json", "wants_json", is_flag=True, help="The same as JSON, for scripts.")
 @click.argument("pid", type=int, required=False)
-def top(once: bool, wants_json: bool, pid: int | None) -> None:
+def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
     """Show the running jobs of this user on this machine, rank by rank.
 
-    Finds every process that is in a group of unisono, or in one of another backend that is
-    watched (unisono.watch); the jobs need not be prepared. A rank that is stuck is red, and one
-    for which the others wait has a `!`; above the ranks stands what the watch says of it (where
-    the rank is, if the job is watched). In a narrow terminal columns are left out.
+    Goes on until Ctrl-C. Finds every process that is in a group of unisono, or in one of another
+    backend that is watched (unisono.watch); the jobs need not be prepared. A rank that is stuck is
+    red, and one for which the others wait has a `!`; above the ranks stands what the watch says of
+    it (where the rank is, if the job is watched). In a narrow terminal columns are left out; a job
+    with more ranks than fit is shown in full by `unisono top --once | less`.
 
-    `s` shows stacks (of jobs that are watched), arrows, PgUp, PgDn, Home and End scroll, `q`
-    and Ctrl-C quit. With PID, only the job of which that process is a rank or the launcher.
+    With PID, only the job of which that process is a rank or the launcher.
     """
     console, verdicts = Console(), Verdicts()
     found = jobs(pid, verdicts)
     if pid is not None and not found:
         raise Misuse(_why_not(pid))
     if wants_json:
-        sys.stdout.write(as_json(found) + "\n")
+        click.echo(json.dumps([asdict(job) for job in found], indent=1))
     elif once or not console.is_terminal:
-        console.print(render(found, {}, console.width))
+        console.print(render(found, console.width, stacks))
     else:
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is another q
-            _run_in_terminal(pid, console, found, verdicts)
-
-
-def _run_in_terminal(
-    of: int | None, console: Console, found: list[Job], verdicts: Verdicts
-) -> None:
-    stacks: dict[int, tuple[str, ...]] = {}
-    window = Window()
-    shown = window.show(render(found, stacks, console.width), console)
-    with _single_keys(), Live(shown, console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(window.show(render(found, stacks, console.width), console), refresh=True)
-            keys = _keys(_PERIOD_S)
-            if "q" in keys:
-                return
-            for key in keys:
-                window.move(key)
-            if not keys:
-                found = jobs(of, verdicts)
-            if "s" in keys:
-                pids = [] if stacks else sorted({pid for job in found for pid in job.pids})
-                stacks = {pid: whereabouts(pid).stack for pid in pids}
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+            while True:
+                live.update(render(found, console.width, stacks), refresh=True)
+                time.sleep(_PERIOD_S)
+                found = jobs(pid, verdicts)
 
 
 def _why_not(pid: int) -> str:
@@ -93,26 +73,82 @@ def _why_not(pid: int) -> str:
     )
 
 
-@contextlib.contextmanager
-def _single_keys() -> Iterator[None]:
-    """Keys come at once and are not shown."""
-    if not os.isatty(0):
-        yield
-        return
-    before = termios.tcgetattr(0)
-    try:
-        tty.setcbreak(0)
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+@dataclass(frozen=True)
+class Column:
+    """A column, and how wide a terminal must be to show it. Figures are never cut; words go on in
+    the next line."""
+
+    name: str
+    text: Callable[[RankRow], str]
+    least_width: int = 0
+    is_figure: bool = True
 
 
-def _keys(timeout_s: float) -> list[str]:
-    """The keys that were pressed, by name or letter; none if nobody does anything for so long."""
-    ready, _, _ = select.select([0], [], [], timeout_s)
-    if not ready:
-        return []
-    pressed = os.read(0, 64).decode(errors="replace")
-    if not pressed:
-        return ["q"]  # nobody is there any more
-    return [_NAMES.get(key, key) for key in _KEY.findall(pressed)]
+COLUMNS = (
+    Column("group", lambda row: _group(row), 60, is_figure=False),
+    Column("rank", lambda row: str(row.rank)),
+    Column("host", lambda row: row.host, 60, is_figure=False),
+    Column("pid", lambda row: str(row.pid), 70),
+    Column("in", lambda row: _doing(row), is_figure=False),
+    Column("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
+    Column("at", lambda row: row.site, is_figure=False),
+    Column("calls", lambda row: f"{row.calls:,}", 150),
+    Column("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
+    Column("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
+    Column("wait", lambda row: f"{row.wait_share:.0%}", 80),
+    Column("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
+)
+
+
+def render(jobs: Sequence[Job], width: int, wants_stacks: bool = False) -> Group:
+    """The jobs, for a terminal of so many columns."""
+    if not jobs:
+        return Group(Text("no job of this user runs on this machine"))
+    parts: list[RenderableType] = []
+    for job in jobs:
+        parts.append(Text(f"{job.command}  ({len(job.pids)} processes)"))
+        if len({row.group for row in job.rows}) == 1:
+            parts.append(Text(f"group {_group(job.rows[0])}", style="dim"))
+        if job.verdict:
+            parts.append(Text(job.verdict, style="bold red"))
+        parts.append(_table(job, width))
+        for pid in job.pids if wants_stacks else ():
+            parts.append(Text(f"pid {pid}", style="bold"))
+            parts += [Text(f"  {line}") for line in whereabouts(pid).stack[:_MOST_FRAMES]]
+    return Group(*parts)
+
+
+def _table(job: Job, width: int) -> Table:
+    # A culprit has a mark before its rank, for eyes and terminals that see no red.
+    has_culprit = any(row.is_culprit for row in job.rows)
+    needless = {"group"} if len({row.group for row in job.rows}) == 1 else set()
+    if not any(row.host for row in job.rows):
+        needless.add("host")
+    columns = [
+        column for column in COLUMNS if column.least_width <= width and column.name not in needless
+    ]
+    table = Table()
+    if has_culprit:
+        table.add_column("", no_wrap=True)
+    for column in columns:
+        is_right = column.is_figure and column.name not in ("rank", "pid")
+        table.add_column(
+            column.name,
+            justify="right" if is_right else "left",
+            no_wrap=column.is_figure,
+            overflow="fold",
+        )
+    for row in job.rows:
+        mark = ["!" if row.is_culprit else ""] if has_culprit else []
+        style = "bold red" if row.is_culprit else "red" if row.is_stuck else None
+        table.add_row(*mark, *(column.text(row) for column in columns), style=style)
+    return table
+
+
+def _group(row: RankRow) -> str:
+    return row.group if row.backend == "unisono" else f"{row.group} ({row.backend})"
+
+
+def _doing(row: RankRow) -> str:
+    state = "" if row.state in ("is running", "is asleep") else row.state
+    return row.call or state or "its program"

@@ -23,17 +23,6 @@ _SETTINGS: dict[str, dict[str, str]] = {
 # What is not set here has a better default already: NCCL's choice of subsystems at INFO, an end of
 # the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000 calls.
 
-MEANINGS = {
-    "TORCH_DISTRIBUTED_DEBUG": "INFO: what DDP does at start; DETAIL: gloo and nccl compare the "
-    "calls of all ranks before each one, which is slow, and torch 2.13 crashes where DDP is made "
-    "on gloo, so it is never set here; read when torch.distributed is imported",
-    "TORCH_CPP_LOG_LEVEL": "what torch's C++ code logs; the above shows nothing without INFO",
-    "NCCL_DEBUG": "WARN: errors; INFO: what NCCL chose; read when the first communicator is made",
-    "NCCL_DEBUG_SUBSYS": "which parts of NCCL speak at INFO: INIT, BOOTSTRAP and ENV unless it is "
-    "set; GRAPH (topology), TUNING (a table of latency and bandwidth by algorithm and protocol, "
-    "then what each call took), COLL and P2P (every call)",
-}
-
 _set_here: dict[str, str] = {}
 """What `debug` has set in this process: all else in the environment is the user's."""
 
@@ -42,10 +31,10 @@ def debug(level: Level = "info") -> dict[str, str]:
     """Set torch's and NCCL's debug variables in this process, for it and its children, and return
     what they are now.
 
-    `level` is "off", "info" or "detail"; `unisono.watch.debug.MEANINGS` explains each variable. One
-    that the user has set keeps its value, at every level; "off" takes back what an earlier call
-    has set. Each rank calls it for itself, before the process group is made. Where torch is
-    imported already, its own level is changed too.
+    `level` is "off", "info" or "detail"; docs/diagnosis.md explains each variable. One that the
+    user has set keeps its value, at every level; "off" takes back what an earlier call has set.
+    Each rank calls it for itself, before the process group is made. Where torch is imported
+    already, its own level is changed too.
 
     Raises ValueError for another level.
 
@@ -68,4 +57,4 @@ def debug(level: Level = "info") -> dict[str, str]:
     torch = sys.modules.get("torch.distributed")
     if torch is not None and torch.is_available():
         torch.set_debug_level_from_env()
-    return {name: os.environ[name] for name in MEANINGS if name in os.environ}
+    return {name: os.environ[name] for name in _SETTINGS["detail"] if name in os.environ}

@@ -34,8 +34,7 @@ from unisono.watch.calls import (
     newest_calls,
     waits,
 )
-from unisono.watch.history import add_history
-from unisono.watch.report import RankReport, Report
+from unisono.watch.report import RankReport, Report, add_history
 from unisono.watch.steps import Steps, sentence, step_name
 
 
@@ -375,6 +374,13 @@ def _is_in(member: RankRecords, record: Record) -> bool:
 def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
     where = ask_once(member.process)
     elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
+    return describe_rank(member, where, arrived, str(wait) if arrived else elsewhere)
+
+
+def describe_rank(
+    member: RankRecords, where: Whereabouts, arrived: bool, call: str = ""
+) -> RankReport:
+    """A rank, where it is, and in which call."""
     return replace(
         _named(member, arrived),
         state=member.reason
@@ -382,7 +388,7 @@ def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> Rank
         else where.state,
         place=where.location or member.reason.rpartition(" at ")[2],
         doing=where.doing,
-        call=str(wait) if arrived else elsewhere,
+        call=call,
         last=_last_of(member),
         stack=where.stack,
         source=where.source,

@@ -14,11 +14,10 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
 )
-from unisono.watch.calls import call_name, last_finished, line_of, newest_calls
-from unisono.watch.diagnose import Ask, Whereabouts, hang, mismatch
-from unisono.watch.history import add_history
+from unisono.watch.calls import line_of, newest_calls
+from unisono.watch.diagnose import Ask, Whereabouts, describe_rank, hang, mismatch
 from unisono.watch.job_view import JobView, look_at_job, may_ask
-from unisono.watch.report import RankReport, Report
+from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import is_users, short_path
 
 _LAST = 64
@@ -46,26 +45,12 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     for member in groups[0].ranks if groups else ():
         here = member.process == view.me
         where = Whereabouts() if here or kind == "mismatch" else view.where(member.process)
-        latest, last = member.records[-1] if member.records else None, last_finished(member)
+        latest = member.records[-1] if member.records else None
         if here and latest is not None:
             operation = latest.operation
         if member.rank in culprits:
             site = line_of(where.location) or line_of(latest.site if latest else "")
-        ranks.append(
-            RankReport(
-                rank=member.rank,
-                global_rank=member.global_rank,
-                pid=member.pid,
-                arrived=member.rank not in culprits,
-                state=where.state,
-                place=where.location,
-                doing=where.doing,
-                last=call_name(last) if last is not None else "",
-                stack=where.stack,
-                source=where.source,
-                host=member.host,
-            )
-        )
+        ranks.append(describe_rank(member, where, member.rank not in culprits))
     if isinstance(error, CollectiveMismatch) and culprits:
         site = line_of(error.sites[culprits[0]])
     found = Report(

@@ -1,24 +1,18 @@
 """A trace over hosts: the first host's lowest rank writes it, and the others send it their parts.
 
 Each host has a clock of its own (CLOCK_MONOTONIC begins when a machine starts). The lowest rank of
-every other host reads the first host's clock over the line between them when a trace begins and
-when it ends; between the two readings clocks are taken to run evenly.
+every other host reads the first host's clock over the line between them when it sends its part.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono.comm.shared_memory.records import GroupRecords, Record
-from unisono.watch.from_json import build
 from unisono.watch.job_view import by_our_clock, group_on_host, open_links
-
-if TYPE_CHECKING:
-    from unisono.comm.hosts.links import Links
 
 TOPIC = "trace"
 _AT_ONCE = 5000
@@ -28,51 +22,18 @@ _AWAIT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Reading:
-    """At `at_s` of our clock the first host's showed `behind_s` less, give or take `error_s`."""
-
-    at_s: float
-    behind_s: float
-    error_s: float
-
-
-@dataclass(frozen=True)
 class TracePart:
-    """What the ranks of a host did, by its own clock; `readings` tell what that is worth."""
+    """What the ranks of a host, the `number`-th, did, by the first host's clock. Its own showed
+    `ahead_s` more, give or take `error_s`; both are None where it could not be compared."""
 
     host: str
     number: int
-    readings: tuple[Reading, ...]
+    ahead_s: float | None
+    error_s: float | None
     groups: tuple[GroupRecords, ...]
     records: tuple[tuple[int, int, Record], ...]
     """The number of a group, a rank of it, and the record."""
     dropped: int
-
-    def behind_s(self, moment_s: float) -> float:
-        """How much less the first host's clock showed at a moment of this host's."""
-        if not self.readings:
-            return 0.0
-        first, last = self.readings[0], self.readings[-1]
-        if last.at_s <= first.at_s:
-            return last.behind_s
-        share = (moment_s - first.at_s) / (last.at_s - first.at_s)
-        return first.behind_s + share * (last.behind_s - first.behind_s)
-
-    def by_first_clock(self, record: Record) -> Record:
-        """A record by the first host's clock."""
-        return by_our_clock(record, self.behind_s)
-
-    def describe_clock(self) -> dict[str, Any]:
-        """For the file: how far this host's clock was ahead, and how sure that is."""
-        if not self.readings:
-            return {"ahead_us": None, "error_us": None}
-        last = self.readings[-1]
-        drift = last.behind_s - self.readings[0].behind_s
-        return {
-            "ahead_us": last.behind_s * 1e6,
-            "error_us": max(reading.error_s for reading in self.readings) * 1e6,
-            "drift_us": drift * 1e6,
-        }
 
 
 class HostTraces:
@@ -80,22 +41,12 @@ class HostTraces:
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
-        self._readings: list[Reading] = []
-        self._links: Links | None = None
+        self._links = next(iter(open_links()), None)
 
-    def read_clock(self) -> None:
-        """Compare our clock with the first host's, unless this is it, or there is only one."""
+    def find_links(self) -> None:
+        """Look for other hosts: a trace may begin before the job has met."""
         if self._links is None:
             self._links = next(iter(open_links()), None)
-        links = self._links
-        if links is not None and links.hosts.mine > 0 and links.is_open():
-            found = links.questions.read_clock(links.hosts.leader(0))
-            if found is not None:
-                self._readings.append(Reading(time.monotonic(), -found[0], found[1]))
-
-    @property
-    def has_read_clock(self) -> bool:
-        return bool(self._readings)
 
     def writes(self) -> bool:
         """Whether the lowest rank of this host writes the file: it does on the first one."""
@@ -108,38 +59,29 @@ class HostTraces:
         dropped: int,
     ) -> bool:
         """Send this host's part to the one that writes; whether that has taken it."""
-        self.read_clock()
         links = self._links
         if links is None or not links.is_open():
             return False
-        return all(
-            links.questions.ask([links.hosts.leader(0)], TOPIC, message, _ACCEPT_S)
-            for message in self._messages(links, groups, records, dropped)
-        )
-
-    def _messages(
-        self,
-        links: Links,
-        groups: Sequence[GroupRecords],
-        records: Sequence[tuple[int, int, Record]],
-        dropped: int,
-    ) -> Iterator[dict[str, Any]]:
+        writer, hosts = links.hosts.leader(0), links.hosts
+        behind = links.questions.read_clock(writer)
+        rest = {
+            "host": hosts.names[hosts.mine],
+            "ahead_s": None if behind is None else -behind[0],
+            "error_s": None if behind is None else behind[1],
+            "groups": [asdict(group) for group in groups],
+            "dropped": dropped,
+        }
         for begin in range(0, max(1, len(records)), _AT_ONCE):
             some = records[begin : begin + _AT_ONCE]
-            is_last = begin + _AT_ONCE >= len(records)
-            yield {
+            message = {
                 "serial": self.serial,
-                "number": links.hosts.mine,
+                "number": hosts.mine,
                 "records": [(group, rank, asdict(record)) for group, rank, record in some],
-                "rest": {
-                    "host": links.hosts.names[links.hosts.mine],
-                    "readings": [asdict(reading) for reading in self._readings],
-                    "groups": [asdict(group) for group in groups],
-                    "dropped": dropped,
-                }
-                if is_last
-                else None,
+                "rest": rest if begin + _AT_ONCE >= len(records) else None,
             }
+            if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):
+                return False
+        return True
 
     def parts(self) -> tuple[list[TracePart], list[str]]:
         """What the other hosts have sent, and the names of those that have not, in time."""
@@ -171,12 +113,17 @@ class Inbox:
             ]
             rest = message["rest"]
             if rest is not None:
+                ahead_s = rest["ahead_s"]
                 self._parts[key] = TracePart(
                     host=str(rest["host"]),
                     number=key[1],
-                    readings=build(tuple[Reading, ...], rest["readings"]),
+                    ahead_s=ahead_s,
+                    error_s=rest["error_s"],
                     groups=tuple(group_on_host(found, key[1]) for found in rest["groups"]),
-                    records=tuple(self._records.pop(key)),
+                    records=tuple(
+                        (group, rank, by_our_clock(record, ahead_s or 0.0))
+                        for group, rank, record in self._records.pop(key)
+                    ),
                     dropped=int(rest["dropped"]),
                 )
                 self._changed.notify_all()
@@ -191,13 +138,3 @@ class Inbox:
 
 
 inbox = Inbox()
-
-
-def accept_parts(wanted: bool) -> None:
-    """Whether this process takes parts of traces from other hosts."""
-    from unisono.comm.hosts import questions
-
-    if wanted:
-        questions.answers[TOPIC] = inbox.accept
-    else:
-        questions.answers.pop(TOPIC, None)

@@ -19,9 +19,8 @@ from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import snapshot
 from unisono.watch.diagnose import Ask, Whereabouts
-from unisono.watch.from_json import build
-from unisono.watch.stack_server import request_stacks
-from unisono.watch.whereabouts import whereabouts
+from unisono.watch.report import build
+from unisono.watch.stack_server import request_stacks, whereabouts
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
@@ -31,7 +30,7 @@ _ANSWER_S = 5.0
 _FRESH_S = 0.5
 EAGER_HOSTS = 8
 """On how many hosts everybody asks all others; in larger jobs few do, or later."""
-_RECORDS = "records"
+RECORDS = "records"
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def look_at_job(
     silent: list[str] = []
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks}
-        answers = links.ask_hosts(_RECORDS, asked, _ANSWER_S, meanwhile)
+        answers = links.ask_hosts(RECORDS, asked, _ANSWER_S, meanwhile)
         for number, (peer, answer) in answers.items():
             name = links.hosts.names[number]
             clock = links.questions.read_clock(peer)
@@ -193,22 +192,12 @@ def _tell(last: int | None, wants_stacks: bool) -> dict[str, Any]:
     return {"groups": [asdict(group) for group in groups], "where": found}
 
 
-def answer_other_hosts(wanted: bool) -> None:
-    """Whether this process answers other hosts."""
-    from unisono.comm.hosts import questions
-
-    if wanted:
-        questions.answers[_RECORDS] = Answers().tell
-    else:
-        questions.answers.pop(_RECORDS, None)
-
-
 def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
     """A group of another host, whose clock is ahead of ours by so much."""
     group = group_on_host(found, number)
     members = []
     for member in group.ranks:
-        records = tuple(by_our_clock(record, lambda _: ahead_s) for record in member.records)
+        records = tuple(by_our_clock(record, ahead_s) for record in member.records)
         members.append(replace(member, records=records, host=host))
     return replace(group, ranks=tuple(members))
 
@@ -219,12 +208,12 @@ def group_on_host(found: dict[str, Any], number: int) -> GroupRecords:
     return group if group.is_part else replace(group, segment=(-1 - number, group.segment[1]))
 
 
-def by_our_clock(record: Record, ahead_s: Callable[[float], float]) -> Record:
-    """A record of a host whose clock was ahead of ours by `ahead_s` of each moment."""
+def by_our_clock(record: Record, ahead_s: float) -> Record:
+    """A record of a host whose clock was ahead of ours by so much."""
     started_s, ended_s = record.started_s, record.ended_s
     return replace(
         record,
-        arrived_s=record.arrived_s - ahead_s(record.arrived_s),
-        started_s=None if started_s is None else started_s - ahead_s(started_s),
-        ended_s=None if ended_s is None else ended_s - ahead_s(ended_s),
+        arrived_s=record.arrived_s - ahead_s,
+        started_s=None if started_s is None else started_s - ahead_s,
+        ended_s=None if ended_s is None else ended_s - ahead_s,
     )

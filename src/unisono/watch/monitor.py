@@ -23,10 +23,9 @@ from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
-from unisono.watch.stack_server import StackServer, request_stacks
+from unisono.watch.stack_server import StackServer, request_stacks, whereabouts
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
-from unisono.watch.whereabouts import whereabouts
 
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
@@ -129,7 +128,6 @@ class Monitor:
         trace = Trace(path)
         self._traces += 1
         self._host_traces = HostTraces(self._traces)
-        self._host_traces.read_clock()
         _follow(trace, [os.getpid()], is_new=False)
         trace.collect()
         _follow(trace, trace.peers(), is_new=False)
@@ -154,6 +152,7 @@ class Monitor:
             return
         _follow(trace, trace.peers())
         hosts = self._host_traces
+        hosts.find_links()
         if hosts.writes():
             parts, missing = hosts.parts()
             for part in parts:
@@ -187,8 +186,7 @@ class Monitor:
         if trace is not None:
             trace.collect()
             if time.monotonic() >= self._follow_again_s and trace.is_ours():
-                if not self._host_traces.has_read_clock:
-                    self._host_traces.read_clock()
+                self._host_traces.find_links()
                 self._follow_again_s = time.monotonic() + _TICK_S
                 _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:

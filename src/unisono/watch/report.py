@@ -1,16 +1,27 @@
-"""Reports: what went wrong in one sentence, then what each rank was doing."""
+"""Reports: what went wrong in one sentence, then what each rank was doing, and its last calls."""
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.errors import UnisonoError, name_ranks
-from unisono.watch.from_json import build
+from unisono.watch.calls import IN_FLIGHT, Wait, call_name, find_member, line_of
+from unisono.watch.stacks import lines_of_site
 
 _FORMAT = "unisono report 1"
+Built = TypeVar("Built")
+_LAST = 12
+"""How many calls of each rank a report keeps."""
 
 
 @dataclass(frozen=True)
@@ -135,32 +146,6 @@ class Report:
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        """For a notebook; `unisono doctor --html` makes a page of a saved one."""
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        rows = [
-            (rank.name(), rank.pid or "", "yes" if rank.arrived else "no", rank.where(), rank.last)
-            for rank in self.ranks
-        ]
-        blamed = [at for at, rank in enumerate(self.ranks) if rank.rank in self.culprits]
-        heads = ("rank", "pid", "came", "where", "last call it finished")
-        return html_table(heads, rows, self.verdict, blamed)
-
-    def with_stacks(self) -> str:
-        """The same as printing it, and the stack of every rank that is known.
-
-        >>> Report = unisono.watch.Report
-        >>> Report("lost", "rank 1 has ended", "world", "gloo", "barrier", 2, (1,)).with_stacks()
-        'rank 1 has ended'
-        """
-        lines = [str(self)]
-        for rank in self.ranks:
-            if rank.stack:
-                lines.append(f"{rank.name()} ({rank.process()}):")
-                lines += [f"  {line}" for line in rank.stack]
-        return "\n".join(lines)
-
     def to_text(self) -> str:
         """All of it as JSON, for `from_text`.
 
@@ -217,3 +202,86 @@ def from_text(text: str, origin: str = "this") -> Report:
         return build(Report, found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
+
+
+# -- what led to it ------------------------------------------------------------------------------
+
+
+def add_history(report: Report, groups: Sequence[GroupRecords]) -> Report:
+    """The report with each rank's last calls in `groups`, and the source of those to blame."""
+    now = time.monotonic()
+    ranks = []
+    for rank in report.ranks:
+        known = replace(rank, calls=_calls_of((rank.host, rank.pid), groups, now))
+        to_blame = rank.rank in report.culprits
+        source = known.source or (lines_of_site(known.place or report.site) if to_blame else ())
+        ranks.append(replace(known, source=source))
+    made_at = datetime.now().astimezone().isoformat(timespec="seconds")
+    return replace(report, ranks=tuple(ranks), made_at=made_at)
+
+
+def _calls_of(
+    process: Process, groups: Sequence[GroupRecords], now: float
+) -> tuple[CallReport, ...]:
+    calls = []
+    for group in groups:
+        for member in group.ranks:
+            if not member.pid or member.process != process:
+                continue
+            for record in member.records[-_LAST:]:
+                # One that has failed had waited for whoever did not come.
+                is_open = record.state in IN_FLIGHT or (
+                    record.state == "failed" and record is member.records[-1]
+                )
+                wait = Wait(group, member, record)
+                missing = [find_member(group, rank) for rank in wait.missing()] if is_open else []
+                calls.append(
+                    CallReport(
+                        name=call_name(record),
+                        group=group.name,
+                        state=record.state,
+                        site=line_of(record.site),
+                        arrived_s=record.arrived_s - now,
+                        started_s=_before(record.started_s, now),
+                        ended_s=_before(record.ended_s, now),
+                        waits_for=tuple(other.pid for other in missing if other is not None),
+                    )
+                )
+    return tuple(sorted(calls, key=lambda call: call.arrived_s)[-_LAST:])
+
+
+def _before(moment_s: float | None, now: float) -> float | None:
+    return None if moment_s is None else moment_s - now
+
+
+# -- dataclasses out of what JSON brings: every field is checked, for a file may hold anything -----
+
+
+def build(kind: type[Built], value: Any) -> Built:
+    """`value`, which `asdict` and JSON have made of one, as a `kind` again.
+
+    Raises TypeError, ValueError, KeyError or AttributeError if it is something else.
+    """
+    built: Built = _build(kind, value)
+    return built
+
+
+@functools.cache
+def _types(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass; none of anything else."""
+    return get_type_hints(kind) if is_dataclass(kind) else {}
+
+
+def _build(kind: Any, value: Any) -> Any:
+    if types := _types(kind):
+        return kind(**{name: _build(types[name], found) for name, found in value.items()})
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_build(each, found) for each, found in zip(kinds, value, strict=True))
+    if arguments:  # or None
+        return None if value is None else _build(arguments[0], value)
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits or (kind is float and not math.isfinite(value)):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value

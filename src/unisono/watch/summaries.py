@@ -43,7 +43,6 @@ class CallSummary:
     latest: int
     latest_count: int
     latest_by_s: float
-    latest_site: str
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,6 @@ def _summary(
     lasts = [call.latest for call in late]
     latest = max(set(lasts), key=lasts.count) if lasts else -1
     gaps = [call.last_s - call.before_last_s for call in late if call.latest == latest]
-    sites = [call.record.site for call in late if call.latest == latest and call.record.site]
     total_s = sum(call.total_s for call in calls)
     factor = _factor(operation, ranks)
     return CallSummary(
@@ -185,7 +183,6 @@ def _summary(
         latest=latest,
         latest_count=lasts.count(latest),
         latest_by_s=sum(gaps) / len(gaps) if gaps else 0.0,
-        latest_site=sites[0] if sites else "",
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from unisono.comm.shared_memory.record_reader import segments_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, Record
@@ -15,7 +14,7 @@ from unisono.processes import command_of, parent_of, state_of
 from unisono.watch import diagnose
 from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
 from unisono.watch.report import Report
-from unisono.watch.whereabouts import whereabouts
+from unisono.watch.stack_server import whereabouts
 
 STUCK_S = 5.0
 """A rank that has been in one call, or out of any while others wait, for so long is shown red."""
@@ -201,8 +200,3 @@ def _waited_s(record: Record, now: float) -> float:
     came, and counts as a whole."""
     until = record.started_s or record.ended_s or now
     return max(0.0, until - max(record.arrived_s, now - _WINDOW_S))
-
-
-def as_json(found: Sequence[Job]) -> str:
-    """The jobs for scripts."""
-    return json.dumps([asdict(job) for job in found], indent=1)

@@ -9,11 +9,13 @@ the next call and by the watching thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +26,6 @@ from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
-from unisono.watch import cuda_graphs
 
 hide_files(os.path.dirname(torch.__file__))
 
@@ -190,7 +191,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _follow_queue(self, record: int, work: Any) -> None:
         """The call is over when the GPU has done it; nccl gives no work for one that blocks. What
         becomes part of a CUDA graph is not done now, and nobody may ask for its end."""
-        if cuda_graphs.are_being_captured() and torch.cuda.is_current_stream_capturing():
+        if _captures and torch.cuda.is_current_stream_capturing():
             self._end(record, _OK)
             return
         if work is None:
@@ -216,7 +217,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """The same for all calls that are over; by the watching thread. (A GPU does one after the
         other.)"""
         if self._queues:
-            with cuda_graphs.may_query_gpu() as may:
+            with _may_query_gpu() as may:
                 return self._retire_first() if may else True
         flying = self._flying
         with contextlib.suppress(IndexError):  # the program took the last one meanwhile
@@ -324,3 +325,50 @@ for _name, (_operation, _at) in _COLLECTIVES.items():
     if hasattr(dist.ProcessGroup, _name):
         setattr(WatchedProcessGroup, _name, _forward(_name, int(_operation), _at))
 never_compiled(WatchedProcessGroup)
+
+
+# -- CUDA graphs: while one is captured, asking the GPU how far it is would break the capture ------
+
+_capturing = threading.Lock()
+_captures = 0
+"""How many threads are capturing a graph."""
+
+
+@contextlib.contextmanager
+def _may_query_gpu() -> Iterator[bool]:
+    """Whether the GPU may be asked; no capture begins meanwhile."""
+    with _capturing:
+        yield _captures == 0
+
+
+def notice_captures() -> None:
+    """Count the captures of graphs from now on."""
+    graph: Any = torch.cuda.CUDAGraph
+    begin, end = graph.capture_begin, graph.capture_end
+    if hasattr(begin, "is_noticed"):
+        return
+
+    @functools.wraps(begin)
+    def capture_begin(*args: Any, **named: Any) -> Any:
+        _count_captures(1)
+        try:
+            return begin(*args, **named)
+        except BaseException:
+            _count_captures(-1)
+            raise
+
+    @functools.wraps(end)
+    def capture_end(*args: Any, **named: Any) -> Any:
+        try:
+            return end(*args, **named)
+        finally:
+            _count_captures(-1)
+
+    capture_begin.is_noticed = True  # type: ignore[attr-defined]
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end
+
+
+def _count_captures(change: int) -> None:
+    global _captures
+    with _capturing:
+        _captures += change

@@ -149,8 +149,11 @@ class Trace:
                 self._dropped[segment, 0] = part.dropped
         for at, (number, rank, record) in enumerate(part.records):
             key = (-1 - part.number, number), rank, at
-            self._records[key] = part.by_first_clock(record)
-        self._clocks[part.host] = part.describe_clock()
+            self._records[key] = record
+        self._clocks[part.host] = {
+            name: None if value_s is None else value_s * 1e6
+            for name, value_s in (("ahead_us", part.ahead_s), ("error_us", part.error_s))
+        }
 
     def close(self) -> None:
         """Stop following all groups."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from unisono.bench.collectives import Collective, Placement, gradient_counts, neighbour
+from unisono.bench.collectives import Collective, gradient_counts, neighbour
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,6 @@ class Case:
 
     collective: Collective
     size_bytes: int
-    placement: Placement
     dtype: str
     op: str
     roots: tuple[int, ...]
@@ -46,30 +45,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Buffers:
-    """One rank's memory for a case. In place, one side is the other or a part of it."""
+    """One rank's memory for a case. In place, one side is the other."""
 
     output: torch.Tensor
     input: torch.Tensor
 
     @classmethod
-    def make(cls, case: Case, rank: int, device: str) -> Buffers:
+    def make(cls, case: Case, device: str) -> Buffers:
         """Zeros of the right shape."""
         import torch
 
         dtype = getattr(torch, case.dtype)
         counts = case.collective.counts(case.size_bytes, dtype.itemsize, case.ranks)
 
-        def zeros(count: int) -> torch.Tensor:
-            return torch.zeros(count, dtype=dtype, device=device)
-
-        if case.placement == "out":
-            return cls(zeros(counts.output), zeros(counts.input))
-        if counts.output == counts.input:
-            both = zeros(counts.output)
-            return cls(both, both)
-        whole = zeros(max(counts.output, counts.input))
-        part = whole.view(case.ranks, -1)[rank]
-        return cls(whole, part) if counts.output > counts.input else cls(part, whole)
+        output = torch.zeros(counts.output, dtype=dtype, device=device)
+        if case.collective.in_place:
+            return cls(output, output)
+        return cls(output, torch.zeros(counts.input, dtype=dtype, device=device))
 
     def parts(self, side: str, ranks: int) -> list[torch.Tensor]:
         """The part of a wide side that each rank has."""
@@ -147,16 +139,3 @@ class Backend(ABC):
             wait([send(reply, peer)])
 
         return give if is_even else take
-
-
-def after_copy(case: Case, buffers: Buffers, call: Call, copies: bool = True) -> Call:
-    """A call that works in place, out of place: the input is copied over first."""
-    if case.placement == "in" or not copies:
-        return call
-    copy, output, input = type(buffers.output).copy_, buffers.output, buffers.input
-
-    def copy_and_call() -> None:
-        copy(output, input)
-        call()
-
-    return copy_and_call

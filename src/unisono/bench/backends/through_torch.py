@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported, after_copy
+from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 
 
 class ThroughTorch(Backend):
@@ -35,19 +35,17 @@ class ThroughTorch(Backend):
         is_root = self.rank == root
         match case.collective.name:
             case "all_reduce":
-                return after_copy(case, buffers, partial(dist.all_reduce, output, op, group))
+                return partial(dist.all_reduce, output, op, group)
             case "all_reduce_async":
                 return lambda: dist.all_reduce(output, op, group, async_op=True).wait()
             case "gradients":
                 return partial(_reduce_together, buffers.gradients(), op, group)
             case "reduce":
-                return after_copy(case, buffers, partial(dist.reduce, output, root, op, group))
+                return partial(dist.reduce, output, root, op, group)
             case "reduce_scatter":
                 return partial(self._scatter, output, input, op, group=group)
             case "broadcast":
-                return after_copy(
-                    case, buffers, partial(dist.broadcast, output, root, group), is_root
-                )
+                return partial(dist.broadcast, output, root, group)
             case "gather":
                 parts = buffers.parts("output", self.size) if is_root else None
                 return partial(dist.gather, input, parts, root, group)
@@ -56,8 +54,6 @@ class ThroughTorch(Backend):
                 return partial(dist.scatter, output, parts, root, group)
             case "all_gather":
                 return partial(self._gather, output, input, group=group)
-            case "all_to_all" if case.placement == "in":
-                raise Unsupported("torch's all_to_all needs two tensors")
             case "all_to_all":
                 return partial(dist.all_to_all_single, output, input, group=group)
             case _:

@@ -16,7 +16,7 @@ in: run by theirs, all_reduce and reduce_scatter would add in another order on e
 
 from __future__ import annotations
 
-from unisono.plan.algorithms.over_hosts import Hosts, hosts_of, make_step, mate_on, origins_of
+from unisono.plan.algorithms.lanes import Hosts, hosts_of, make_step, mate_on, origins_of
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
