@@ -87,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     """Errors of unisono are shown without the frames of unisono, as elsewhere."""
     if call.excinfo is not None:
-        from unisono.tracebacks import is_shortened
+        from unisono.failures import is_shortened
 
         for name in [name for name in sys.modules if name.startswith("unisono.")]:
             vars(sys.modules[name])["__tracebackhide__"] = lambda info: is_shortened(info.value)

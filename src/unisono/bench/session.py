@@ -25,7 +25,7 @@ from unisono.bench.results import Model, Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.base import Communicator
 from unisono.comm.engine import show_files
-from unisono.environment import RankInfo, read_rank_info
+from unisono.world.environment import RankInfo, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch

@@ -7,7 +7,7 @@ import tempfile
 from datetime import timedelta
 
 from unisono.doctor.self_test import Check, SelfTest, debug_communication
-from unisono.environment import read_rank_info
+from unisono.world.environment import read_rank_info
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch
 

@@ -30,7 +30,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.processes import STACK_SIGNAL, end_with_parent
 from unisono.torch_backend.autoload import inherit_store
-from unisono.tracebacks import causes, shorten
+from unisono.failures import causes, shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF

@@ -19,7 +19,7 @@ from unisono.comm.hosts.connect import connect
 from unisono.comm.rendezvous.waiting import LATECOMERS_S
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
 from unisono.errors import GroupError, UnisonoError
-from unisono.preloading import load_soon
+from unisono.failures import load_soon, shorten_uncaught
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.torch_support import (
     NEWEST_TRIED_TORCH,
@@ -28,7 +28,6 @@ from unisono.torch_support import (
     is_too_old,
     is_untried,
 )
-from unisono.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.communicator import HostsCommunicator

@@ -109,8 +109,6 @@ def _start(settings: WatchSettings) -> None:
         _watch_torch()
     answer_other_hosts(True)
     accept_parts(True)
-    if settings.trace:
-        _monitor.begin_trace(settings.trace)
 
 
 def stop() -> None:

@@ -42,7 +42,7 @@ from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.messages import EngineMessages
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.errors import GroupError, RendezvousError, ScheduleError, SegmentError
-from unisono.preloading import load_soon
+from unisono.failures import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.base import Algorithm, Tensor, Tensors
