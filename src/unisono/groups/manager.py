@@ -437,22 +437,6 @@ class ProcessGroupManager:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _repr_html_(self) -> str:
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        where = self.mesh.coordinates(self._rank)
-        rows = [
-            (
-                axis,
-                self.mesh[axis],
-                where[axis],
-                name_ranks(getattr(self, f"{axis}_ranks")),
-            )
-            for axis in reversed(self.mesh.axes)
-        ]
-        heads = ("axis", "size", "this rank", "global ranks of its group")
-        return html_table(heads, rows, f"rank {self.global_rank} of {self.mesh}")
-
     def __repr__(self) -> str:
         where = self.mesh.coordinates(self._rank)
         coordinates = (

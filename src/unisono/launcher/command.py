@@ -8,6 +8,12 @@ import click
 
 from unisono.errors import Misuse, TorchMissing
 
+_OF_TORCHRUN = (
+    *("--standalone", "--nnodes", "--node-rank", "--rdzv-", "--master-", "--local-", "--max-"),
+    *("--monitor-", "--log", "--redirects", "--tee", "--numa-", "--no-python", "--run-path"),
+)
+"""How options begin that torchrun has beyond ours."""
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
@@ -99,7 +105,6 @@ def run(
 
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
-    from unisono.launcher.protocol import Script
     from unisono.launcher.script import run_script
 
     if program.startswith("-"):  # an option that click does not know
@@ -113,7 +118,9 @@ def run(
         check_writable(trace)
     try:
         exit_code = run_script(
-            Script(program, module, args),
+            program,
+            args,
+            is_module=module,
             ranks=_count_ranks(ranks),
             backend=None if backend is None else _known_backend(backend),
             replace=replace,
@@ -175,32 +182,12 @@ def _known_backend(name: str) -> str:
     return name.lower()
 
 
-# -- options that only torchrun has --------------------------------------------------------------
-
-_SEVERAL_MACHINES = "for several machines use torchrun; unisono works in the programs it starts"
-_NO_ADDRESS = f"ranks of one machine meet without an address, so leave it out; {_SEVERAL_MACHINES}"
-_NO_RESTARTS = "unisono run does not restart ranks: use torchrun for that"
-_OUTPUT = (
-    "every line comes with its rank's name: use --no-prefix, --capture, or the shell to send the "
-    "output elsewhere"
-)
-_INSTEAD = {
-    "unisono run always is: leave it out": ("--standalone",),
-    f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}": ("--nnodes",),
-    _NO_ADDRESS: ("--rdzv-", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
-    _NO_RESTARTS: ("--max-restarts", "--monitor-interval"),
-    _OUTPUT: ("--log-dir", "--logs-specs", "--redirects", "-r", "--tee", "-t", "--local-ranks-"),
-    "use --pin, which binds each rank to its share of the cores": ("--numa-binding",),
-    "PROGRAM is a Python file, or a module with -m": ("--no-python", "--run-path"),
-    "use --watch or --trace to see what the ranks do": ("--event-log-handler",),
-}
-"""By what is said of them; a name that ends with a dash is the beginning of several."""
-
-
 def _what_instead(option: str) -> str:
-    """What to use instead of an option that `unisono run` does not have, in one sentence."""
-    given = option.partition("=")[0].replace("_", "-")
-    for reason, names in _INSTEAD.items():
-        if any(given == name or (name[-1] == "-" and given.startswith(name)) for name in names):
-            return f"{option}: {reason}"
+    """What to say of an option that `unisono run` does not have."""
+    if option.replace("_", "-").startswith(_OF_TORCHRUN):
+        return (
+            f"{option}: unisono run has no such option of torchrun's: it starts ranks on this "
+            "machine alone, without an address, and restarts none; leave it out, or use torchrun, "
+            "in whose programs unisono works, too"
+        )
     return f"{option}: there is no such option, and options of PROGRAM follow it"

@@ -21,26 +21,13 @@ from unisono.launcher import share
 from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
-from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
+from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, dumps, standard_input
 
 Result = TypeVar("Result")
 
 _PATIENCE_S = 2.0
 """How long a rank that was told to end may take before it is killed."""
-
-_LONGEST_CELL = 300
-
-
-class RankResults(list[Result]):
-    """A list, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        texts = [repr(value) for value in self]
-        cut = [x if len(x) <= _LONGEST_CELL else f"{x[:_LONGEST_CELL]}..." for x in texts]
-        return html_table(("rank", "result"), list(enumerate(cut)))
 
 
 def launch(
@@ -89,7 +76,6 @@ def launch(
     args = _checked_arguments(fn, args, kwargs)
     job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
     instructions = Instructions(
-        script=None,
         sys_path=tuple(sys.path),
         argv=tuple(sys.argv),
         pins=share.pins(ranks) if pin else (),
@@ -99,7 +85,7 @@ def launch(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
         hosts: list[str] = []
-        processes: Iterable[RankProcess]
+        processes: Iterable[Any]
         if on == "ray":
             from unisono.launcher.on_ray import Request, ranks_on_ray
 
@@ -122,7 +108,7 @@ def launch(
         crew = stack.enter_context(Crew(listener, interrupts, values=True, captured=capture))
         crew.add(processes)
         crew.run(timeout, _PATIENCE_S, begun)
-    return RankResults(_unpickle_result(rank.number, rank.value) for rank in crew.ranks)
+    return [_unpickle_result(rank.number, rank.value) for rank in crew.ranks]
 
 
 def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> None:

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from unisono.errors import UnisonoError
 from unisono.launcher.protocol import (
@@ -30,43 +29,9 @@ _PIECE_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
 
 
-class RankProcess(Protocol):
-    """A rank's process, on this machine or another one, as those see it who look after it."""
-
-    @property
-    def host(self) -> str:
-        """The name of its host, "" where there is only this one."""
-
-    @property
-    def group(self) -> int | None:
-        """Its process group on this machine; None on another one."""
-
-    @property
-    def lost(self) -> str:
-        """Why nobody knows how it ended ("was lost with its node"); "" as a rule."""
-
-    def listen(
-        self,
-        selector: selectors.BaseSelector,
-        takers: Sequence[Taker],
-        on_end: Callable[[int], None],
-    ) -> None:
-        """Have keys of the selector whose `data` is called when they are ready. They give `takers`
-        what comes on stdout, stderr, the results and the stacks, and then `on_end` the exit code as
-        subprocess has it, negative for a signal."""
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process and to what it has started."""
-
-    def ask_for_stack(self) -> bool:
-        """Have the process write down where it is. False where its program does not let it."""
-
-    def forget(self) -> None:
-        """Stop listening: it has ended, and its number may be another's."""
-
-
 class LocalProcess:
-    """A RankProcess on this machine: the leader of a process group."""
+    """A rank's process on this machine: the leader of the process group `group`. `host` is the name
+    of its host, "" where there is only this one; `lost` says why nobody knows how it ended."""
 
     host = lost = ""
 
@@ -83,7 +48,9 @@ class LocalProcess:
         takers: Sequence[Taker],
         on_end: Callable[[int], None],
     ) -> None:
-        """Its number stays its own until it is forgotten."""
+        """Have keys of the selector whose `data` is called when they are ready. They give `takers`
+        what comes on stdout, stderr, the results and the stacks, and then `on_end` the exit code as
+        subprocess has it, negative for a signal. Its number stays its own until it is forgotten."""
         self._selector = selector
         for reader, take in zip(self._readers, takers, strict=True):
             os.set_blocking(reader, False)
@@ -100,7 +67,8 @@ class LocalProcess:
         selector.register(self._end_fd, selectors.EVENT_READ, end)
 
     def send_signal(self, number: int) -> None:
-        """To what stayed in the process group, that is. Nothing happens once it is forgotten."""
+        """Send a signal to the process and to what it has started that stayed in its process group.
+        Nothing happens once it is forgotten."""
         if self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -110,12 +78,13 @@ class LocalProcess:
                 os.kill(self.group, number)
 
     def ask_for_stack(self) -> bool:
+        """Have the process write down where it is. False where its program does not let it."""
         return self._process.returncode is None and ask_for_stack(self.group)
 
     def forget(self) -> None:
-        """One that was killed may need a moment."""
+        """Stop listening: it has ended, and its number may be another's."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_S)
+            self._process.wait(_KILLED_S)  # one that was killed may need a moment
         with contextlib.suppress(OSError):
             if os.tcgetpgrp(0) == self.group:  # its debugger had our terminal
                 bring_to_foreground(0, os.getpgrp())
@@ -178,7 +147,7 @@ def ranks_here(
     """Ranks on this machine, each of which is started when it is taken from the iterator; with
     these variables, beside our own, and descriptors."""
     with nameless_file() as store, nameless_file() as meeting:
-        if instructions.script is None:
+        if not instructions.program:
             instructions = dataclasses.replace(instructions, store_fd=store.fileno())
         environment = {
             **os.environ,

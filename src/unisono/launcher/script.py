@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, Terminal
 from unisono.launcher.process import check_not_nested, ranks_here
-from unisono.launcher.protocol import Instructions, Script, standard_input
+from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.processes import describe_exit
@@ -31,8 +32,10 @@ _TIMED_OUT_CODE = 124
 
 
 def run_script(
-    script: Script,
+    program: str,
+    args: Sequence[str],
     *,
+    is_module: bool,
     ranks: int,
     backend: str | None,
     replace: str | None,
@@ -45,8 +48,8 @@ def run_script(
     watch_grace_s: float,
     trace: Path | None,
 ) -> int:
-    """Run `script` on `ranks` ranks until all have ended, as the options of `unisono run` say, and
-    tell on stderr what went wrong: the exit code.
+    """Run `program` with `args` on `ranks` ranks until all have ended, as the options of `unisono
+    run` say, and tell on stderr what went wrong: the exit code.
 
     It is that of the first rank to fail, 128 + its number for a signal, 124 for a timeout. SIGINT,
     SIGTERM and SIGHUP are passed on to the ranks.
@@ -58,9 +61,10 @@ def run_script(
     report, exit_code = None, 0
     with ExitStack() as stack:
         instructions = Instructions(
-            script=script,
             sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
-            argv=("", *script.args),
+            argv=("", *args),
+            program=program,
+            is_module=is_module,
             pins=share.pins(ranks) if pin else (),
             input_fd=stack.enter_context(standard_input()),
         )
