@@ -80,8 +80,11 @@ _HOMES = {
         "WeightMismatch",
         "WeightUpdateError",
     ),
-    "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
-    "unisono.groups.manager": ("ProcessGroupManager",),
+    "unisono.groups.manager": (
+        "ProcessGroupManager",
+        "get_process_group_manager",
+        "setup_process_group_manager",
+    ),
     "unisono.launcher.functions": ("launch",),
     "unisono.launcher.outcomes": ("RankEnding",),
     "unisono.plan.mesh": ("Mesh",),
