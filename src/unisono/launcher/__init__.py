@@ -1,7 +1,7 @@
 """Start ranks on this machine, or on the nodes of a Ray cluster.
 
 functions.py          `unisono.launch`: a function on several ranks
-script.py             `unisono run`: a program on several ranks; command.py: the command
+command.py            `unisono run`: a program on several ranks
 on_ray.py             the same on a Ray cluster
 crew.py, process.py   the processes, from their start to the end of the last one; one of them
 child.py              what a rank does around the program's own code

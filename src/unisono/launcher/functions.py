@@ -73,8 +73,9 @@ def launch(
     check_not_nested()
     _check(fn, ranks, timeout, threads)
     _check_place(on, pin, resources, spread)
-    args = _checked_arguments(fn, args, kwargs)
-    job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
+    given, named = tuple(args), dict(kwargs or {})
+    _check_arguments(fn, given, named)
+    job = _pickle(fn, "the function") + _pickle((given, named), "its arguments")
     instructions = Instructions(
         sys_path=tuple(sys.path),
         argv=tuple(sys.argv),
@@ -135,35 +136,23 @@ def _check_place(on: Any, pin: bool, resources: Mapping[str, float] | None, spre
             raise ValueError(f"resources are amounts above 0 per rank, not {name}={amount!r}")
 
 
-def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """`args`. What `fn` could not be called with is refused before any process is started."""
-    name = getattr(fn, "__name__", "fn")
-    name = name if name.isidentifier() else "fn"
-    if not isinstance(args, Iterable) or isinstance(args, (str, bytes)):
-        raise TypeError(
-            f"args are the arguments of {name} as a list or tuple, not {shorten(args)}: "
-            f"launch({name}, ranks, ({shorten(args)},))"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(
-            f"kwargs are named arguments of {name} as a dict, not {shorten(kwargs)}: "
-            f"launch({name}, ranks, args, {{'name': value}})"
-        )
-    given: tuple[Any, ...] = tuple(args)
-    named = dict(kwargs or {})
+def _check_arguments(fn: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse what `fn` could not be called with, before any process is started."""
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # of C, perhaps
-        return given
+        return
     try:
-        signature.bind(*given, **named)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
+        name = getattr(fn, "__name__", "fn")
+        name = name if name.isidentifier() else "fn"
         raise TypeError(
-            f"{name}{signature} cannot be called with {shorten(given)}, {shorten(named)}: {error}. "
-            "The rank is not among the arguments (torch's spawn passes it first): "
-            "unisono.get_rank() has it after unisono.init()"
+            f"{name}{signature} cannot be called with {shorten(args)}, {shorten(kwargs)}: {error}. "
+            f"args are its arguments as a list or tuple: launch({name}, ranks, (first,)). The rank "
+            "is not among them (torch's spawn passes it first): unisono.get_rank() has it after "
+            "unisono.init()"
         ) from None
-    return given
 
 
 def _pickle(value: Any, what: str) -> bytes:
