@@ -73,8 +73,7 @@ def launch(
     check_not_nested()
     _check(fn, ranks, timeout, threads)
     _check_place(on, pin, resources, spread)
-    given, named = tuple(args), dict(kwargs or {})
-    _check_arguments(fn, given, named)
+    given, named = _checked_arguments(fn, args, kwargs)
     job = _pickle(fn, "the function") + _pickle((given, named), "its arguments")
     instructions = Instructions(
         sys_path=tuple(sys.path),
@@ -136,23 +135,30 @@ def _check_place(on: Any, pin: bool, resources: Mapping[str, float] | None, spre
             raise ValueError(f"resources are amounts above 0 per rank, not {name}={amount!r}")
 
 
-def _check_arguments(fn: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Refuse what `fn` could not be called with, before any process is started."""
+def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`args` and `kwargs`. What `fn` cannot be called with is refused before any process starts."""
+    name = getattr(fn, "__name__", "fn")
+    name = name if name.isidentifier() else "fn"
+    if not isinstance(args, Iterable) or isinstance(args, (str, bytes)):
+        right = f"launch({name}, ranks, ({shorten(args)},))"
+        raise TypeError(f"args must be a list or tuple, not {shorten(args)}: {right}")
+    if not isinstance(kwargs or {}, Mapping):
+        right = f"launch({name}, ranks, args, {{'name': value}})"
+        raise TypeError(f"kwargs must be a dict, not {shorten(kwargs)}: {right}")
+    given, named = tuple(args), dict(kwargs or {})
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # of C, perhaps
-        return
+        return given, named
     try:
-        signature.bind(*args, **kwargs)
+        signature.bind(*given, **named)
     except TypeError as error:
-        name = getattr(fn, "__name__", "fn")
-        name = name if name.isidentifier() else "fn"
         raise TypeError(
-            f"{name}{signature} cannot be called with {shorten(args)}, {shorten(kwargs)}: {error}. "
-            f"args are its arguments as a list or tuple: launch({name}, ranks, (first,)). The rank "
-            "is not among them (torch's spawn passes it first): unisono.get_rank() has it after "
-            "unisono.init()"
+            f"{name}{signature} cannot be called with {shorten(given)}, {shorten(named)}: {error}. "
+            "The rank is not among the arguments (torch's spawn passes it first): "
+            "unisono.get_rank() has it after unisono.init()"
         ) from None
+    return given, named
 
 
 def _pickle(value: Any, what: str) -> bytes:
