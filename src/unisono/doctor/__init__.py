@@ -2,9 +2,8 @@
 
 command.py            the command
 diagnosis.py          what is looked at and printed, and the self-test on new ranks
-findings.py           how a thing stands, and what to do about it
 software.py           what is installed, and GPUs
-machine.py            kernel, memory, limits, cores, network
+machine.py            kernel, memory, limits, cores, network; what a finding is
 known_variables.py    environment variables: what they mean, what is wrong with them
 self_test.py          unisono.debug_communication: every primitive on the group at hand
 host_links.py         the links between hosts, and which one is slow

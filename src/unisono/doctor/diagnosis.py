@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
-from unisono.doctor.findings import Finding
+from unisono.doctor.machine import Finding
 from unisono.doctor.self_test import Check, SelfTest, debug_communication
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch

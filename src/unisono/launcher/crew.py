@@ -9,18 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from unisono.launcher import outcomes
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import Rank
 from unisono.launcher.output import Lines, Listener, Stream
+from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import FAILED, STARTED, VALUE, unpack
-
-if TYPE_CHECKING:
-    from unisono.launcher.on_ray import RemoteProcess
-    from unisono.launcher.process import LocalProcess
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -70,14 +66,14 @@ class Crew:
         if self._guardian is not None:
             self._guardian.close()
 
-    def add(self, processes: Iterable[LocalProcess | RemoteProcess]) -> None:
+    def add(self, processes: Iterable[RankProcess]) -> None:
         """Look after these ranks, in rank order; an interrupt comes before those still to start."""
         for process in processes:
             self._add(process)
             if self._interrupts.noted:
                 break
 
-    def _add(self, process: LocalProcess | RemoteProcess) -> None:
+    def _add(self, process: RankProcess) -> None:
         number = len(self.ranks)
         keep = _CAPTURED_CHARACTERS if self._captured else _KEPT_CHARACTERS
         lines: dict[Stream, Lines] = {

@@ -21,7 +21,7 @@ from unisono.launcher import share
 from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
-from unisono.launcher.process import check_not_nested, ranks_here
+from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, dumps, standard_input
 
 Result = TypeVar("Result")
@@ -85,7 +85,7 @@ def launch(
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts([signal.SIGINT]))
         hosts: list[str] = []
-        processes: Iterable[Any]
+        processes: Iterable[RankProcess]
         if on == "ray":
             from unisono.launcher.on_ray import Request, ranks_on_ray
 

@@ -30,7 +30,7 @@ from unisono.errors import RanksTimedOut, UnisonoError, name_number, name_ranks
 from unisono.launcher import share
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.process import LocalProcess, Taker, rank_variables, start_process
+from unisono.launcher.process import LocalProcess, RankProcess, rank_variables, start_process
 from unisono.launcher.protocol import Instructions, write_instructions
 from unisono.launcher.store import LazyStore
 from unisono.variables import HOSTID
@@ -143,80 +143,52 @@ class RankActor:
         self._events.put((number, data))
 
 
-class RemoteProcess:
-    """As LocalProcess, for a rank on a node of the cluster."""
+class RemoteProcess(RankProcess):
+    """On a node of the cluster: a thread brings what its actor reads there into pipes."""
 
-    group = None
-
-    def __init__(self, actor: Any, host: str) -> None:
-        self.host = host
-        self.lost = ""
+    def __init__(self, ray: Any, actor: Any, host: str) -> None:
+        pipes = [os.pipe() for _ in range(5)]
+        readers, writers = zip(*pipes, strict=True)
+        super().__init__(readers[:4], readers[4], host)
         self._actor = actor
         self._ended = False
-        self._forget: Callable[[], None] = lambda: None
+        threading.Thread(target=self._bring, args=(ray, writers), daemon=True).start()
 
-    def listen(
-        self,
-        selector: selectors.BaseSelector,
-        takers: Sequence[Taker],
-        on_end: Callable[[int], None],
-    ) -> None:
-        """The actor is asked for more once all that it sent has been taken."""
-        reader, writer = os.pipe()
-        lock, forgotten = threading.Lock(), False
-        answer: Future[list[Event]]
+    def _bring(self, ray: Any, writers: Sequence[int]) -> None:
+        """Until the process has ended, or is forgotten."""
+        *streams, end = writers
+        with contextlib.ExitStack() as stack, contextlib.suppress(BrokenPipeError):
+            for writer in writers:
+                stack.callback(os.close, writer)
+            while True:
+                try:
+                    events: list[Event] = ray.get(self._actor.read.remote())
+                except Exception as error:  # of Ray: the actor or its node has died
+                    self.lost = f"was lost with its Ray actor: {_last_line(error)}"
+                    events = [(END, b"1")]
+                for number, data in events:
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(end if number == END else streams[number], view) :]
+                    if number == END:
+                        return
 
-        def wake(_: object) -> None:  # from a thread of Ray's
-            with lock:
-                if not forgotten:
-                    os.write(writer, b"\0")
-
-        def ask() -> None:
-            nonlocal answer
-            answer = self._actor.read.remote().future()
-            answer.add_done_callback(wake)
-
-        def take() -> None:
-            os.read(reader, 1)
-            try:
-                events = answer.result()
-            except Exception as error:  # of Ray: the actor or its node has died
-                self.lost = f"was lost with its Ray actor: {_last_line(error)}"
-                events = [(END, b"1")]
-            for number, data in events:
-                if number == END:
-                    self._ended = True
-                    on_end(int(data))
-                    return
-                takers[number](data)
-            ask()
-
-        def forget() -> None:
-            nonlocal forgotten
-            selector.unregister(reader)
-            with lock:
-                forgotten = True
-                os.close(reader)
-                os.close(writer)
-
-        self._forget = forget
-        selector.register(reader, selectors.EVENT_READ, take)
-        ask()
+    def _exit_code(self) -> int:
+        self._ended = True
+        return int(os.read(self._end_fd, 16))
 
     def send_signal(self, number: int) -> None:
-        """It is on its way when this returns."""
-        if not self._ended:
+        if not self._ended:  # it is on its way when this returns
             self._actor.send_signal.remote(int(number))
 
     def ask_for_stack(self) -> bool:
-        """Whether the program lets it, only the actor knows."""
-        if not self._ended:
+        if not self._ended:  # whether the program lets it, only the actor knows
             self._actor.ask_for_stack.remote()
         return not self._ended
 
     def forget(self) -> None:
         self._ended = True
-        self._forget()
+        super().forget()
 
 
 @dataclass(frozen=True)
@@ -258,7 +230,7 @@ def ranks_on_ray(
             for rank, (actor, variables) in enumerate(zip(actors, _variables(nodes), strict=True))
         ]
         wait.until(starts, _starting)
-        yield [RemoteProcess(actor, host) for actor, host in zip(actors, hosts, strict=True)]
+        yield [RemoteProcess(ray, actor, host) for actor, host in zip(actors, hosts, strict=True)]
 
 
 def _variables(nodes: Sequence[str]) -> list[dict[str, str]]:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from unisono.errors import RanksFailed, RanksTimedOut, name_number, name_ranks, plural
 from unisono.launcher.output import Lines, Stream
+from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
-
-if TYPE_CHECKING:
-    from unisono.launcher.on_ray import RemoteProcess
-    from unisono.launcher.process import LocalProcess
 
 _HEAD_START_S = 0.02
 """Peers may report a death before the kernel tells us."""
@@ -56,7 +52,7 @@ class Rank:
     """One rank's process, and what is known of it."""
 
     number: int
-    process: LocalProcess | RemoteProcess
+    process: RankProcess
     lines: dict[Stream, Lines]
     messages: bytearray = field(default_factory=bytearray)
     stack: bytearray = field(default_factory=bytearray)
