@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -131,9 +132,9 @@ class Controller:
         """Pass the warnings of all ranks on, each once."""
         ran = [ending for ending in endings if isinstance(ending, Ran)]
         for warned in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
-            text, category, filename, lineno, when, nodeid, location = warned
-            kind = type(category, (Warning,), {})  # its own class may be the rank's alone
-            message = warnings.WarningMessage(text, kind, filename, lineno)
+            text, (module, name), filename, lineno, when, nodeid, location = warned
+            category = getattr(sys.modules.get(module), name, Warning)  # it may be the rank's alone
+            message = warnings.WarningMessage(text, category, filename, lineno)
             told = {"when": when, "nodeid": nodeid, "location": location}
             self._config.hook.pytest_warning_recorded.call_historic(
                 kwargs={"warning_message": message, **told}

@@ -12,9 +12,9 @@ from typing import Any
 
 from unisono.testing.membership import Membership
 
-Warned = tuple[str, str, str, int, str, str, tuple[str, int, str] | None]
-"""A warning that a test gave: text, category, file and line; when, node id and location, as
-`pytest_warning_recorded` has them."""
+Warned = tuple[str, tuple[str, str], str, int, str, str, tuple[str, int, str] | None]
+"""A warning that a test gave: text, module and name of its category, file and line; when, node id
+and location, as `pytest_warning_recorded` has them."""
 
 
 @dataclass(frozen=True)

@@ -223,6 +223,6 @@ class RankSession:
         location: tuple[str, int, str] | None,
     ) -> None:
         given = warning_message
-        text, category = str(given.message), given.category.__name__
-        warned = (text, category, given.filename, given.lineno, when, nodeid, location)
-        self._warnings.append(warned)
+        category = given.category.__module__, given.category.__name__
+        where = (given.filename, given.lineno, when, nodeid, location)
+        self._warnings.append((str(given.message), category, *where))
