@@ -80,11 +80,8 @@ _HOMES = {
         "WeightMismatch",
         "WeightUpdateError",
     ),
-    "unisono.groups.manager": (
-        "ProcessGroupManager",
-        "get_process_group_manager",
-        "setup_process_group_manager",
-    ),
+    "unisono.groups.default": ("get_process_group_manager", "setup_process_group_manager"),
+    "unisono.groups.manager": ("ProcessGroupManager",),
     "unisono.launcher.functions": ("launch",),
     "unisono.launcher.outcomes": ("RankEnding",),
     "unisono.plan.mesh": ("Mesh",),

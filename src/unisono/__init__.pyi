@@ -58,9 +58,9 @@ from unisono.errors import TorchMissing as TorchMissing
 from unisono.errors import UnisonoError as UnisonoError
 from unisono.errors import WeightMismatch as WeightMismatch
 from unisono.errors import WeightUpdateError as WeightUpdateError
+from unisono.groups.default import get_process_group_manager as get_process_group_manager
+from unisono.groups.default import setup_process_group_manager as setup_process_group_manager
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
-from unisono.groups.manager import get_process_group_manager as get_process_group_manager
-from unisono.groups.manager import setup_process_group_manager as setup_process_group_manager
 from unisono.launcher.functions import launch as launch
 from unisono.launcher.outcomes import RankEnding as RankEnding
 from unisono.plan.mesh import Mesh as Mesh

@@ -20,6 +20,7 @@ from implementations import on_backends
 from unisono import ProcessGroupManager, UnisonoError
 from unisono.comm.base import Communicator
 from unisono.comm.solo import SoloCommunicator
+from unisono.groups import parents
 from unisono.world.world import resolve
 
 SHAPES = {
@@ -374,12 +375,21 @@ def test_the_group_of_a_world_that_torch_does_not_know(
     own.close()
 
 
-@pytest.mark.ranks(2, backend="gloo")
-def test_groups_of_gloo_do_not_know_their_nodes(process_group: Any) -> None:
-    with ProcessGroupManager(tp_size=2) as manager:
-        assert "; 1 node of 2 ranks" in manager.describe(ranks_per_node=2)
-        with pytest.raises(UnisonoError, match="ranks_per_node"):
-            manager.describe()
+@pytest.mark.ranks(4, backend="gloo")
+def test_a_live_manager_knows_the_nodes_on_gloo(
+    process_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = dist.get_rank()
+    monkeypatch.setattr(socket, "gethostname", lambda: ("alpha", "beta", "alpha", "beta")[rank])
+    monkeypatch.setattr(parents, "boot_id", lambda: str(rank % 2))
+    with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
+        if rank == 3:  # alone
+            told = manager.describe().splitlines()
+            assert told[0].endswith("; 2 nodes of 2 ranks")
+            assert told[2].split()[:6] == ["tp", "2", "2", "1", "2", "nodes"]
+            assert told[5].split()[4:7] == ["within", "a", "node"]
+            assert "nodes: alpha 0 2 | beta 1 3" in told
+        dist.barrier()
 
 
 @on_four

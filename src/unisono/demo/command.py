@@ -1,37 +1,55 @@
-"""`unisono demo`: pictures of the primitives, and a race with gloo."""
+"""`unisono demo`: pictures of the primitives, a race with gloo, and a report of both."""
 
 from __future__ import annotations
 
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 from rich.console import Console
-from rich.table import Table
 
+from unisono.launcher.command import check_writable
 from unisono.torch_support import require_torch
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 RACE_S = 10.0
-_SIZES_BYTES = [8, 1024, 64 * 1024, 1 << 20, 16 << 20]
 
 
 @click.command()
 @click.option("-n", "--ranks", default=4, show_default=True, type=click.IntRange(2, 8))
 @click.option("--race/--no-race", default=True, show_default=True, help="Race gloo (needs torch).")
-def demo(ranks: int, race: bool) -> None:
+@click.option(
+    "--report",
+    default="demo-report.md",
+    show_default=True,
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Where to write what was shown.",
+)
+def demo(ranks: int, race: bool, report: Path) -> None:
     """Show what every primitive does, then race gloo.
 
     Starts RANKS processes on this machine, runs the primitives on small numbers and draws what
     each rank had, what moved and what each rank has, a deadlock and a mismatch included; then
     measures all_reduce on two ranks, in turns with gloo.
     """
+    check_writable(report)
     if race:
         require_torch("the race with gloo (--no-race leaves it out)")
+    start = time.perf_counter()
     console = Console()
-    _show_pictures(ranks, console)
-    if race:
-        console.print(f"all_reduce of float32 on 2 ranks, in turns with gloo ({RACE_S:g} s) ...")
-        console.print(_race(RACE_S))
+    pictures = _show_pictures(ranks, console)
+    laps = _show_race(console) if race else []
+    report.write_text(_report(pictures, laps, ranks), encoding="utf-8")
+    console.print(f"wrote {report} ({time.perf_counter() - start:.0f} s in all)")
 
 
-def _show_pictures(ranks: int, console: Console) -> None:
+def _show_pictures(ranks: int, console: Console) -> list[Text]:
     from unisono.demo import scenes
     from unisono.demo.drawing import PLAIN, draw_all
     from unisono.launcher.functions import launch
@@ -39,39 +57,37 @@ def _show_pictures(ranks: int, console: Console) -> None:
     console.print(f"[bold]unisono[/]: {ranks} processes of this machine over shared memory\n")
     outcomes = launch(scenes.run_all_scenes, ranks, threads=1)
     scenes.check(outcomes)
+    lines = list(draw_all(outcomes))
     has_unicode = console.encoding.lower().startswith("utf")
-    for line in draw_all(outcomes):
+    for line in lines:
         console.print(line if has_unicode else line.plain.translate(PLAIN), highlight=False)
     console.print("Every number was compared with plain arithmetic: all are right.\n")
+    return lines
 
 
-def _race(budget_s: float) -> Table:
-    """The median time of one all_reduce by each of the two, as a row for each size, measured on two
-    new ranks for about `budget_s` seconds in all.
+def _show_race(console: Console) -> list[tuple[str, ...]]:
+    from rich.table import Table
 
-    Raises UnisonoError if the ranks fail, a result is wrong, or there is no gloo.
-    """
-    from unisono.bench import measure_run
-    from unisono.bench.text import size_text
-    from unisono.errors import UnisonoError
+    from unisono.demo.race import HEADS, race
 
-    run = measure_run(
-        "all_reduce",
-        ranks=2,
-        sizes=_SIZES_BYTES,
-        backends="unisono,gloo",
-        budget_s=budget_s / len(_SIZES_BYTES),
-        floor=False,
-    )
-    if run.skipped:
-        raise UnisonoError(str(run.skipped[0]))
-    if run.wrong:
-        raise UnisonoError(f"all_reduce: {run.wrong} elements differ from the exact result")
-    us = {(row.backend, row.size_bytes): row.time_us.p50 for row in run.rows}
+    console.print(f"all_reduce of float32 on 2 ranks, in turns with gloo ({RACE_S:g} s) ...")
+    laps = race(RACE_S)
     table = Table()
-    for head in ("all_reduce of", "unisono us", "gloo us", "times faster"):
+    for head in HEADS:
         table.add_column(head, justify="right")
-    for size in _SIZES_BYTES:
-        ours, gloos = us["unisono", size], us["gloo", size]
-        table.add_row(size_text(size), f"{ours:.1f}", f"{gloos:.1f}", f"{gloos / ours:.1f}")
-    return table
+    for lap in laps:
+        table.add_row(*lap)
+    console.print(table)
+    return laps
+
+
+def _report(pictures: Sequence[Text], laps: Sequence[tuple[str, ...]], ranks: int) -> str:
+    facts = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    lines = ["# unisono on this machine", "", f"{facts}. Written by `unisono demo`."]
+    shown = [line.plain.rstrip() for line in pictures]
+    lines += ["", f"## The primitives on {ranks} ranks", "", "```", *shown, "```"]
+    if laps:
+        lines += ["", "## all_reduce of float32 on 2 ranks, median of one call", ""]
+        lines += ["| bytes | unisono us | gloo us | times faster |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(lap)} |" for lap in laps]
+    return "\n".join(lines) + "\n"

@@ -367,11 +367,11 @@ class ProcessGroupManager:
     # -- life ------------------------------------------------------------------------------------
 
     def describe(self, ranks_per_node: int | None = None) -> str:
-        """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. With
-        `ranks_per_node` ranks are taken to fill nodes of that size instead.
+        """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. One rank
+        may ask alone. With `ranks_per_node` ranks are taken to fill nodes of that size instead.
 
-        Raises UnisonoError on gloo, nccl and mpi, whose groups do not know their nodes, without
-        `ranks_per_node`; ValueError for a node without ranks.
+        Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s;
+        ValueError for a node without ranks.
 
         >>> print(unisono.ProcessGroupManager(tp_size=2).describe())
         2 ranks: dp 1 x pp 1 x cp 1 x tp 2, tp fastest; 1 node of 2 ranks
@@ -447,45 +447,3 @@ class ProcessGroupManager:
 
 def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
     return lambda own: group
-
-
-# -- the one manager that a program may set up for all of its modules ------------------------------
-
-_default: ProcessGroupManager | None = None
-
-
-def setup_process_group_manager(
-    tp_size: int = 1,
-    cp_size: int = 1,
-    pp_size: int = 1,
-    dp_size: int = 1,
-    ep_size: int = 1,
-    group: Group = None,
-) -> ProcessGroupManager:
-    """Make a ProcessGroupManager and let `get_process_group_manager` return it, on this rank.
-
-    `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and `group` are those of
-    ProcessGroupManager, the same on every rank. A manager that was set up before is not the default
-    any longer, and otherwise stays as it is. Raises what ProcessGroupManager raises.
-
-    >>> manager = unisono.setup_process_group_manager(dp_size=2)
-    >>> unisono.get_process_group_manager() is manager  # in any module of the program
-    True
-    >>> manager.cleanup()
-    """
-    global _default
-    _default = ProcessGroupManager(tp_size, cp_size, pp_size, dp_size, ep_size, group)
-    return _default
-
-
-def get_process_group_manager() -> ProcessGroupManager | None:
-    """The manager that `setup_process_group_manager` has made; None where none was, or where it
-    is closed or the world that it was made in has ended.
-
-    >>> with unisono.setup_process_group_manager(dp_size=2):
-    ...     unisono.get_process_group_manager().dp_ranks
-    (0, 1)
-    >>> unisono.get_process_group_manager() is None
-    True
-    """
-    return None if _default is None or _default.is_closed else _default

@@ -5,18 +5,22 @@ A Communicator splits; of a process group of another backend torch makes the gro
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from unisono.comm.base import Communicator
-from unisono.errors import GroupClosed, UnisonoError
+from unisono.errors import GroupClosed, UnisonoError, name_ranks
 from unisono.groups.axis_group import AxisGroup
+from unisono.processes import boot_id
 from unisono.world.world import get_world, resolve
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
 _managers_lock = threading.Lock()
+_NODES_LIMIT_S = 10
 
 
 class Parent:
@@ -88,6 +93,14 @@ class TorchParent(Parent):
 
     def __init__(self, group: Any, rank: int, global_ranks: Sequence[int]) -> None:
         super().__init__(group, rank, global_ranks, group)
+        store = self._store()
+        if store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+            store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
+
+    def _store(self) -> Any:
+        from unisono.comm.over_torch import process_groups
+
+        return process_groups.default_store()
 
     def is_closed(self) -> bool:
         from unisono.comm.over_torch import process_groups
@@ -95,9 +108,25 @@ class TorchParent(Parent):
         return not process_groups.exists(self.source)
 
     def nodes(self, members: Sequence[int]) -> list[str]:
-        raise UnisonoError(
-            "nodes are known to groups of unisono alone: use describe(ranks_per_node=...)"
-        )
+        """The name of each member's node, as it has said when it made its manager."""
+        ranks = [self.global_ranks[member] for member in members]
+        keys = [_node_key(rank) for rank in ranks]
+        store = self._store()
+        if store is None:
+            raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
+        try:
+            store.wait(keys, timedelta(seconds=_NODES_LIMIT_S))
+        except RuntimeError:  # DistStoreError among them
+            missing = [
+                rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])
+            ]
+            raise UnisonoError(
+                f"{name_ranks(missing)} did not make a manager within {_NODES_LIMIT_S} s, so "
+                "nobody knows their nodes: every rank makes the same managers"
+            ) from None
+        found = [json.loads(store.get(key)) for key in keys]
+        same_name = Counter(host for host, _ in {tuple(node) for node in found})
+        return [host if same_name[host] == 1 else f"{host} ({boot[:8]})" for host, boot in found]
 
     def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
         ranks = [self.global_ranks[member] for member in members]
@@ -141,6 +170,18 @@ def _process_group_of(comm: Communicator, given: Any) -> Any:
         return None
     world = dist.group.WORLD
     return world if getattr(world, "comm", None) is comm else None
+
+
+def _node_key(global_rank: int) -> str:
+    return f"unisono/node/{global_rank}"
+
+
+def _this_node() -> tuple[str, str]:
+    """The machine's name, and what tells it from others of that name."""
+    boot = ""
+    with contextlib.suppress(OSError):  # not Linux
+        boot = boot_id()
+    return socket.gethostname(), boot
 
 
 def _our_world() -> Communicator | None:
