@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import subprocess
@@ -18,7 +19,7 @@ from ranks import RankPool
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.doctor import diagnosis, known_variables, machine, software
+from unisono.doctor import known_variables, machine, ranks, software
 from unisono.doctor.machine import Finding
 from unisono.doctor.self_test import SelfTest
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
@@ -38,7 +39,7 @@ def test_a_machine_that_runs_these_tests_has_nothing_red() -> None:
     found = [*software.findings(), *machine.findings(2)]
     assert {finding.topic for finding in found} >= {
         "python", "torch", "engine", "gpu", "kernel", "memory", "/dev/shm", "open files",
-        "cores", "threads", "loopback",
+        "cores", "load", "threads", "loopback",
     }  # fmt: skip
     assert not [finding for finding in found if finding.level == "fail"]
     for finding in found:
@@ -67,6 +68,13 @@ def test_few_open_files_are_yellow() -> None:
 def test_threads_against_cores(monkeypatch: pytest.MonkeyPatch, threads: str, level: str) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert by_topic(machine.findings(2))["threads"].level == level
+
+
+@pytest.mark.parametrize(("busy", "level"), [(0.1, "ok"), (64.0, "warn")])
+def test_a_busy_machine_is_yellow(monkeypatch: pytest.MonkeyPatch, busy: float, level: str) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (busy, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert by_topic(machine.findings(2))["load"].level == level
 
 
 def test_versions_are_compared_as_numbers() -> None:
@@ -187,7 +195,7 @@ def test_the_command_is_green_here_and_reads_well() -> None:
 
 
 def test_json_is_for_programs(fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "launch", fresh_pool.launch)
+    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     done = CliRunner().invoke(main, ["doctor", "--json", "--backends", "gloo,nonsense"])
     said = json.loads(done.stdout)
@@ -211,8 +219,8 @@ def test_without_backends_no_rank_is_started() -> None:
 def test_a_wrong_result_is_red_and_fails_the_command(
     fresh_pool: RankPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "launch", fresh_pool.launch)
-    monkeypatch.setattr(diagnosis, "_run", run_with_a_fault)
+    monkeypatch.setattr(ranks, "launch", fresh_pool.launch)
+    monkeypatch.setattr(ranks, "_run", run_with_a_fault)
     said = CliRunner().invoke(main, ["doctor", "--backends", "unisono"])
     assert said.exit_code == 1
     assert re.search(r"^  WRONG broadcast .*rank 0: element 999 is", said.output, re.M)
@@ -234,11 +242,11 @@ def run_with_a_fault(backend: str, folder: str) -> SelfTest:
     return REAL_RUN(backend, folder)
 
 
-REAL_RUN = diagnosis._run
+REAL_RUN = ranks._run
 
 
 def test_more_gpus_than_there_are_is_one_sentence() -> None:
-    (check,) = diagnosis.try_backend("nccl", 64).checks
+    (check,) = ranks.try_backend("nccl", 64).checks
     assert not check.ok
     assert check.message.startswith(("torch has no backend nccl", "nccl needs a GPU for each"))
 

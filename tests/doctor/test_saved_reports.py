@@ -70,6 +70,10 @@ def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: Write
     assert -60 < waiting.calls[-1].arrived_s < -1.9  # of the two seconds that it waited
     (marked,) = [line for line in late.source if line.startswith(">")]
     assert marked.endswith("time.sleep(4)  # a slow disk")
+    subprocess.run([*command, "--html", "incident.html"], cwd=tmp_path, check=True)
+    page = (tmp_path / "incident.html").read_text()
+    assert page.count('<td class="wait">') == 3
+    assert "What to do" in page
 
 
 def plain(text: str) -> list[str]:

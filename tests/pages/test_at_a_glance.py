@@ -7,8 +7,11 @@ from pathlib import Path
 from pages.browsing import OpenPage, until
 from unisono.bench import html
 from unisono.bench.results import read
+from unisono.doctor.incident_page import incident_page
+from unisono.doctor.saved_reports import Incident, Reading
 from unisono.plan import find, verify
 from unisono.plan.player import schedule_page
+from unisono.watch.report import CallReport, RankReport, Report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/neoverse-n1-2-cores-2-ranks.json"
 
@@ -31,3 +34,10 @@ def test_every_kind_of_page_opens_and_works(open_page: OpenPage) -> None:
     )
     assert len(values) == len(run.rows)
     assert values == sorted(values)
+
+    waits = CallReport("all_reduce #2", "world", "waiting", "a.py:3", -3.0, waits_for=(41,))
+    ranks = (RankReport(0, 0, 40, True, calls=(waits,)), RankReport(1, 1, 41, False))
+    report = Report("hang", "rank 1 never came", "world", "unisono", "", 2, (1,), ranks=ranks)
+    page = open_page(incident_page(Reading((Incident(report, (Path("report-0.json"),)),), ())))
+    assert page.locator("h1").inner_text() == "rank 1 never came"
+    assert page.locator(".ranks .wait").inner_text() == "all_reduce #2 a.py:3, for rank 1"

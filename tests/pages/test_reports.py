@@ -1,4 +1,4 @@
-"""Pages of benchmarks, in a browser."""
+"""Pages of benchmarks and of incidents, in a browser."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 from pages.browsing import OpenPage
 from unisono.bench import html
 from unisono.bench.results import Run, from_json, read
+from unisono.doctor.incident_page import incident_page
+from unisono.doctor.saved_reports import Incident, Reading
+from unisono.watch.report import CallReport, RankReport, Report
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -70,3 +73,43 @@ def test_two_runs_are_compared(run: Run, open_page: OpenPage) -> None:
     old, new = page.locator(".charts #old path").count(), page.locator(".charts svg").count()
     assert old == new * len({row.backend for row in run.rows})
     assert page.get_by_role("img", name="all_reduce, float32").count() == 2
+
+
+def incident() -> Reading:
+    def calls(pids: tuple[int, ...], state: str) -> tuple[CallReport, ...]:
+        done = CallReport("all_reduce #1", "world", "finished", "a.py:3", -3.1, -3.1, -3.05)
+        waits = CallReport("all_reduce #2", "world", state, "a.py:3", -3.0, waits_for=pids)
+        return (done, waits) if state else (done,)
+
+    ranks = tuple(
+        RankReport(rank, rank, 40 + rank, rank != 1, calls=calls((41,), "waiting"))
+        for rank in range(40)
+    )
+    culprit = RankReport(
+        *(1, 1, 41, False, "", "a.py:9 in <b>", "time.sleep"),
+        stack=("MainThread:", "  a.py:9 in <b>", "  launcher/child.py:1 in main"),
+        source=("     8  if rank == 1:", ">    9      time.sleep(9)"),
+        calls=calls((), ""),
+    )
+    ranks = (ranks[0], culprit, *ranks[2:])
+    verdict = "rank 1 never reached </script><script>alert(1)</script>"
+    report = Report("hang", verdict, "world", "unisono", "all_reduce", 2, (1,), ranks=ranks)
+    return Reading((Incident(report, (Path("report-0.json"),)),), ())
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_incident_is_explained(scheme: str, width: int, open_page: OpenPage) -> None:
+    reading = incident()
+    page = open_page(incident_page(reading), scheme=scheme, width=width)
+    assert page.locator("h1").inner_text() == reading.incidents[0].report.verdict
+    assert page.locator(".source .at").inner_text().split() == ["9", "time.sleep(9)"]
+    assert "launcher" not in page.locator(".culprit .stack").inner_text()
+    assert page.locator(".todo li").count() > 0
+    # all but the culprit wait for it
+    assert (
+        page.locator(".ranks .wait").all_inner_texts() == ["all_reduce #2 a.py:3, for rank 1"] * 39
+    )
+    assert page.locator("tr.blamed td").first.inner_text() == "1"
+    assert page.locator("tr.blamed").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -33,7 +33,7 @@ def build(output: Path, work: Path) -> int:
     source = work / "source"
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
-    pictures = runs.draw_all()
+    pictures = runs.draw_all(source)
     pictures |= players.write_all(source)
     sources.write_pages(ROOT, source, pictures)
     names = [*reference.write_pages(source), command_line.write_page(source)]

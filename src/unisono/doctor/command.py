@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from unisono.errors import Misuse
-from unisono.torch_support import require_torch
 from unisono.world.environment import read_rank_info
+from unisono.errors import Misuse
+from unisono.launcher.command import check_writable
+from unisono.torch_support import require_torch
 
 
 @click.command()
@@ -29,6 +30,12 @@ from unisono.world.environment import read_rank_info
 )
 @click.option("--variables", is_flag=True, help="Show every known environment variable; no test.")
 @click.option("--stacks", is_flag=True, help="With REPORTS: the stack of every rank.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With REPORTS: write a page that explains them, for a browser.",
+)
 @click.argument("reports", nargs=-1, type=click.Path(path_type=Path))
 @click.pass_context
 def doctor(
@@ -39,6 +46,7 @@ def doctor(
     hosts: bool,
     variables: bool,
     stacks: bool,
+    html: Path | None,
     reports: tuple[Path, ...],
 ) -> None:
     """Check this machine and every primitive on it, or show saved REPORTS.
@@ -59,8 +67,8 @@ def doctor(
     have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
-        _check_options(context, "saved reports", "as_json", "stacks")
-        well = _show_reports(reports, stacks, as_json)
+        _check_options(context, "saved reports", "as_json", "stacks", "html")
+        well = _show_reports(reports, stacks, as_json, html)
     elif hosts:
         _check_options(context, "--hosts", "hosts", "as_json")
         well = _check_hosts(as_json)
@@ -107,10 +115,16 @@ def _show_variables() -> bool:
     return True
 
 
-def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool) -> bool:
+def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Path | None) -> bool:
     from unisono.doctor.saved_reports import print_json, print_reports, read
 
     reading = read(files)
+    if html is not None and reading.incidents:
+        from unisono.doctor.incident_page import incident_page
+
+        check_writable(html)
+        html.write_text(incident_page(reading), encoding="utf-8")
+        click.echo(f"wrote {html}", err=True)
     if as_json:
         print_json(reading)
     else:

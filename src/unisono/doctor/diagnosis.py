@@ -1,13 +1,11 @@
-"""What `unisono doctor` looks at, the self-test on new ranks, and how both are shown."""
+"""What `unisono doctor` looks at, and how it is shown."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,15 +14,9 @@ from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
 from unisono.doctor.machine import Finding
-from unisono.doctor.self_test import Check, SelfTest, debug_communication
-from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
-from unisono.launcher.functions import launch
-from unisono.torch_backend.autoload import backend_problem
-from unisono.world.environment import read_rank_info
+from unisono.doctor.ranks import try_backend
+from unisono.doctor.self_test import SelfTest
 
-CALL_S = 20.0
-"""How long a call may take before the backend counts as stuck."""
-LAUNCH_S = 90.0
 _MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
 
@@ -98,56 +90,3 @@ def _sentence(found: Sequence[Finding], tested: Sequence[SelfTest]) -> str:
     if doubtful:
         return f"[yellow]it works[/]; worth a look: {escape(', '.join(doubtful))}"
     return "[green]all is well[/]"
-
-
-# -- the self-test on new ranks --------------------------------------------------------------------
-
-
-def try_backend(backend: str, ranks: int) -> SelfTest:
-    """Start ranks that run the self-test on this backend of torch.distributed. If that fails, the
-    only check is "start", which says why."""
-    problem = _unavailable(backend, ranks)
-    if not problem:
-        with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
-            given = (backend, folder)
-            try:
-                results = launch(_run, ranks, given, threads=1, timeout=LAUNCH_S, capture=True)
-            except (RanksFailed, RanksTimedOut) as error:
-                problem = str(error)
-            else:
-                # rank 0's, unless another rank saw more than it could tell through the group
-                return min(results, key=lambda result: result.ok)
-    return SelfTest("world", backend, 0, ranks, (Check("start", False, message=problem),))
-
-
-def _unavailable(backend: str, ranks: int) -> str:
-    try:
-        problem = backend_problem(backend)
-    except TorchMissing as error:
-        return str(error)
-    if problem or backend != "nccl":
-        return problem
-    import torch
-
-    gpus = torch.cuda.device_count()
-    return "" if gpus >= ranks else f"nccl needs a GPU for each of {ranks} ranks; there are {gpus}"
-
-
-def _run(backend: str, folder: str) -> SelfTest:
-    """Run by every rank."""
-    import torch
-    import torch.distributed as dist
-
-    info = read_rank_info()
-    assert info is not None
-    if backend == "nccl":
-        torch.cuda.set_device(info.rank)
-    store = dist.FileStore(os.path.join(folder, backend), info.size)  # type: ignore[attr-defined]
-    limit = timedelta(seconds=CALL_S)
-    dist.init_process_group(
-        backend, store=store, rank=info.rank, world_size=info.size, timeout=limit
-    )
-    try:
-        return debug_communication(show=False)
-    finally:
-        dist.destroy_process_group()

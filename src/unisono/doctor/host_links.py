@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,12 +29,15 @@ _COMM_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host: its ranks, and the interface by which the others reach it."""
+    """One host: its ranks, and the interface by which the others reach it; its `mtu` and the
+    `speed_mbit` that its driver tells are 0 where they are not known."""
 
     name: str
     ranks: tuple[int, ...]
     address: str
     interface: str
+    mtu: int
+    speed_mbit: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ def _measure(comm: Any) -> tuple[list[HostFacts], list[LinkFacts]]:
 
     hosts = comm.links.hosts
     interface = find_interface(hosts.address)
-    told = all_gather_object((hosts.address, interface), group=comm)
+    mtu, speed_mbit = _read_number(interface, "mtu"), _read_number(interface, "speed")
+    told = all_gather_object((hosts.address, interface, mtu, speed_mbit), group=comm)
     leaders = [comm.placement.members.index(hosts.leader(host)) for host in range(hosts.count)]
     facts = [
         HostFacts(hosts.names[host], tuple(hosts.members[host]), *told[leader])
@@ -91,6 +96,13 @@ def _measure(comm: Any) -> tuple[list[HostFacts], list[LinkFacts]]:
         for speed in speeds
     ]
     return facts, links
+
+
+def _read_number(interface: str, what: str) -> int:
+    try:
+        return max(0, int(Path(f"/sys/class/net/{interface}/{what}").read_text()))
+    except (OSError, ValueError):
+        return 0
 
 
 def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
@@ -136,11 +148,12 @@ def _print(
     hosts: Sequence[HostFacts], links: Sequence[LinkFacts], slow: Sequence[str], console: Console
 ) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("host", "ranks", "address", "interface"):
+    for name in ("host", "ranks", "address", "interface", "mtu", "says"):
         table.add_column(name, overflow="fold")
     for host in hosts:
+        says = f"{host.speed_mbit:,} Mbit/s" if host.speed_mbit else "-"
         cells = (host.name, list_ranks(host.ranks), host.address, host.interface or "?")
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, cells), str(host.mtu or "-"), says)
     console.print(table, "")
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("link", overflow="fold")

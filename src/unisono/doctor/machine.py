@@ -59,6 +59,7 @@ def findings(ranks: int) -> Iterator[Finding]:
     yield from _limits(ranks)
     yield _cores(ranks)
     yield _threads(ranks)
+    yield from _load(ranks)
     yield _loopback()
     yield from _host_name()
 
@@ -169,6 +170,21 @@ def _threads(ranks: int) -> Finding:
         advice = f"Set OMP_NUM_THREADS={fitting}: threads without a core slow every collective."
         return warn("threads", text, advice)
     return ok("threads", text)
+
+
+def _load(ranks: int) -> Iterator[Finding]:
+    """Whether others use the cores: then every time that is measured is noise."""
+    try:
+        busy = os.getloadavg()[0]
+    except OSError:
+        return  # no /proc
+    cores = os.cpu_count() or 1
+    text = f"load average {busy:.1f} over the last minute, on {cores} cores"
+    if cores - busy < min(ranks, cores) - 0.5:
+        advice = "Measure when other processes are done: until then times vary."
+        yield warn("load", text, advice)
+    else:
+        yield ok("load", text)
 
 
 # -- network ---------------------------------------------------------------------------------------

@@ -15,24 +15,6 @@ from rich.text import Text
 from unisono.errors import UnisonoError, name_ranks
 from unisono.watch.report import RankReport, Report, load
 
-_ADVICE = {
-    "hang": "that rank has to leave its line and make the call that the others are in, or no rank "
-    "may make it: a branch that not all ranks take must not contain a collective",
-    "lost": "look for the end of that rank: its traceback or, after SIGKILL, the kernel's log "
-    "(dmesg); the exceptions of the others follow from it",
-    "cycle": "have all ranks make their calls in the same order, those of different groups, too; "
-    "of two ranks that exchange messages one receives first, or both use isend and irecv",
-    "mismatch": "the rank that differs took another branch, or has a tensor of another shape or "
-    "type, as in the last, smaller batch of an epoch",
-    "apart": "from that call on this rank is a call ahead of the others, or behind: look for a "
-    "call in a branch that only it takes, or leaves out",
-    "stalled": "the rank came to the call and then did not go on: see whether it is stopped (a "
-    "debugger, Ctrl-Z), swapping, or starved of cores",
-    "elsewhere": "read the reports of the machine that has the missing rank: they say where it is",
-    "failed": "read the exception of the rank that failed first; the others follow from it",
-}
-"""What to do, by the kind of a report."""
-
 
 @dataclass(frozen=True)
 class Incident:
@@ -93,8 +75,8 @@ def print_json(reading: Reading) -> None:
 
 
 def print_reports(reading: Reading, every_stack: bool, console: Console) -> None:
-    """Each incident: the verdict, what led to it, what to do, where each rank was, and the stacks
-    of the ranks to blame, or of every rank."""
+    """Each incident: the verdict, what led to it, where each rank was, and the stacks of the ranks
+    to blame, or of every rank."""
     for number, incident in enumerate(reading.incidents):
         if number:
             console.print()
@@ -106,23 +88,27 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     console.print(Text(report.verdict, "bold red"), soft_wrap=True)
     for line in report.details:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    if report.kind in _ADVICE:
-        console.print(Text(f"  what to do: {_ADVICE[report.kind]}"), soft_wrap=True)
     facts = [report.kind, f"group {report.group} of {report.backend}"]
     if report.waited_s:
         facts.append(f"after {report.waited_s:.0f} s")
     facts.append(f"from {', '.join(map(str, incident.files))}")
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
-    if any(_place_of(rank) or rank.last for rank in report.ranks):
+    if any(place_of(rank) or rank.last for rank in report.ranks):
+        heads, rows = tabulate(report)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for head in heads:
+            is_number = head in ("rank", "global rank", "pid")
+            table.add_column(head, overflow="fold", justify="right" if is_number else "left")
+        for rank, row in zip(report.ranks, rows, strict=True):
+            table.add_row(*map(Text, row), style="bold red" * (rank.rank in report.culprits))
         console.print()
-        console.print(_table(report))
+        console.print(table)
     hidden = []
     for rank in report.ranks:
         if rank.stack and (every_stack or rank.rank in report.culprits):
             console.print(Text(f"\nrank {rank.rank} ({rank.process()})", "bold"))
-            for line in rank.stack:
-                if not line.lstrip().startswith(("launcher/", "<string>")):  # it started the rank
-                    console.print(Text(f"  {line}"), soft_wrap=True)
+            for line in stack_of(rank):
+                console.print(Text(f"  {line}"), soft_wrap=True)
         elif rank.stack:
             hidden.append(rank.rank)
     if hidden:
@@ -130,35 +116,37 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
         console.print(Text(f"\n--stacks shows the {stacks} of {name_ranks(hidden)}", "dim"))
 
 
-def _table(report: Report) -> Table:
-    """A row for each rank. Its number in the world is shown where that is another one, its host
-    where the job has several."""
+def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Heads and a row for each rank. Its number in the world is shown where that is another one,
+    its host where the job has several."""
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     over_hosts = any(rank.host for rank in report.ranks)
-    shown = (True, moved, True, over_hosts, True, True, True)
-    heads = ("rank", "global rank", "pid", "host", "came", "where it was", "last call it finished")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for head in compress(heads, shown):
-        is_number = head in ("rank", "global rank", "pid")
-        table.add_column(head, overflow="fold", justify="right" if is_number else "left")
-    for rank in report.ranks:
-        row = (
+    heads = ["rank", "global rank", "pid", "host", "came", "where it was", "last call it finished"]
+    shown = [True, moved, True, over_hosts, True, True, True]
+    rows = [
+        [
             str(rank.rank),
             str(rank.global_rank),
             str(rank.pid or "-"),
             rank.host or "-",
             "yes" if rank.arrived else "no",
-            _place_of(rank) or "-",
+            place_of(rank) or "-",
             rank.last or "-",
-        )
-        style = "bold red" if rank.rank in report.culprits else ""
-        table.add_row(*map(Text, compress(row, shown)), style=style)
-    return table
+        ]
+        for rank in report.ranks
+    ]
+    return list(compress(heads, shown)), [list(compress(row, shown)) for row in rows]
 
 
-def _place_of(rank: RankReport) -> str:
+def place_of(rank: RankReport) -> str:
     """The state, or the line and what it calls; empty where nothing is known."""
     if rank.state or not rank.place:
         return rank.state or rank.doing or rank.call
     line = rank.place.partition(" in ")[0]
     return f"{line}, in {rank.doing}" if rank.doing else rank.place
+
+
+def stack_of(rank: RankReport) -> list[str]:
+    """Its stack without the frames of the launcher that started it."""
+    frames = ("launcher/", "<string>")
+    return [line for line in rank.stack if not line.lstrip().startswith(frames)]

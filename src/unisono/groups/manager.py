@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from unisono.comm.base import Communicator, Group
+from unisono.world.environment import read_local_rank, read_rank_info
 from unisono.errors import name_ranks
 from unisono.groups.axis_group import AxisGroup
 from unisono.groups.parents import Parent, parent_of
 from unisono.plan.mesh import Mesh
 from unisono.torch_support import require_torch
-from unisono.world.environment import read_local_rank, read_rank_info
 from unisono.world.world import resolve
 
 if TYPE_CHECKING:

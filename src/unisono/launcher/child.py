@@ -18,7 +18,6 @@ from typing import IO, Any
 
 from unisono import variables
 from unisono.errors import GroupAborted, PeerLost, UnisonoError
-from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
     STARTED,
@@ -30,6 +29,7 @@ from unisono.launcher.protocol import (
 )
 from unisono.processes import STACK_SIGNAL, end_with_parent
 from unisono.torch_backend.autoload import inherit_store
+from unisono.failures import causes, shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF

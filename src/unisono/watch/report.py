@@ -136,7 +136,7 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """For a notebook; `unisono doctor --html` makes a page of a saved one."""
         from unisono.pages import html_table  # not before a notebook asks for it
 
         rows = [

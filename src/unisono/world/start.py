@@ -24,10 +24,10 @@ from unisono.comm.rendezvous.by_parent import rendezvous_of_parent
 from unisono.comm.rendezvous.unix_socket import Deadline
 from unisono.comm.rendezvous.waiting import meeting_timeout_s
 from unisono.comm.shared_memory.communicator import SharedMemoryCommunicator
-from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
-from unisono.failures import shorten_uncaught
-from unisono.torch_support import require_torch
 from unisono.world.environment import RankInfo, find_master
+from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
+from unisono.torch_support import require_torch
+from unisono.failures import shorten_uncaught
 
 _log = logging.getLogger("unisono")
 

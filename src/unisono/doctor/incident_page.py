@@ -1,0 +1,163 @@
+"""Saved reports as a page: what happened, who waited for whom, where and why, what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
+from unisono.errors import name_ranks
+from unisono.pages import build_page, escape
+from unisono.plan.sizes import format_seconds
+from unisono.watch.report import CallReport, RankReport, Report
+
+_MOST_STACKS = 4
+
+_KINDS = {
+    "hang": "A rank never came",
+    "lost": "A rank was lost",
+    "cycle": "Ranks wait for each other",
+    "mismatch": "Ranks called different things",
+    "apart": "Calls ran apart",
+    "stalled": "A rank stopped moving data",
+    "elsewhere": "The missing rank is on another machine",
+    "failed": "A call failed",
+}
+_ADVICE = {
+    "hang": (
+        "Look at the marked line: that rank has to leave it and make the call that the others are "
+        "in, or nobody may make it.",
+        "A branch on the rank, or on data that differs between ranks, must not contain a "
+        "collective call.",
+        "If the rank is only slow (a checkpoint, a first batch), raise the timeout of the group, "
+        "or have all ranks wait for it.",
+    ),
+    "lost": (
+        "Look for the end of that rank: its traceback, or, after SIGKILL, the kernel's log "
+        "(dmesg) for a lack of memory.",
+        "The other ranks only report that it is gone; their tracebacks are consequences.",
+    ),
+    "cycle": (
+        "Have all ranks enter the calls in the same order; calls of different groups count, too.",
+        "Of two ranks that exchange messages one has to receive first: or use isend and irecv, or "
+        "sendrecv.",
+    ),
+    "mismatch": (
+        "Compare the calls named above: the rank that differs took another branch, or has a "
+        "tensor of another shape or type.",
+        "The last batch of an epoch is often smaller: drop it, or pad it.",
+    ),
+    "apart": (
+        "From that call on this rank is one call ahead of the others, or behind: look for a call "
+        "in a branch that only it takes, or leaves out.",
+        "unisono.watch.step() at the beginning of each iteration tells in which one it happens.",
+    ),
+    "stalled": (
+        "The rank came to the call and did not go on: look whether it is stopped (a debugger, "
+        "Ctrl-Z), swapping, or starved of cores.",
+    ),
+    "elsewhere": (
+        "Read the reports of the other machines, too: the one that has the missing rank says "
+        "where it is.",
+    ),
+    "failed": ("Read the exception of the rank that failed first; the others follow from it.",),
+}
+
+
+def incident_page(reading: Reading) -> str:
+    """All incidents of `reading` on one page, each with its verdict first."""
+    articles = "".join(_article(incident.report) for incident in reading.incidents)
+    problems = "".join(f'<p class="problem">{escape(problem)}</p>' for problem in reading.problems)
+    first = reading.incidents[0].report.verdict if reading.incidents else "no incident"
+    body = f"<main>{articles}</main>{problems}"
+    return build_page(f"incident: {first}", body, ("incident.css",))
+
+
+def _article(report: Report) -> str:
+    facts = [_KINDS.get(report.kind, report.kind), f"group {report.group} of {report.backend}"]
+    if report.waited_s:
+        facts.append(f"waited for {report.waited_s:.0f} s")
+    if report.made_at:
+        facts.append(report.made_at.replace("T", " "))
+    culprits = [rank for rank in report.ranks if rank.rank in report.culprits]
+    others = [rank for rank in report.ranks if rank.rank not in report.culprits and rank.stack]
+    stacks = "".join(f"<h3>{escape(rank.name())}</h3>{_stack(rank)}" for rank in others)
+    if stacks:
+        stacks = f"<details><summary>Stacks of the other ranks</summary>{stacks}</details>"
+    return (
+        f'<article><p class="kicker">{escape(" · ".join(facts))}</p>'
+        f'<h1 class="verdict">{escape(report.verdict)}</h1>'
+        f'<ul class="details">{_items(report.details)}</ul>'
+        '<section class="panel todo"><h2>What to do</h2>'
+        f"<ol>{_items(_ADVICE.get(report.kind, ()))}</ol></section>"
+        + draw_ranks(report)
+        + "".join(_culprit(rank) for rank in culprits[:_MOST_STACKS])
+        + stacks
+        + "</article>"
+    )
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)
+
+
+def _culprit(rank: RankReport) -> str:
+    """Where a rank to blame was: the lines of its program, and its stack."""
+    where = place_of(rank)
+    if not (where or rank.stack or rank.source):
+        return ""
+    source = "".join(
+        f'<span class="{"at" if line.startswith(">") else "near"}">{escape(line[2:])}\n</span>'
+        for line in rank.source
+    )
+    return (
+        f'<section class="panel culprit"><h2>Where {escape(rank.name())} was</h2>'
+        + (f"<p>{escape(where)}</p>" if where else "")
+        + (f'<pre class="source">{source}</pre>' if source else "")
+        + (f"<h3>Its stack, the innermost first</h3>{_stack(rank)}" if rank.stack else "")
+        + "</section>"
+    )
+
+
+def _stack(rank: RankReport) -> str:
+    return f'<pre class="stack">{escape(chr(10).join(stack_of(rank)))}</pre>'
+
+
+def draw_ranks(report: Report) -> str:
+    """A table of all ranks: where each was, since when it waits, and for whom."""
+    heads, rows = tabulate(report)
+    under_way = [_under_way(rank) for rank in report.ranks]
+    calls = [call for call in under_way if call is not None]
+    begin_s = min((call.arrived_s for call in calls), default=0.0)
+    end_s = max((call.ended_s or 0.0 for call in calls), default=0.0)
+    length_s = max(1e-6, end_s - begin_s)
+    counts = Counter(rank.pid for rank in report.ranks)  # processes of two hosts may have the same
+    rank_of = {rank.pid: rank.rank for rank in report.ranks if counts[rank.pid] == 1}
+    lines = []
+    for rank, row, call in zip(report.ranks, rows, under_way, strict=True):
+        kind = ' class="blamed"' if rank.rank in report.culprits else ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        if call is not None:
+            late = min(0.95, (call.arrived_s - begin_s) / length_s)
+            label = f"{call.name} {call.site}".rstrip()
+            awaited = [rank_of[pid] for pid in call.waits_for if pid in rank_of]
+            if awaited:
+                label += f", for {name_ranks(awaited)}"
+            bar = f'<span style="margin-left:{100 * late:.0f}%">{escape(label)}</span>'
+            cells += f'<td class="wait">{bar}</td>'
+        elif calls:
+            cells += "<td></td>"
+        lines.append(f"<tr{kind}>{cells}</tr>")
+    if calls:
+        heads = [*heads, f"waits (the longest for {format_seconds(length_s)})"]
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return (
+        '<section class="panel"><h2>Every rank</h2><div class="scroll"><table class="ranks">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
+    )
+
+
+def _under_way(rank: RankReport) -> CallReport | None:
+    """The call that a rank is in, or that has failed under it."""
+    states = ("waiting", "moving", "queued", "failed")
+    return next((call for call in rank.calls if call.state in states), None)

@@ -1,0 +1,69 @@
+"""The self-test on new processes of this machine, on any backend of torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import timedelta
+
+from unisono.doctor.self_test import Check, SelfTest, debug_communication
+from unisono.world.environment import read_rank_info
+from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
+from unisono.launcher.functions import launch
+
+CALL_S = 20.0
+"""How long a call may take before the backend counts as stuck."""
+LAUNCH_S = 90.0
+
+
+def try_backend(backend: str, ranks: int) -> SelfTest:
+    """Start ranks that run the self-test on this backend. If that fails, the only check is "start",
+    which says why."""
+    problem = _unavailable(backend, ranks)
+    if not problem:
+        with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
+            try:
+                results = launch(
+                    _run, ranks, (backend, folder), threads=1, timeout=LAUNCH_S, capture=True
+                )
+            except (RanksFailed, RanksTimedOut) as error:
+                problem = str(error)
+            else:
+                # rank 0's, unless another rank saw more than it could tell through the group
+                return min(results, key=lambda result: result.ok)
+    return SelfTest("world", backend, 0, ranks, (Check("start", False, message=problem),))
+
+
+def _unavailable(backend: str, ranks: int) -> str:
+    from unisono.torch_backend.autoload import backend_problem
+
+    try:
+        problem = backend_problem(backend)
+    except TorchMissing as error:
+        return str(error)
+    if problem or backend != "nccl":
+        return problem
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return "" if gpus >= ranks else f"nccl needs a GPU for each of {ranks} ranks; there are {gpus}"
+
+
+def _run(backend: str, folder: str) -> SelfTest:
+    """Run by every rank."""
+    import torch
+    import torch.distributed as dist
+
+    info = read_rank_info()
+    assert info is not None
+    if backend == "nccl":
+        torch.cuda.set_device(info.rank)
+    store = dist.FileStore(os.path.join(folder, backend), info.size)  # type: ignore[attr-defined]
+    limit = timedelta(seconds=CALL_S)
+    dist.init_process_group(
+        backend, store=store, rank=info.rank, world_size=info.size, timeout=limit
+    )
+    try:
+        return debug_communication(show=False)
+    finally:
+        dist.destroy_process_group()
