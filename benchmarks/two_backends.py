@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from unisono.environment import read_rank_info
+from unisono.world.environment import read_rank_info
 
 
 class TwoBackends:

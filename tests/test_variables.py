@@ -30,7 +30,6 @@ BAD = {
     "UNISONO_WATCH_CHECK": "-1",
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
-    "UNISONO_TRACE": "/no/such/folder/trace.json",
     "UNISONO_RECORD_KEEPER": "yes",
     "UNISONO_TEST_CHANNEL": "-3",
 }
@@ -77,7 +76,6 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_CHECK",
         "UNISONO_WATCH_SIGNAL",
         "UNISONO_WATCH_FOLDER",
-        "UNISONO_TRACE",
     ]
     assert all(line.endswith(": it is ignored") for line in lines)
 

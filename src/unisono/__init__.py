@@ -5,8 +5,7 @@ processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 torch_support.py  is torch installed, which version, has it been imported
 torch_habits.py   what people who know torch may write here, and the call that they mean
-environment.py    which rank of how many this process is, as launchers say
-tracebacks.py     tracebacks of our errors, without our own frames
+failures.py       tracebacks without our own frames; modules that failures need, imported ahead
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
 comm/             the Communicator, which moves data, and its implementations
 watch/            which rank, which call, which line (docs/diagnosis.md)

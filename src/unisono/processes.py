@@ -1,7 +1,6 @@
 """Processes as /proc shows them, and texts for how they end.
 
-The engine reads for itself what it needs; all Python reads here. testing/nursery.py loads this file
-by its path, so it imports nothing of ours.
+The engine reads for itself what it needs; all Python reads here.
 """
 
 from __future__ import annotations

@@ -43,10 +43,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is None:
         return
-    from unisono.testing.mark import COUNT, repetitions
+    from unisono.testing.mark import COUNT, BadMark, counts_of, repeats
 
-    counts = repetitions(mark)
-    if counts:
+    try:
+        counts = counts_of(mark)
+    except BadMark:
+        return  # the test's setup says why
+    if repeats(mark):
         metafunc.fixturenames.append(COUNT)
         metafunc.parametrize(COUNT, counts, ids=[f"{count}ranks" for count in counts])
 
@@ -76,18 +79,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("ranks") is None or _in_a_rank(item.config):
         return
-    from unisono.testing.mark import BadMark, plan_of
+    from unisono.testing.mark import plan_of
 
-    try:
-        plan_of(item)
-    except BadMark as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    plan_of(item)
 
 
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     """Errors of unisono are shown without the frames of unisono, as elsewhere."""
     if call.excinfo is not None:
-        from unisono.tracebacks import is_shortened
+        from unisono.failures import is_shortened
 
         for name in [name for name in sys.modules if name.startswith("unisono.")]:
             vars(sys.modules[name])["__tracebackhide__"] = lambda info: is_shortened(info.value)
@@ -118,13 +118,9 @@ def process_group(
 ) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over this test's ranks, destroyed after the test."""
     from unisono.testing import membership
-    from unisono.testing.mark import BadMark
 
-    try:
-        with membership.process_group(_membership(request)) as group:
-            yield group
-    except BadMark as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
+    with membership.process_group(_membership(request)) as group:
+        yield group
 
 
 @pytest.fixture

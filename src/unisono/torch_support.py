@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any, TypeVar
 
-OLDEST_TORCH = (2, 11)
-NEWEST_TRIED_TORCH = (2, 15)
+OLDEST_TORCH = "2.11"
+NEWEST_TRIED_TORCH = "2.15"
 """The newest that `make test-torch` was run with."""
 
 listener: Callable[[], None] | None = None
@@ -30,25 +30,13 @@ def require_torch(what: str) -> None:
         raise TorchMissing(what)
 
 
-def torch_version(text: str) -> tuple[int, int]:
-    """The first two numbers of a version like "2.13.0+cpu"."""
-    major, minor = text.split(".")[:2]
-    return int(major), int("".join(takewhile(str.isdigit, minor)))
-
-
-def is_too_old(text: str) -> bool:
-    """Whether the backend cannot work with this version."""
-    return torch_version(text) < OLDEST_TORCH
-
-
-def is_untried(text: str) -> bool:
-    """Whether this version is newer than any that the backend was tried with."""
-    return torch_version(text) > NEWEST_TRIED_TORCH
-
-
-def format_version(version: tuple[int, int]) -> str:
-    """As people write it."""
-    return ".".join(map(str, version))
+def is_newer(version: str, than: str) -> bool:
+    """Whether a version like "2.13.0+cpu" is newer, by its first two numbers."""
+    first, second = (
+        (int(major), int("".join(takewhile(str.isdigit, minor))))
+        for major, minor in (text.split(".")[:2] for text in (version, than))
+    )
+    return first > second
 
 
 def never_compiled(cls: _Class) -> _Class:

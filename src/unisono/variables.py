@@ -138,12 +138,6 @@ def _folder(text: str) -> str:
     return os.path.abspath(text)
 
 
-def _file(text: str) -> str:
-    if os.path.isdir(text) or not os.path.isdir(os.path.dirname(os.path.abspath(text))):
-        raise ValueError("must be a file, in a folder that exists")
-    return text
-
-
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -238,9 +232,6 @@ WATCH_SIGNAL = Variable(
 )
 WATCH_FOLDER = Variable(
     "UNISONO_WATCH_FOLDER", "where every watched process saves its reports, as JSON", _folder
-)
-TRACE = Variable(
-    "UNISONO_TRACE", "where `unisono run --trace` has its ranks leave their trace", _file
 )
 RECORD_KEEPER = Variable(
     "UNISONO_RECORD_KEEPER",

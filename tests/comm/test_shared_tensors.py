@@ -21,7 +21,7 @@ import torch
 import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
-from unisono import GroupClosed, PeerLost, SegmentError, preloading
+from unisono import GroupClosed, PeerLost, SegmentError, failures
 from unisono.comm.base import Communicator
 from unisono.comm.shared_memory.shared_pages import SharedPages
 from unisono.comm.shared_memory.transport import SharedMemory
@@ -437,7 +437,7 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
 
 
 def allocate_without_descriptors(rank: int, size: int, path: str) -> str:
-    preloading.DELAY_S = 60.0
+    failures.DELAY_S = 60.0
     comm = connect(path, rank, size)
     sys.modules.pop("unisono.comm.shared_memory.allocation", None)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from ranks import RankPool
-from unisono import torch_support
 from unisono.cli import main
 from unisono.comm.base import Communicator
 from unisono.doctor import known_variables, machine, ranks, software
-from unisono.doctor.findings import Finding
+from unisono.doctor.machine import Finding
 from unisono.doctor.self_test import SelfTest
+from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 from user_programs import plain_environment
 
 ROOT = Path(__file__).parents[2]
@@ -77,18 +77,18 @@ def test_a_busy_machine_is_yellow(monkeypatch: pytest.MonkeyPatch, busy: float, 
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert torch_support.is_too_old("2.9.1")
-    assert not torch_support.is_too_old("2.13.0+cpu")
-    assert not torch_support.is_untried("2.15.3+cu132")
-    assert torch_support.is_untried("2.16.0a0+git1234")
-    assert torch_support.is_untried("3.0.0")
+    assert is_newer("2.11", than="2.9.1")
+    assert not is_newer("2.11", than="2.13.0+cpu")
+    assert not is_newer("2.15.3+cu132", than="2.15")
+    assert is_newer("2.16.0a0+git1234", than="2.15")
+    assert is_newer("3.0.0", than="2.15")
 
 
 def test_the_pinned_torch_was_tried() -> None:
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    assert not torch_support.is_too_old(pinned[1])
-    assert not torch_support.is_untried(pinned[1])
+    assert not is_newer(OLDEST_TORCH, than=pinned[1])
+    assert not is_newer(pinned[1], than=NEWEST_TRIED_TORCH)
 
 
 def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_a_torch_that_nobody_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     found = by_topic(software.findings())["torch"]
     assert found.level == "warn"
     assert "torch 2.99.0" in found.text
-    assert f"up to {torch_support.format_version(torch_support.NEWEST_TRIED_TORCH)}" in found.text
+    assert f"up to {NEWEST_TRIED_TORCH}" in found.text
 
 
 # -- variables -------------------------------------------------------------------------------------

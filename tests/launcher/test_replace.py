@@ -134,13 +134,8 @@ def test_a_group_for_several_devices_is_left_alone_and_that_is_said() -> None:
     ("option", "words"),
     [
         ("--nnodes=1", "this machine alone"),
-        ("--standalone", "always is"),
         ("--rdzv_endpoint=localhost:29400", "without an address"),
-        ("--rdzv-backend", "without an address"),
-        ("--master_port", "without an address"),
         ("--max-restarts=3", "use torchrun"),
-        ("--tee", "--no-prefix"),
-        ("--numa-binding", "use --pin"),
         ("--nonsense", "there is no such option"),
     ],
 )

@@ -609,7 +609,7 @@ def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> Non
 def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     pytester.makepyfile("""
-        import os, pytest
+        import os, warnings, pytest
         from notes import note
         @pytest.fixture(scope="session")
         def once():
@@ -618,6 +618,7 @@ def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> No
         @pytest.mark.parametrize("i", range(6))
         def test_sum(comm, once, worker_id, i):
             comm.barrier()
+            warnings.warn("be careful", FutureWarning)
             note(f"{worker_id}:{comm.rank}:{os.getpid()}")
         @pytest.mark.ranks(2)
         def test_fails(comm):
@@ -625,6 +626,7 @@ def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> No
     """)
     result = run(pytester, "-n2")
     result.assert_outcomes(passed=6, failed=1)
+    result.stdout.fnmatch_lines(["*FutureWarning: be careful*"])
     result.stdout.fnmatch_lines(
         ["*- all 2 ranks, shown by rank 0 -*", "*assert 2 == 3*", "FAILED *all 2 ranks: *2 == 3"]
     )
@@ -701,5 +703,5 @@ def test_a_process_group_of_torch(pytester: pytest.Pytester) -> None:
     """)
     result = run(pytester)
     result.assert_outcomes(passed=4, errors=1)
-    result.stdout.fnmatch_lines(["torch does not know the backend 'pigeon' of pytest.mark.ranks*"])
+    result.stdout.fnmatch_lines(["pytest.mark.ranks: torch has no backend pigeon here*"])
     assert not re.findall("During handling", result.stdout.str())

@@ -13,9 +13,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from unisono import preloading
+from unisono import failures
 
-preloading.DELAY_S = 600.0
+failures.DELAY_S = 600.0
 before = set(sys.modules)
 rank, meeting = int(sys.argv[1]), "file://" + sys.argv[2]
 dist.init_process_group("unisono", init_method=meeting, rank=rank, world_size=2)
@@ -99,7 +99,7 @@ def test_a_group_imports_what_it_needs_and_is_let_go_in_silence(tmp_path: Path) 
     program = write_program(tmp_path, LOADED)
     ranks = [program.start(str(rank), str(tmp_path / "meeting")) for rank in range(2)]
     for process in ranks:
-        small = ("preloading", "torch_habits", "torch_support", "variables")
+        small = ("errors", "failures", "torch_habits", "torch_support", "variables")
         expected = f"{[f'unisono.{name}' for name in small]}\n[] True\n[]\n"
         assert process.communicate(timeout=DEADLINE_S) == (expected, "")
         assert process.returncode == 0
@@ -119,13 +119,13 @@ import sys
 import time
 from pathlib import Path
 
-from unisono import preloading
+from unisono import failures
 
-preloading.DELAY_S = 0.0
+failures.DELAY_S = 0.0
 for name in ("first", "second"):
     text = f"import time, pathlib; pathlib.Path('{name}').touch(); time.sleep(0.3)"
     Path(f"{name}.py").write_text(text)
-    preloading.load_soon(name)
+    failures.load_soon(name)
     while not Path(name).exists():
         time.sleep(0.001)
     if name == "first":

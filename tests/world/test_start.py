@@ -16,7 +16,7 @@ import torch.distributed as dist
 import unisono
 from implementations import on_backends
 from ranks import attempt
-from unisono.environment import find_master, read_local_rank, read_rank_info, read_size
+from unisono.world.environment import find_master, read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
 from user_programs import eventually, write_program

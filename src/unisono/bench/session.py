@@ -21,7 +21,6 @@ from unisono.bench.results import Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.base import Communicator
 from unisono.comm.engine import show_files
-from unisono.environment import RankInfo, read_rank_info
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.functions import launch
@@ -29,6 +28,7 @@ from unisono.plan.predict import fit
 from unisono.plan.sizes import format_size
 from unisono.torch_support import require_torch
 from unisono.world import world as worlds
+from unisono.world.environment import RankInfo, read_rank_info
 
 Event: TypeAlias = "dict[str, Any]"
 Listener: TypeAlias = Callable[[Event], None]

@@ -1,32 +1,35 @@
 # Written by tools/write_overloads.py from the module beside it.
 
-from typing import Literal as _Literal, overload as _overload
-
-import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
-from sys import _getframe as _caller
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
-from unisono import variables
-from unisono.comm.engine_numbers import Operation, Status
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Literal as _Literal
+from typing import overload as _overload
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroup
+
+from unisono.comm.engine_numbers import Operation
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work
-from unisono.errors import GroupError, ScheduleError
-from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
-from torch._C._distributed_c10d import Store
-from torch.distributed import ProcessGroup
+from unisono.errors import GroupError
 from unisono.plan.schedule import Schedule
-Algorithm: TypeAlias = 'str | Schedule | None'
-Rank: TypeAlias = 'int | None'
-Group: TypeAlias = 'Communicator | ProcessGroup | int | None'
-_T = TypeVar('_T')
+
+Algorithm: TypeAlias = "str | Schedule | None"
+Rank: TypeAlias = "int | None"
+Group: TypeAlias = "Communicator | ProcessGroup | int | None"
+_T = TypeVar("_T")
+
 class Message:
-    def __init__(self, kind: Literal['send', 'recv'], tensor: Tensor, peer: int, tag: int=0) -> None: ...
+    def __init__(
+        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
+    ) -> None: ...
     def __repr__(self) -> str: ...
+
 def check_messages(messages: Any) -> list[Message]: ...
+
 class Communicator(SharedTensors):
     rank: int
     size: int
@@ -36,7 +39,15 @@ class Communicator(SharedTensors):
     backend: str
     def __init__(self, transport: Transport) -> None: ...
     @staticmethod
-    def join(name: str, rank: int, size: int, store: Store | None=None, *, timeout_s: float | None=None, join_timeout_s: float | None=None) -> Communicator: ...
+    def join(
+        name: str,
+        rank: int,
+        size: int,
+        store: Store | None = None,
+        *,
+        timeout_s: float | None = None,
+        join_timeout_s: float | None = None,
+    ) -> Communicator: ...
     @property
     def timeout_s(self) -> float: ...
     @timeout_s.setter
@@ -46,69 +57,276 @@ class Communicator(SharedTensors):
     @property
     def prev(self) -> int: ...
     @_overload
-    def all_reduce(self, tensor: Tensors, op: AnyReduction='sum', *, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: AnyReduction = "sum",
+        *,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def all_reduce(self, tensor: Tensors, op: AnyReduction='sum', *, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: AnyReduction = "sum",
+        *,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def all_reduce(self, tensor: Tensors, op: AnyReduction='sum', *, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def all_reduce(
+        self,
+        tensor: Tensors,
+        op: AnyReduction = "sum",
+        *,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def reduce(self, tensor: Tensors, root: Rank=None, op: AnyReduction='sum', *, dst: Rank=None, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def reduce(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        op: AnyReduction = "sum",
+        *,
+        dst: Rank = None,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def reduce(self, tensor: Tensors, root: Rank=None, op: AnyReduction='sum', *, dst: Rank=None, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def reduce(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        op: AnyReduction = "sum",
+        *,
+        dst: Rank = None,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def reduce(self, tensor: Tensors, root: Rank=None, op: AnyReduction='sum', *, dst: Rank=None, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def reduce(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        op: AnyReduction = "sum",
+        *,
+        dst: Rank = None,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def broadcast(self, tensor: Tensors, root: Rank=None, *, src: Rank=None, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def broadcast(self, tensor: Tensors, root: Rank=None, *, src: Rank=None, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def broadcast(self, tensor: Tensors, root: Rank=None, *, src: Rank=None, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def broadcast(
+        self,
+        tensor: Tensors,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def all_gather(self, output: Tensors, input: Tensors | None=None, *, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def all_gather(self, output: Tensors, input: Tensors | None=None, *, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def all_gather(self, output: Tensors, input: Tensors | None=None, *, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def all_gather(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def reduce_scatter(self, output: Tensors, input: Tensors | None=None, op: AnyReduction='sum', *, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def reduce_scatter(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        op: AnyReduction = "sum",
+        *,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def reduce_scatter(self, output: Tensors, input: Tensors | None=None, op: AnyReduction='sum', *, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def reduce_scatter(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        op: AnyReduction = "sum",
+        *,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def reduce_scatter(self, output: Tensors, input: Tensors | None=None, op: AnyReduction='sum', *, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def reduce_scatter(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        op: AnyReduction = "sum",
+        *,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def gather(self, output: Tensors | None, input: Tensor | None=None, root: Rank=None, *, dst: Rank=None, async_op: _Literal[False]=False) -> None: ...
+    def gather(
+        self,
+        output: Tensors | None,
+        input: Tensor | None = None,
+        root: Rank = None,
+        *,
+        dst: Rank = None,
+        async_op: _Literal[False] = False,
+    ) -> None: ...
     @_overload
-    def gather(self, output: Tensors | None, input: Tensor | None=None, root: Rank=None, *, dst: Rank=None, async_op: _Literal[True]) -> Work: ...
+    def gather(
+        self,
+        output: Tensors | None,
+        input: Tensor | None = None,
+        root: Rank = None,
+        *,
+        dst: Rank = None,
+        async_op: _Literal[True],
+    ) -> Work: ...
     @_overload
-    def gather(self, output: Tensors | None, input: Tensor | None=None, root: Rank=None, *, dst: Rank=None, async_op: bool) -> Work | None: ...
+    def gather(
+        self,
+        output: Tensors | None,
+        input: Tensor | None = None,
+        root: Rank = None,
+        *,
+        dst: Rank = None,
+        async_op: bool,
+    ) -> Work | None: ...
     @_overload
-    def scatter(self, output: Tensor, input: Tensors | None=None, root: Rank=None, *, src: Rank=None, async_op: _Literal[False]=False) -> None: ...
+    def scatter(
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: _Literal[False] = False,
+    ) -> None: ...
     @_overload
-    def scatter(self, output: Tensor, input: Tensors | None=None, root: Rank=None, *, src: Rank=None, async_op: _Literal[True]) -> Work: ...
+    def scatter(
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: _Literal[True],
+    ) -> Work: ...
     @_overload
-    def scatter(self, output: Tensor, input: Tensors | None=None, root: Rank=None, *, src: Rank=None, async_op: bool) -> Work | None: ...
+    def scatter(
+        self,
+        output: Tensor,
+        input: Tensors | None = None,
+        root: Rank = None,
+        *,
+        src: Rank = None,
+        async_op: bool,
+    ) -> Work | None: ...
     @_overload
-    def all_to_all(self, output: Tensors, input: Tensors | None=None, *splits: Any, async_op: _Literal[False]=False, algorithm: Algorithm=None) -> None: ...
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *splits: Any,
+        async_op: _Literal[False] = False,
+        algorithm: Algorithm = None,
+    ) -> None: ...
     @_overload
-    def all_to_all(self, output: Tensors, input: Tensors | None=None, *splits: Any, async_op: _Literal[True], algorithm: Algorithm=None) -> Work: ...
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *splits: Any,
+        async_op: _Literal[True],
+        algorithm: Algorithm = None,
+    ) -> Work: ...
     @_overload
-    def all_to_all(self, output: Tensors, input: Tensors | None=None, *splits: Any, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
+    def all_to_all(
+        self,
+        output: Tensors,
+        input: Tensors | None = None,
+        *splits: Any,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
     @_overload
-    def barrier(self, *, timeout_s: float | None=None, async_op: _Literal[False]=False) -> None: ...
+    def barrier(
+        self, *, timeout_s: float | None = None, async_op: _Literal[False] = False
+    ) -> None: ...
     @_overload
-    def barrier(self, *, timeout_s: float | None=None, async_op: _Literal[True]) -> Work: ...
+    def barrier(self, *, timeout_s: float | None = None, async_op: _Literal[True]) -> Work: ...
     @_overload
-    def barrier(self, *, timeout_s: float | None=None, async_op: bool) -> Work | None: ...
-    def _call(self, operation: Operation, output: Any, input: Any, root: Any, op: Any, async_op: bool, algorithm: Algorithm=None) -> Work | None: ...
-    def _go_on(self, status: int, operation: Operation, output: Any, input: Any, root: Any, op: Any, async_op: bool, algorithm: Algorithm) -> Work | None: ...
+    def barrier(self, *, timeout_s: float | None = None, async_op: bool) -> Work | None: ...
+    def _call(
+        self,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: Any,
+        op: Any,
+        async_op: bool,
+        algorithm: Algorithm = None,
+    ) -> Work | None: ...
+    def _go_on(
+        self,
+        status: int,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: Any,
+        op: Any,
+        async_op: bool,
+        algorithm: Algorithm,
+    ) -> Work | None: ...
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport: ...
-    def send(self, tensor: Tensor, dst: int, tag: int=0) -> None: ...
-    def recv(self, tensor: Tensor, src: int | None=None, tag: int=0) -> int: ...
-    def isend(self, tensor: Tensor, dst: int, tag: int=0) -> Work: ...
-    def irecv(self, tensor: Tensor, src: int | None=None, tag: int=0) -> Work: ...
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None: ...
+    def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int: ...
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work: ...
+    def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work: ...
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]: ...
     def _check_message(self, status: int, sends: bool, tensor: Any, peer: Any, tag: Any) -> Any: ...
-    def split(self, ranks: Sequence[int], label: str='') -> Communicator | None: ...
+    def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None: ...
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]: ...
     def _name_split(self, members: tuple[int, ...], label: str) -> str: ...
     def refuse(self, operation: str, why: str) -> NoReturn: ...
@@ -117,7 +335,7 @@ class Communicator(SharedTensors):
     def refuse_for(self, operation: str, why: Exception) -> NoReturn: ...
     def _worded(self, operation: str, why: Exception) -> Exception: ...
     def _raise_if_ended(self, doing: str) -> None: ...
-    def abort(self, reason: str='') -> None: ...
+    def abort(self, reason: str = "") -> None: ...
     def decide(self, serial: int, value: int) -> int: ...
     @property
     def errored(self) -> GroupError | None: ...

@@ -1,9 +1,8 @@
 """`unisono doctor`: is this machine fit, and do the primitives work on it (docs/doctor.md)?
 
 command.py            the command; diagnosis.py: what is looked at and printed
-findings.py           how a thing stands, and what to do about it
 software.py           what is installed, and GPUs
-machine.py            kernel, memory, limits, cores, network
+machine.py            kernel, memory, limits, cores, network; what a finding is
 known_variables.py    environment variables: what they mean, what is wrong with them
 self_test.py          unisono.debug_communication: every primitive on the group at hand
 ranks.py              the self-test on new ranks, one backend after the other

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from unisono.environment import read_rank_info
 from unisono.errors import Misuse
 from unisono.launcher.command import check_writable
 from unisono.torch_support import require_torch
+from unisono.world.environment import read_rank_info
 
 
 @click.command()

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
-from unisono.doctor.findings import Finding
+from unisono.doctor.machine import Finding
 from unisono.doctor.ranks import try_backend
 from unisono.doctor.self_test import SelfTest
 

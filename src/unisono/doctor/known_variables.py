@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from unisono import variables
-from unisono.doctor.findings import Finding, warn
+from unisono.doctor.machine import Finding, warn
 from unisono.plan.catalog import find_to_run
 from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import Variable

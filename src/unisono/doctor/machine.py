@@ -1,4 +1,4 @@
-"""What the machine gives: kernel features, memory, limits, cores, loopback."""
+"""What the machine gives: kernel features, memory, limits, cores, loopback; each a finding."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from unisono.comm import engine
-from unisono.doctor.findings import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
 from unisono.launcher import share
 from unisono.plan.sizes import format_bytes
@@ -22,6 +23,32 @@ FILES_PER_RANK = 8
 """Pipes, a pidfd and a socket for each rank that a process starts or knows."""
 RANK_BYTES = 150 << 20
 """Private memory of a rank that has imported torch: measured, 2.13 on Linux."""
+
+
+Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`text` says what is there, `advice` in one sentence what to do; empty where all is well.
+    "warn": it works, but less well than it could, or may surprise. "fail": it does not work."""
+
+    topic: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+def ok(topic: str, text: str) -> Finding:
+    return Finding(topic, "ok", text)
+
+
+def warn(topic: str, text: str, advice: str) -> Finding:
+    return Finding(topic, "warn", text, advice)
+
+
+def fail(topic: str, text: str, advice: str) -> Finding:
+    return Finding(topic, "fail", text, advice)
 
 
 def findings(ranks: int) -> Iterator[Finding]:

@@ -7,9 +7,9 @@ import tempfile
 from datetime import timedelta
 
 from unisono.doctor.self_test import Check, SelfTest, debug_communication
-from unisono.environment import read_rank_info
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch
+from unisono.world.environment import read_rank_info
 
 CALL_S = 20.0
 """How long a call may take before the backend counts as stuck."""

@@ -9,15 +9,9 @@ from pathlib import Path
 
 import unisono
 from unisono.comm import engine
-from unisono.doctor.findings import Finding, fail, ok, warn
+from unisono.doctor.machine import Finding, fail, ok, warn
 from unisono.errors import EngineUnavailable
-from unisono.torch_support import (
-    NEWEST_TRIED_TORCH,
-    OLDEST_TORCH,
-    format_version,
-    is_too_old,
-    is_untried,
-)
+from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 _SHARED_GPU = "shared gpu"
 
@@ -39,9 +33,8 @@ def _torch() -> Iterator[Finding]:
         yield fail("torch", f"torch cannot be imported: {error}", "Run `pip install torch`.")
         return
     version = torch.__version__
-    if is_too_old(version):
-        oldest = format_version(OLDEST_TORCH)
-        yield fail("torch", f"torch {version}", f"Install torch {oldest} or later.")
+    if is_newer(OLDEST_TORCH, than=version):
+        yield fail("torch", f"torch {version}", f"Install torch {OLDEST_TORCH} or later.")
         return
     if not dist.is_available():
         yield fail("torch", f"torch {version} without torch.distributed", "Install another build.")
@@ -50,12 +43,11 @@ def _torch() -> Iterator[Finding]:
 
     backends = known_backends()
     text = f"torch {version}, torch.distributed with {', '.join(backends)}"
-    if is_untried(version):
-        newest = format_version(NEWEST_TRIED_TORCH)
+    if is_newer(version, than=NEWEST_TRIED_TORCH):
         yield warn(
             "torch",
-            f"{text}; unisono was tested with versions up to {newest}",
-            f"If something fails: look for a newer unisono, or install torch {newest}.",
+            f"{text}; unisono was tested with versions up to {NEWEST_TRIED_TORCH}",
+            f"If something fails: look for a newer unisono, or install torch {NEWEST_TRIED_TORCH}.",
         )
     else:
         yield ok("torch", text)

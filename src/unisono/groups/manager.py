@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from unisono.comm.base import Communicator, Group
-from unisono.environment import read_local_rank, read_rank_info
 from unisono.errors import name_ranks
 from unisono.groups.axis_group import AxisGroup
 from unisono.groups.parents import Parent, parent_of
 from unisono.plan.mesh import Mesh
 from unisono.torch_support import require_torch
+from unisono.world.environment import read_local_rank, read_rank_info
 from unisono.world.world import resolve
 
 if TYPE_CHECKING:
@@ -436,22 +436,6 @@ class ProcessGroupManager:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _repr_html_(self) -> str:
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        where = self.mesh.coordinates(self._rank)
-        rows = [
-            (
-                axis,
-                self.mesh[axis],
-                where[axis],
-                name_ranks(getattr(self, f"{axis}_ranks")),
-            )
-            for axis in reversed(self.mesh.axes)
-        ]
-        heads = ("axis", "size", "this rank", "global ranks of its group")
-        return html_table(heads, rows, f"rank {self.global_rank} of {self.mesh}")
 
     def __repr__(self) -> str:
         where = self.mesh.coordinates(self._rank)

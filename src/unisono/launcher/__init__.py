@@ -1,8 +1,8 @@
 """Start ranks on this machine, or on the nodes of a Ray cluster.
 
 functions.py          `unisono.launch`: a function on several ranks
-script.py             `unisono run`: a program on several ranks; command.py: the command
-on_ray.py             the same on a Ray cluster; ray_actor.py: what looks after a rank on its node
+command.py            `unisono run`: a program on several ranks
+on_ray.py             the same on a Ray cluster
 crew.py, process.py   the processes, from their start to the end of the last one; one of them
 child.py              what a rank does around the program's own code
 protocol.py           what those two say to each other

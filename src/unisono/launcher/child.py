@@ -18,19 +18,18 @@ from typing import IO, Any
 
 from unisono import variables
 from unisono.errors import GroupAborted, PeerLost, UnisonoError
+from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
     STARTED,
     VALUE,
     Failure,
     Instructions,
-    Script,
     dumps,
     pack,
 )
 from unisono.processes import STACK_SIGNAL, end_with_parent
 from unisono.torch_backend.autoload import inherit_store
-from unisono.tracebacks import causes, shorten
 from unisono.world import world
 
 _LINE_BUFFERED = 1  # _IOLBF
@@ -63,9 +62,9 @@ def main() -> None:
             from unisono import watch
 
             watch.start_if_asked()
-        if instructions.script is None:
+        if not instructions.program:
             sys.exit(_call_function(file, results))
-    sys.exit(_run_script(instructions.script, results))
+    sys.exit(_run_program(instructions.program, instructions.is_module, results))
 
 
 def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
@@ -146,11 +145,11 @@ def _fill_main(function: Any) -> None:
         mine.update({name: value for name, value in names.items() if not name.startswith("__")})
 
 
-def _run_script(script: Script, results: _ResultPipe) -> int:
-    """As `python script.py` or `python -m module` would."""
+def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
+    """As `python program.py` or `python -m module` would."""
     try:
-        main, code = _load_module(script) if script.is_module else _load_file(script)
-        sys.argv[0] = str(main.__file__) if script.is_module else script.name
+        main, code = _load_module(name) if is_module else _load_file(name)
+        sys.argv[0] = str(main.__file__) if is_module else name
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit:
@@ -172,8 +171,8 @@ def _show_in_the_programs_own_way(error: BaseException) -> None:
         hook(type(error), error, error.__traceback__)
 
 
-def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:
-    path = os.path.abspath(script.name)
+def _load_file(name: str) -> tuple[types.ModuleType, types.CodeType]:
+    path = os.path.abspath(name)
     main = types.ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__.update(__builtins__=__builtins__, __file__=path, __loader__=loader)
@@ -182,23 +181,17 @@ def _load_file(script: Script) -> tuple[types.ModuleType, types.CodeType]:
         return main, compile(file.read(), path, "exec")
 
 
-def _load_module(script: Script) -> tuple[types.ModuleType, types.CodeType]:
+def _load_module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     _first_on_path(os.getcwd())
-    spec = importlib.util.find_spec(script.name)
+    spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{script.name}.__main__")
-    get_code = None if spec is None else getattr(spec.loader, "get_code", None)
-    code = None if spec is None or get_code is None else get_code(spec.name)
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    get_code = getattr(spec and spec.loader, "get_code", None)
+    code = get_code(spec.name) if spec is not None and get_code is not None else None
     if spec is None or code is None:
-        raise ModuleNotFoundError(f"there is no module {script.name} that could be run")
-    main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __builtins__=__builtins__,
-        __spec__=spec,
-        __file__=spec.origin,
-        __loader__=spec.loader,
-        __package__=spec.parent,
-    )
+        raise ModuleNotFoundError(f"there is no module {name} that could be run")
+    main = importlib.util.module_from_spec(spec)
+    main.__name__ = "__main__"
     return main, code
 
 

@@ -1,12 +1,42 @@
-"""`unisono run`: start a program on several ranks of this machine."""
+"""`unisono run`: start a program on several ranks, as torchrun would on one machine."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
 
-from unisono.errors import Misuse, TorchMissing
+from unisono.errors import Misuse, RanksFailed, RanksTimedOut, TorchMissing
+from unisono.launcher import share
+from unisono.launcher.crew import Crew
+from unisono.launcher.interrupts import Interrupts
+from unisono.launcher.output import Callback, Listener, Terminal
+from unisono.launcher.process import check_not_nested, ranks_here
+from unisono.launcher.protocol import Instructions, standard_input
+from unisono.launcher.record_keeper import RecordKeeper
+from unisono.launcher.store import LazyStore
+from unisono.processes import describe_exit
+from unisono.torch_backend.autoload import backend_problem
+from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SITES, WATCH
+from unisono.watch.report import Report
+from unisono.watch.settings import settings_of
+
+_PATIENCE_S = 10.0
+"""How long a rank that was told to end may take before it is killed: time for a checkpoint."""
+
+_TIMED_OUT_CODE = 124
+"""As of timeout(1)."""
+
+_OF_TORCHRUN = (
+    *("--standalone", "--nnodes", "--node-rank", "--rdzv-", "--master-", "--local-", "--max-"),
+    *("--monitor-", "--log", "--redirects", "--tee", "--numa-", "--no-python", "--run-path"),
+)
+"""How options begin that torchrun has beyond ours."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -99,9 +129,6 @@ def run(
 
     For several machines use torchrun; unisono works in the programs that it starts, too.
     """
-    from unisono.launcher.protocol import Script
-    from unisono.launcher.script import run_script
-
     if program.startswith("-"):  # an option that click does not know
         raise Misuse(_what_instead(program))
     if replace is not None and replace == (backend or "").lower():
@@ -111,24 +138,76 @@ def run(
         raise Misuse(f"{program} {there}")
     if trace is not None:
         check_writable(trace)
+        trace = trace.absolute()
+    count = _count_ranks(ranks)
+    wanted = {
+        BACKEND.name: None if backend is None else _known_backend(backend),
+        REPLACE.name: replace,
+        WATCH.name: "1" if watch or trace is not None else None,
+        SITES.name: "1" if trace is not None else None,
+    }
+    variables = {name: text for name, text in wanted.items() if text is not None}
+    check_not_nested()
     try:
-        exit_code = run_script(
-            Script(program, module, args),
-            ranks=_count_ranks(ranks),
-            backend=None if backend is None else _known_backend(backend),
-            replace=replace,
-            threads=threads,
-            pin=pin,
-            timeout_s=timeout_s,
-            prefix=not no_prefix,
-            capture=capture,
-            watch=watch,
-            watch_grace_s=watch_grace_s,
-            trace=None if trace is None else trace.absolute(),
-        )
+        share.check_room(count)
     except FileNotFoundError as error:  # no /proc
         raise click.ClickException(str(error)) from error
+    variables |= share.thread_variables(count, threads, os.environ)
+    listener: Listener = Callback() if capture else Terminal(not no_prefix)
+    failed: RanksFailed | None = None
+    report, exit_code = None, 0
+    with ExitStack() as stack:
+        instructions = Instructions(
+            sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
+            argv=("", *args),
+            program=program,
+            is_module=module,
+            pins=share.pins(count) if pin else (),
+            input_fd=stack.enter_context(standard_input()),
+        )
+        store = stack.enter_context(closing(LazyStore()))
+        interrupts = stack.enter_context(Interrupts([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
+        crew = Crew(listener, interrupts, values=False, captured=capture)
+        store.listen(crew.selector)
+        record_keeper, inherited = None, []
+        if WATCH.read(os.environ | variables):  # it ends after the ranks
+            settings_of()  # so that a wrong variable is one error, before any rank
+            record_keeper = stack.enter_context(RecordKeeper(trace, watch_grace_s, crew.give_up))
+            variables[RECORD_KEEPER.name] = str(record_keeper.ranks_fd)
+            inherited.append(record_keeper.ranks_fd)
+        processes = stack.enter_context(
+            ranks_here(instructions, count, store.variables() | variables, inherited=inherited)
+        )
+        stack.enter_context(crew)
+        crew.add(processes)
+        try:
+            crew.run(timeout_s, _PATIENCE_S, time.monotonic())
+        except KeyboardInterrupt:
+            exit_code = 128 + interrupts.noted[0]
+        except RanksTimedOut as error:
+            failed, exit_code = error, _TIMED_OUT_CODE
+        except RanksFailed as error:
+            failed, exit_code = error, 1
+            if any(rank.failed_at is not None for rank in crew.ranks):  # else they were given up
+                exit_code = error.endings[error.first].exit_code or 1
+                report = _what_records_say(record_keeper, crew) if record_keeper else None
+    if report is not None:
+        print(f"\nunisono.watch: {report}", file=sys.stderr)
+    if failed is not None:
+        print(f"\nunisono run: {failed}", file=sys.stderr)
     raise SystemExit(exit_code)
+
+
+def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
+    """The verdict on ranks that have failed, unless one of them has spoken."""
+    if any("unisono.watch: " in rank.lines["stderr"].tail for rank in crew.ranks):
+        return None
+    endings = {
+        rank.process.group: describe_exit(rank.exit_code)
+        for rank in crew.ranks
+        if rank.exit_code and rank.process.group is not None
+    }
+    return record_keeper.verdict(endings)
 
 
 def check_writable(path: Path) -> None:
@@ -152,20 +231,16 @@ def check_writable(path: Path) -> None:
 
 def _count_ranks(text: str | None) -> int:
     """The number of ranks; torchrun also knows words for it."""
-    from unisono.launcher.share import core_count
-
     if text is None:
         raise Misuse("how many ranks? -n 4 starts four")
     if text in ("auto", "cpu"):
-        return core_count()
+        return share.core_count()
     if not text.isdecimal() or int(text) < 1:
         raise Misuse(f"-n must be a number of ranks from 1 on, or auto, not {text!r}")
     return int(text)
 
 
 def _known_backend(name: str) -> str:
-    from unisono.torch_backend.autoload import backend_problem
-
     try:
         problem = backend_problem(name.lower())
     except TorchMissing as error:
@@ -175,32 +250,12 @@ def _known_backend(name: str) -> str:
     return name.lower()
 
 
-# -- options that only torchrun has --------------------------------------------------------------
-
-_SEVERAL_MACHINES = "for several machines use torchrun; unisono works in the programs it starts"
-_NO_ADDRESS = f"ranks of one machine meet without an address, so leave it out; {_SEVERAL_MACHINES}"
-_NO_RESTARTS = "unisono run does not restart ranks: use torchrun for that"
-_OUTPUT = (
-    "every line comes with its rank's name: use --no-prefix, --capture, or the shell to send the "
-    "output elsewhere"
-)
-_INSTEAD = {
-    "unisono run always is: leave it out": ("--standalone",),
-    f"it starts ranks on this machine alone: leave it out; {_SEVERAL_MACHINES}": ("--nnodes",),
-    _NO_ADDRESS: ("--rdzv-", "--node-rank", "--master-addr", "--master-port", "--local-addr"),
-    _NO_RESTARTS: ("--max-restarts", "--monitor-interval"),
-    _OUTPUT: ("--log-dir", "--logs-specs", "--redirects", "-r", "--tee", "-t", "--local-ranks-"),
-    "use --pin, which binds each rank to its share of the cores": ("--numa-binding",),
-    "PROGRAM is a Python file, or a module with -m": ("--no-python", "--run-path"),
-    "use --watch or --trace to see what the ranks do": ("--event-log-handler",),
-}
-"""By what is said of them; a name that ends with a dash is the beginning of several."""
-
-
 def _what_instead(option: str) -> str:
-    """What to use instead of an option that `unisono run` does not have, in one sentence."""
-    given = option.partition("=")[0].replace("_", "-")
-    for reason, names in _INSTEAD.items():
-        if any(given == name or (name[-1] == "-" and given.startswith(name)) for name in names):
-            return f"{option}: {reason}"
+    """What to say of an option that `unisono run` does not have."""
+    if option.replace("_", "-").startswith(_OF_TORCHRUN):
+        return (
+            f"{option}: unisono run has no such option of torchrun's: it starts ranks on this "
+            "machine alone, without an address, and restarts none; leave it out, or use torchrun, "
+            "in whose programs unisono works, too"
+        )
     return f"{option}: there is no such option, and options of PROGRAM follow it"

@@ -29,19 +29,6 @@ Result = TypeVar("Result")
 _PATIENCE_S = 2.0
 """How long a rank that was told to end may take before it is killed."""
 
-_LONGEST_CELL = 300
-
-
-class RankResults(list[Result]):
-    """A list, which a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        from unisono.pages import html_table  # not before a notebook asks for it
-
-        texts = [repr(value) for value in self]
-        cut = [x if len(x) <= _LONGEST_CELL else f"{x[:_LONGEST_CELL]}..." for x in texts]
-        return html_table(("rank", "result"), list(enumerate(cut)))
-
 
 def launch(
     fn: Callable[..., Result],
@@ -86,10 +73,9 @@ def launch(
     check_not_nested()
     _check(fn, ranks, timeout, threads)
     _check_place(on, pin, resources, spread)
-    args = _checked_arguments(fn, args, kwargs)
-    job = _pickle(fn, "the function") + _pickle((args, dict(kwargs or {})), "its arguments")
+    given, named = _checked_arguments(fn, args, kwargs)
+    job = _pickle(fn, "the function") + _pickle((given, named), "its arguments")
     instructions = Instructions(
-        script=None,
         sys_path=tuple(sys.path),
         argv=tuple(sys.argv),
         pins=share.pins(ranks) if pin else (),
@@ -122,7 +108,7 @@ def launch(
         crew = stack.enter_context(Crew(listener, interrupts, values=True, captured=capture))
         crew.add(processes)
         crew.run(timeout, _PATIENCE_S, begun)
-    return RankResults(_unpickle_result(rank.number, rank.value) for rank in crew.ranks)
+    return [_unpickle_result(rank.number, rank.value) for rank in crew.ranks]
 
 
 def _check(fn: Any, ranks: Any, timeout: float | None, threads: int | None) -> None:
@@ -149,26 +135,21 @@ def _check_place(on: Any, pin: bool, resources: Mapping[str, float] | None, spre
             raise ValueError(f"resources are amounts above 0 per rank, not {name}={amount!r}")
 
 
-def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """`args`. What `fn` could not be called with is refused before any process is started."""
+def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """`args` and `kwargs`. What `fn` cannot be called with is refused before any process starts."""
     name = getattr(fn, "__name__", "fn")
     name = name if name.isidentifier() else "fn"
     if not isinstance(args, Iterable) or isinstance(args, (str, bytes)):
-        raise TypeError(
-            f"args are the arguments of {name} as a list or tuple, not {shorten(args)}: "
-            f"launch({name}, ranks, ({shorten(args)},))"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(
-            f"kwargs are named arguments of {name} as a dict, not {shorten(kwargs)}: "
-            f"launch({name}, ranks, args, {{'name': value}})"
-        )
-    given: tuple[Any, ...] = tuple(args)
-    named = dict(kwargs or {})
+        right = f"launch({name}, ranks, ({shorten(args)},))"
+        raise TypeError(f"args must be a list or tuple, not {shorten(args)}: {right}")
+    if not isinstance(kwargs or {}, Mapping):
+        right = f"launch({name}, ranks, args, {{'name': value}})"
+        raise TypeError(f"kwargs must be a dict, not {shorten(kwargs)}: {right}")
+    given, named = tuple(args), dict(kwargs or {})
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):  # of C, perhaps
-        return given
+        return given, named
     try:
         signature.bind(*given, **named)
     except TypeError as error:
@@ -177,7 +158,7 @@ def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
             "The rank is not among the arguments (torch's spawn passes it first): "
             "unisono.get_rank() has it after unisono.init()"
         ) from None
-    return given
+    return given, named
 
 
 def _pickle(value: Any, what: str) -> bytes:

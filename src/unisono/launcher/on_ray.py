@@ -1,29 +1,39 @@
 """`launch(..., on="ray")`: each rank's process is started by a Ray actor, on any node of a cluster.
 
-The crew that looks after ranks of this machine looks after these, too, through their actors.
+The crew that looks after ranks of this machine looks after these, too, through their actors. A rank
+is a process of its own, as on one machine, so that it can be asked for its stack, be interrupted,
+crash and be killed with all that it started, while its actor is left to tell of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
+import queue
 import selectors
+import signal
+import socket
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from unisono.errors import RanksTimedOut, UnisonoError, name_number, name_ranks
 from unisono.launcher import share
+from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.process import Taker, rank_variables
-from unisono.launcher.protocol import Instructions
-from unisono.launcher.ray_actor import END, Event, RankActor
+from unisono.launcher.process import LocalProcess, RankProcess, rank_variables, start_process
+from unisono.launcher.protocol import Instructions, write_instructions
+from unisono.launcher.store import LazyStore
+from unisono.variables import HOSTID
 
 WAIT_S = 300.0
 """How long Ray has to find room for the ranks and to start their actors."""
@@ -33,84 +43,152 @@ _TICK_S = 0.1
 _CARRIED = ("UNISONO_", "GLOO_", "NCCL_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
 """Variables of the launching process that ranks on other machines get, too."""
 _OF_ONE_MACHINE = ("UNISONO_HOSTID", "UNISONO_RENDEZVOUS", "UNISONO_RECORD_KEEPER")
+END = -1
+"""In place of a stream's number: the process has ended, with this status."""
+
+Event = tuple[int, bytes]
+"""Which of the process's streams (0 to 3), or END, and what came."""
+
+_PIECES = 64
+"""How far a rank may be ahead of the launching process before its writes wait."""
 
 _log = logging.getLogger("unisono")
 
 
-class RemoteProcess:
-    """A RankProcess whose rank is on a node of the cluster."""
+class RankActor:
+    """Starts a rank's process on its node and looks after it there. The launching process calls it,
+    several calls at a time."""
 
-    group = None
+    def __init__(self) -> None:
+        self._events: queue.Queue[Event] = queue.Queue(_PIECES)
+        self._process: LocalProcess | None = None
+        self._store: LazyStore | None = None
 
-    def __init__(self, actor: Any, host: str) -> None:
-        self.host = host
-        self.lost = ""
-        self._actor = actor
-        self._ended = False
-        self._forget: Callable[[], None] = lambda: None
+    def find_host(self) -> str:
+        """This node's name, or what UNISONO_HOSTID calls it."""
+        return HOSTID.read() or socket.gethostname()
 
-    def listen(
-        self,
-        selector: selectors.BaseSelector,
-        takers: Sequence[Taker],
-        on_end: Callable[[int], None],
+    def open_store(self, address: str) -> dict[str, str]:
+        """Have a torch store at this address of the node: the variables by which ranks find it."""
+        self._store = LazyStore(address)
+        return self._store.variables()
+
+    def start(
+        self, rank: int, given: Mapping[str, str], instructions: Instructions, job: bytes
     ) -> None:
-        """The actor is asked for more once all that it sent has been taken."""
-        reader, writer = os.pipe()
-        lock, forgotten = threading.Lock(), False
-        answer: Future[list[Event]]
+        """Start the rank's process, with the node's environment and what is given. Modules are
+        found where this actor, and so the program's other actors, find them."""
+        instructions = dataclasses.replace(instructions, sys_path=tuple(sys.path))
+        begun: Future[None] = Future()
+        # The kernel kills what a thread has started when that thread ends: one of ours, then.
+        args = (begun, rank, os.environ | dict(given), instructions, job)
+        threading.Thread(target=self._look_after, args=args, daemon=True).start()
+        begun.result()
 
-        def wake(_: object) -> None:  # from a thread of Ray's
-            with lock:
-                if not forgotten:
-                    os.write(writer, b"\0")
-
-        def ask() -> None:
-            nonlocal answer
-            answer = self._actor.read.remote().future()
-            answer.add_done_callback(wake)
-
-        def take() -> None:
-            os.read(reader, 1)
-            try:
-                events = answer.result()
-            except Exception as error:  # of Ray: the actor or its node has died
-                self.lost = f"was lost with its Ray actor: {_last_line(error)}"
-                events = [(END, b"1")]
-            for number, data in events:
-                if number == END:
-                    self._ended = True
-                    on_end(int(data))
-                    return
-                takers[number](data)
-            ask()
-
-        def forget() -> None:
-            nonlocal forgotten
-            selector.unregister(reader)
-            with lock:
-                forgotten = True
-                os.close(reader)
-                os.close(writer)
-
-        self._forget = forget
-        selector.register(reader, selectors.EVENT_READ, take)
-        ask()
+    def read(self) -> list[Event]:
+        """What has come since the last call; waits until there is something."""
+        events = [self._events.get()]
+        with contextlib.suppress(queue.Empty):
+            while len(events) < _PIECES:
+                events.append(self._events.get_nowait())
+        return events
 
     def send_signal(self, number: int) -> None:
-        """It is on its way when this returns."""
-        if not self._ended:
+        """Send a signal to the rank, if it lives."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def ask_for_stack(self) -> None:
+        """Have the rank write down where it is, if it lives."""
+        if self._process is not None:
+            self._process.ask_for_stack()
+
+    def _look_after(
+        self,
+        begun: Future[None],
+        rank: int,
+        environment: Mapping[str, str],
+        instructions: Instructions,
+        job: bytes,
+    ) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray blocks SIGINT, which is inherited
+        try:
+            with write_instructions(instructions, job) as file:
+                del job
+                process = start_process(rank, environment, file.fileno())
+            self._process = process
+        except BaseException as error:
+            begun.set_exception(error)
+            return
+        begun.set_result(None)
+        guardian = Guardian()
+        guardian.guard([process.group])
+
+        def end(status: int) -> None:
+            process.send_signal(signal.SIGKILL)  # what it started: nothing stays on a cluster
+            guardian.close()
+            process.forget()
+            self._events.put((END, str(status).encode()))
+
+        with selectors.DefaultSelector() as selector:
+            if self._store is not None:
+                self._store.listen(selector)
+            process.listen(selector, [partial(self._pass_on, number) for number in range(4)], end)
+            # the store needs this thread, and other ranks may need the store to the last
+            while self._store is not None or selector.get_map():
+                for key, _ in selector.select():
+                    key.data()
+
+    def _pass_on(self, number: int, data: bytes) -> None:
+        self._events.put((number, data))
+
+
+class RemoteProcess(RankProcess):
+    """On a node of the cluster: a thread brings what its actor reads there into pipes."""
+
+    def __init__(self, ray: Any, actor: Any, host: str) -> None:
+        pipes = [os.pipe() for _ in range(5)]
+        readers, writers = zip(*pipes, strict=True)
+        super().__init__(readers[:4], readers[4], host)
+        self._actor = actor
+        self._ended = False
+        threading.Thread(target=self._bring, args=(ray, writers), daemon=True).start()
+
+    def _bring(self, ray: Any, writers: Sequence[int]) -> None:
+        """Until the process has ended, or is forgotten."""
+        *streams, end = writers
+        with contextlib.ExitStack() as stack, contextlib.suppress(BrokenPipeError):
+            for writer in writers:
+                stack.callback(os.close, writer)
+            while True:
+                try:
+                    events: list[Event] = ray.get(self._actor.read.remote())
+                except Exception as error:  # of Ray: the actor or its node has died
+                    self.lost = f"was lost with its Ray actor: {_last_line(error)}"
+                    events = [(END, b"1")]
+                for number, data in events:
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(end if number == END else streams[number], view) :]
+                    if number == END:
+                        return
+
+    def _exit_code(self) -> int:
+        self._ended = True
+        return int(os.read(self._end_fd, 16))
+
+    def send_signal(self, number: int) -> None:
+        if not self._ended:  # it is on its way when this returns
             self._actor.send_signal.remote(int(number))
 
     def ask_for_stack(self) -> bool:
-        """Whether the program lets it, only the actor knows."""
-        if not self._ended:
+        if not self._ended:  # whether the program lets it, only the actor knows
             self._actor.ask_for_stack.remote()
         return not self._ended
 
     def forget(self) -> None:
         self._ended = True
-        self._forget()
+        super().forget()
 
 
 @dataclass(frozen=True)
@@ -152,7 +230,7 @@ def ranks_on_ray(
             for rank, (actor, variables) in enumerate(zip(actors, _variables(nodes), strict=True))
         ]
         wait.until(starts, _starting)
-        yield [RemoteProcess(actor, host) for actor, host in zip(actors, hosts, strict=True)]
+        yield [RemoteProcess(ray, actor, host) for actor, host in zip(actors, hosts, strict=True)]
 
 
 def _variables(nodes: Sequence[str]) -> list[dict[str, str]]:

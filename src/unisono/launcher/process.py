@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from unisono.errors import UnisonoError
 from unisono.launcher.protocol import (
@@ -30,20 +30,37 @@ _PIECE_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
 
 
-class RankProcess(Protocol):
-    """A rank's process, on this machine or another one, as those see it who look after it."""
+class RankProcess(ABC):
+    """A rank's process as those see it who look after it: four streams, and its end.
 
-    @property
-    def host(self) -> str:
-        """The name of its host, "" where there is only this one."""
+    `readers` are the pipes of stdout, stderr, the results and the stacks; `end_fd` becomes readable
+    when it has ended. `host` is the name of its host, "" where there is only this one; `group` its
+    process group, None on another host; `lost` says why nobody knows how it ended.
+    """
 
-    @property
-    def group(self) -> int | None:
-        """Its process group on this machine; None on another one."""
+    lost = ""
 
-    @property
-    def lost(self) -> str:
-        """Why nobody knows how it ended ("was lost with its node"); "" as a rule."""
+    def __init__(
+        self, readers: Sequence[int], end_fd: int, host: str = "", group: int | None = None
+    ) -> None:
+        self.host = host
+        self.group = group
+        self._readers = list(readers)
+        self._end_fd = end_fd
+        self._selector: selectors.BaseSelector | None = None
+
+    @abstractmethod
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process and to what it has started that stayed in its process group.
+        Nothing happens once it has ended."""
+
+    @abstractmethod
+    def ask_for_stack(self) -> bool:
+        """Have the process write down where it is. False where its program does not let it."""
+
+    @abstractmethod
+    def _exit_code(self) -> int:
+        """How it ended, as subprocess has it: negative for a signal."""
 
     def listen(
         self,
@@ -52,38 +69,7 @@ class RankProcess(Protocol):
         on_end: Callable[[int], None],
     ) -> None:
         """Have keys of the selector whose `data` is called when they are ready. They give `takers`
-        what comes on stdout, stderr, the results and the stacks, and then `on_end` the exit code as
-        subprocess has it, negative for a signal."""
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process and to what it has started."""
-
-    def ask_for_stack(self) -> bool:
-        """Have the process write down where it is. False where its program does not let it."""
-
-    def forget(self) -> None:
-        """Stop listening: it has ended, and its number may be another's."""
-
-
-class LocalProcess:
-    """A RankProcess on this machine: the leader of a process group."""
-
-    host = lost = ""
-
-    def __init__(self, process: subprocess.Popen[bytes], readers: Sequence[int]) -> None:
-        self._process = process
-        self.group = process.pid
-        self._readers = list(readers)
-        self._end_fd = _open_end(process.pid)
-        self._selector: selectors.BaseSelector | None = None
-
-    def listen(
-        self,
-        selector: selectors.BaseSelector,
-        takers: Sequence[Taker],
-        on_end: Callable[[int], None],
-    ) -> None:
-        """Its number stays its own until it is forgotten."""
+        what comes on the four streams, and then `on_end` the exit code."""
         self._selector = selector
         for reader, take in zip(self._readers, takers, strict=True):
             os.set_blocking(reader, False)
@@ -93,32 +79,12 @@ class LocalProcess:
         def end() -> None:
             for reader in list(self._readers):
                 self._drain(selector.get_key(reader).data)
-            ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
-            on_end(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+            on_end(self._exit_code())
 
         selector.register(self._end_fd, selectors.EVENT_READ, end)
 
-    def send_signal(self, number: int) -> None:
-        """To what stayed in the process group, that is. Nothing happens once it is forgotten."""
-        if self._process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            try:
-                os.killpg(self.group, number)
-            except ProcessLookupError:  # it has left its group
-                os.kill(self.group, number)
-
-    def ask_for_stack(self) -> bool:
-        return self._process.returncode is None and ask_for_stack(self.group)
-
     def forget(self) -> None:
-        """One that was killed may need a moment."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_S)
-        with contextlib.suppress(OSError):
-            if os.tcgetpgrp(0) == self.group:  # its debugger had our terminal
-                bring_to_foreground(0, os.getpgrp())
+        """Stop listening: it has ended, and its number may be another's."""
         for descriptor in (*self._readers, self._end_fd):
             self._close(descriptor)
         self._readers.clear()
@@ -152,6 +118,42 @@ class LocalProcess:
         os.close(descriptor)
 
 
+class LocalProcess(RankProcess):
+    """On this machine: the leader of a process group. Its number stays its own until it is
+    forgotten."""
+
+    group: int
+
+    def __init__(self, process: subprocess.Popen[bytes], readers: Sequence[int]) -> None:
+        super().__init__(readers, _open_end(process.pid), group=process.pid)
+        self._process = process
+
+    def send_signal(self, number: int) -> None:
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
+                os.killpg(self.group, number)
+            except ProcessLookupError:  # it has left its group
+                os.kill(self.group, number)
+
+    def ask_for_stack(self) -> bool:
+        return self._process.returncode is None and ask_for_stack(self.group)
+
+    def _exit_code(self) -> int:
+        ended = os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def forget(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)  # one that was killed may need a moment
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(0) == self.group:  # its debugger had our terminal
+                bring_to_foreground(0, os.getpgrp())
+        super().forget()
+
+
 def _open_end(pid: int) -> int:
     """A descriptor that becomes readable when a child ends."""
     with contextlib.suppress(OSError, AttributeError):
@@ -178,7 +180,7 @@ def ranks_here(
     """Ranks on this machine, each of which is started when it is taken from the iterator; with
     these variables, beside our own, and descriptors."""
     with nameless_file() as store, nameless_file() as meeting:
-        if instructions.script is None:
+        if not instructions.program:
             instructions = dataclasses.replace(instructions, store_fd=store.fileno())
         environment = {
             **os.environ,

@@ -20,27 +20,20 @@ _HEAD = struct.Struct("<cQ")
 
 
 @dataclass(frozen=True)
-class Script:
-    """A program for the ranks: a file, or a module as for `python -m`."""
-
-    name: str
-    is_module: bool
-    args: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Instructions:
     """What every rank of a launch reads first.
 
-    `script` is None where a function follows, pickled, in the same file. `sources` are texts of
-    code that is in no file, as in a notebook, for tracebacks. `store_fd` is an inherited file for
-    torch's store, -1 where there is another; `input_fd` is the standard input of the launching
-    process, for debuggers, -1 where it has none.
+    `program` is a file or, if `is_module`, a module as for `python -m`; "" where a function
+    follows, pickled, in the same file. `sources` are texts of code that is in no file, as in a
+    notebook, for tracebacks. `store_fd` is an inherited file for torch's store, -1 where there is
+    another; `input_fd` is the standard input of the launching process, for debuggers, -1 where it
+    has none.
     """
 
-    script: Script | None
     sys_path: tuple[str, ...]
     argv: tuple[str, ...]
+    program: str = ""
+    is_module: bool = False
     pins: tuple[tuple[int, ...], ...] = ()
     sources: dict[str, list[str]] = field(default_factory=dict)
     store_fd: int = -1

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from unisono.testing import results
 from unisono.testing.mark import BadMark, Plan, plan_of
 from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
-from unisono.testing.protocol import Ran, Run, Warned
+from unisono.testing.protocol import Ran, Run
 
 
 class Controller:
@@ -73,10 +70,7 @@ class Controller:
             for file in runs[0].membership.files():
                 file.unlink(missing_ok=True)
         self._warn(endings)
-        by_rank = [self._reports(item, ending) for ending in endings]
-        failed = any(report.failed for several in by_rank for report in several)
-        self._clear(Path(runs[0].membership.shared), failed)
-        return by_rank
+        return [self._reports(item, ending) for ending in endings]
 
     def _membership(self, rank: int, item: pytest.Item, plan: Plan) -> Membership:
         folder = self._pool.folder
@@ -89,15 +83,6 @@ class Controller:
             str(folder / f"meeting-{self._tests}"),
             str(folder / f"{name}-{self._tests}"),
         )
-
-    def _clear(self, shared: Path, failed: bool) -> None:
-        """Remove the ranks' shared folder by the rule for `tmp_path`."""
-        try:
-            policy = self._config.getini("tmp_path_retention_policy")
-        except ValueError:  # -p no:tmpdir
-            policy = "none"
-        if policy == "none" or (policy == "failed" and not failed):
-            shutil.rmtree(shared, ignore_errors=True)
 
     # -- what comes next -------------------------------------------------------------------------
 
@@ -147,17 +132,12 @@ class Controller:
         """Pass the warnings of all ranks on, each once."""
         ran = [ending for ending in endings if isinstance(ending, Ran)]
         for warned in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
-            category = _category(warned)
-            message = warnings.WarningMessage(
-                warned.message, category, warned.filename, warned.lineno
-            )
+            text, (module, name), filename, lineno, when, nodeid, location = warned
+            category = getattr(sys.modules.get(module), name, Warning)  # it may be the rank's alone
+            message = warnings.WarningMessage(text, category, filename, lineno)
+            told = {"when": when, "nodeid": nodeid, "location": location}
             self._config.hook.pytest_warning_recorded.call_historic(
-                kwargs={
-                    "warning_message": message,
-                    "when": warned.when,
-                    "nodeid": warned.nodeid,
-                    "location": warned.location,
-                }
+                kwargs={"warning_message": message, **told}
             )
 
 
@@ -167,10 +147,3 @@ def _size(item: pytest.Item) -> int:
     except BadMark:
         return 0
     return plan.size if plan else 0
-
-
-def _category(warned: Warned) -> type[Warning]:
-    module, name = warned.category
-    known = builtins if module == "builtins" else sys.modules.get(module)
-    category = getattr(known, name, Warning)
-    return category if isinstance(category, type) else Warning

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-
-DEFAULT_BACKEND = "unisono"
-"""What `process_group` is made with where the mark does not say."""
-
-DEFAULT_TIMEOUT_S = 60.0
-"""A test's deadline where neither the mark nor the ini file gives one."""
+from _pytest.outcomes import Failed
 
 TIMEOUT_INI = "ranks_timeout_s"
 
@@ -22,13 +17,17 @@ COUNT = "_ranks"
 _HOW = "write @pytest.mark.ranks(4), or @pytest.mark.ranks([1, 2, 4]) to repeat the test"
 
 
-class BadMark(ValueError):
-    """The mark makes no sense; the text says why in one sentence."""
+class BadMark(Failed):
+    """An invalid mark. Raised in a test's setup, it fails the test with this one sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, pytrace=False)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one test is to run: on `size` ranks, ended after `timeout_s`."""
+    """How one test is to run: on `size` ranks, ended after `timeout_s`; `backend` is that of
+    `process_group`."""
 
     size: int
     backend: str
@@ -45,60 +44,45 @@ def plan_of(item: pytest.Item) -> Plan | None:
             "pytest.mark.ranks cannot run the tests of a unittest.TestCase: use a function or a "
             "plain class"
         )
-    _check_arguments(mark)
-    count = mark.args[0]
-    if isinstance(count, (list, tuple)):
-        _check_counts(count)
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        if COUNT not in parameters:
-            raise BadMark(
-                "a list of ranks repeats a test, which works neither in pytest.param nor outside "
-                "of test functions: give one number"
-            )
-        count = parameters[COUNT]
-    _check_count(count)
-    backend = mark.kwargs.get("backend", DEFAULT_BACKEND)
-    if not isinstance(backend, str) or not backend:
-        raise BadMark(f"backend of pytest.mark.ranks must be a name, not {backend!r}")
-    return Plan(count, backend, _timeout_s(mark, item.config))
-
-
-def repetitions(mark: pytest.Mark) -> Sequence[int]:
-    """The counts of a mark with a list; empty where there is none, or it makes no sense."""
-    if len(mark.args) != 1 or not isinstance(mark.args[0], (list, tuple)):
-        return ()
-    try:
-        _check_counts(mark.args[0])
-    except BadMark:
-        return ()  # the test itself will say so
-    return mark.args[0]
-
-
-def _check_arguments(mark: pytest.Mark) -> None:
     unknown = sorted(set(mark.kwargs) - {"backend", "timeout_s"})
     if unknown:
         raise BadMark(
             f"pytest.mark.ranks does not know {', '.join(unknown)}: it takes the number of ranks, "
             "backend= and timeout_s="
         )
+    size = counts_of(mark)[0]
+    if repeats(mark):
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if COUNT not in parameters:
+            raise BadMark(
+                "a list of ranks repeats a test, which works neither in pytest.param nor outside "
+                "of test functions: give one number"
+            )
+        size = parameters[COUNT]
+    backend = mark.kwargs.get("backend", "unisono")
+    if not isinstance(backend, str) or not backend:
+        raise BadMark(f"backend of pytest.mark.ranks must be a name, not {backend!r}")
+    return Plan(size, backend, _timeout_s(mark, item.config))
+
+
+def counts_of(mark: pytest.Mark) -> Sequence[int]:
+    """How many ranks the mark asks for: one number, or all of a list. Raises BadMark."""
     if len(mark.args) != 1:
         raise BadMark(f"pytest.mark.ranks needs the number of ranks: {_HOW}")
-
-
-def _check_counts(counts: Sequence[object]) -> None:
+    counts: Sequence[int] = mark.args[0] if repeats(mark) else mark.args
     if not counts:
         raise BadMark(f"pytest.mark.ranks got an empty list: {_HOW}")
     for count in counts:
-        _check_count(count)
-    if len(set(counts)) != len(counts):
-        raise BadMark(f"pytest.mark.ranks({counts!r}) names a number twice")
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise BadMark(f"pytest.mark.ranks needs a whole number of ranks, not {count!r}: {_HOW}")
+        if count < 1:
+            raise BadMark(f"pytest.mark.ranks needs at least 1 rank, not {count}")
+    return counts
 
 
-def _check_count(count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise BadMark(f"pytest.mark.ranks needs a whole number of ranks, not {count!r}: {_HOW}")
-    if count < 1:
-        raise BadMark(f"pytest.mark.ranks needs at least 1 rank, not {count}")
+def repeats(mark: pytest.Mark) -> bool:
+    """Whether the mark has a list, by which a test is repeated."""
+    return isinstance(mark.args[0], (list, tuple))
 
 
 def _timeout_s(mark: pytest.Mark, config: pytest.Config) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from unisono.testing.mark import BadMark
+from unisono.torch_backend.autoload import backend_problem
 from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
@@ -75,14 +76,9 @@ def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessG
     require_torch("the fixture process_group")
     import torch.distributed as dist
 
-    known = set(dist.Backend.backend_list) - {dist.Backend.UNDEFINED}
     for part in membership.backend.split(","):
-        name = part.rpartition(":")[2].strip().lower()
-        if name not in known:
-            raise BadMark(
-                f"torch does not know the backend {name!r} of pytest.mark.ranks: it knows "
-                f"{', '.join(sorted(known))}"
-            )
+        if problem := backend_problem(part.rpartition(":")[2].strip().lower()):
+            raise BadMark(f"pytest.mark.ranks: {problem}")
     store = dist.FileStore(membership.meeting + "-store", membership.size)  # type: ignore[attr-defined]
     dist.init_process_group(
         membership.backend,

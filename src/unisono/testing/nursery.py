@@ -9,28 +9,28 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
+import ctypes
 import gc
 import importlib
-import importlib.util
 import os
 import select
 import signal
 import socket
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 CHANNEL = "UNISONO_TEST_CHANNEL"
 """The environment variable that tells a rank the descriptor of its socket."""
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serve until the controller hangs up. Arguments: a descriptor, its pid, what to import."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    _processes().end_with_parent(int(sys.argv[2]))
+    _end_with_parent(int(sys.argv[2]))
     gc.disable()
     for name in sys.argv[3:]:
         with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
@@ -82,7 +82,7 @@ def _tell_of_ends(children: dict[int, int]) -> None:
 def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     """Leave everything that was the nursery's and be a pytest session."""
     os.setpgid(0, 0)  # Ctrl-C is the controller's to handle
-    _processes().end_with_parent(parent)
+    _end_with_parent(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for output_fd in output:
@@ -108,15 +108,11 @@ def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     os._exit(code)  # at once: taking torch down piece by piece takes long, and threads may linger
 
 
-@functools.cache
-def _processes() -> Any:
-    """unisono/processes.py, by its path: `import unisono` must wait for pytest."""
-    file = Path(__file__).resolve().parents[1] / "processes.py"
-    spec = importlib.util.spec_from_file_location("unisono_processes", file)
-    assert spec is not None and spec.loader is not None  # noqa: PT018
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _end_with_parent(parent: int) -> None:
+    """As that of unisono.processes: `import unisono` must wait for pytest."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

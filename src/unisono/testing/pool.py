@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unisono.testing.process import Nursery, RankProcess, let_write
-from unisono.testing.protocol import Collect, Collected, Exit, Ran, Run, Stop, Unable
+from unisono.testing.protocol import Collected, Exit, Ran, Run, Unable
 
 START_S = 120.0
 """How long a rank may take to start and collect a file: it imports what the tests import."""
@@ -43,7 +43,7 @@ class Pool:
         """End every rank; gently: they tear down the fixtures of their session first."""
         if gently:
             for rank in self._ranks.values():
-                rank.send(Stop())
+                rank.send(None)
             end = time.monotonic() + STOP_S
             for rank in self._ranks.values():
                 rank.join(max(0.0, end - time.monotonic()))
@@ -80,7 +80,7 @@ class Pool:
         ]
         for number, files in enumerate(missing):
             for file in files:
-                self._ranks[number].send(Collect(file))
+                self._ranks[number].send(file)
         return [self._await_files(number, path, files) for number, files in enumerate(missing)]
 
     def _start(self, number: int) -> None:

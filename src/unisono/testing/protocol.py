@@ -1,4 +1,8 @@
-"""What the controller and the session of a rank say to each other, over a socket of their own."""
+"""What the controller and the session of a rank say to each other, over a socket of their own.
+
+The controller sends a Start, then requests: the path of a file to collect, answered by Collected; a
+Run, answered by Ran, Unable or Exit; None, with which the session ends.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.testing.membership import Membership
+
+Warned = tuple[str, tuple[str, str], str, int, str, str, tuple[str, int, str] | None]
+"""A warning that a test gave: text, module and name of its category, file and line; when, node id
+and location, as `pytest_warning_recorded` has them."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +27,6 @@ class Start:
     argv: tuple[str, ...]
     folder: str
     worker_input: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Collect:
-    """Collect this file."""
-
-    path: str
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,6 @@ class Run:
     nodeid: str
     next_nodeid: str | None
     membership: Membership
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A warning that a test gave: the arguments of `pytest_warning_recorded`, in simple types.
-    `category` is the module and the name of its class."""
-
-    message: str
-    category: tuple[str, str]
-    filename: str
-    lineno: int
-    when: str
-    nodeid: str
-    location: tuple[str, int, str] | None
 
 
 @dataclass(frozen=True)
@@ -82,8 +69,3 @@ class Exit:
 
     reason: str
     returncode: int | None
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Last message to a rank: tear down what is left and end."""

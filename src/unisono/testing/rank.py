@@ -24,9 +24,9 @@ import pytest
 
 from unisono import variables
 from unisono.processes import STACK_SIGNAL
-from unisono.testing import membership, protocol
+from unisono.testing import membership
 from unisono.testing.nursery import CHANNEL
-from unisono.testing.protocol import Collect, Collected, Ran, Run, Start, Stop, Unable
+from unisono.testing.protocol import Collected, Exit, Ran, Run, Start, Unable, Warned
 
 # The controller has chosen the tests, stops after failures, talks to the user and writes files;
 # its own command line must not make a rank do any of it.
@@ -77,7 +77,7 @@ class RankSession:
         self._entered: set[pytest.Collector] = set()
         self._errors: list[str] = []
         self._reports: list[dict[str, Any]] = []
-        self._warnings: list[protocol.Warned] = []
+        self._warnings: list[Warned] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
@@ -107,16 +107,16 @@ class RankSession:
         return True
 
     def _serve(self, session: pytest.Session) -> None:
-        while not isinstance(request := self._channel.recv(), Stop):
-            if isinstance(request, Collect):
-                self._channel.send(Collected(self._collect(session, request.path)))
+        while (request := self._channel.recv()) is not None:
+            if isinstance(request, str):
+                self._channel.send(Collected(self._collect(session, request)))
                 continue
             answer = self._run(session, request)
             try:
                 self._channel.send(answer)
             except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to say no
                 self._channel.send(Unable("the report cannot be sent", str(error)))
-            if isinstance(answer, protocol.Exit) or (isinstance(answer, Unable) and answer.broken):
+            if isinstance(answer, Exit) or (isinstance(answer, Unable) and answer.broken):
                 return
 
     # -- collecting ------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class RankSession:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | protocol.Exit:
+    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | Exit:
         item = self._items.get(run.nodeid)
         if item is None:
             return Unable(
@@ -192,7 +192,7 @@ class RankSession:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as error:
-            return protocol.Exit(str(error.msg), error.returncode)
+            return Exit(str(error.msg), error.returncode)
         except BaseException as error:
             headline = f"the test ended the rank's session: {type(error).__name__}"
             return Unable(headline, traceback.format_exc(), broken=True)
@@ -222,15 +222,7 @@ class RankSession:
         nodeid: str,
         location: tuple[str, int, str] | None,
     ) -> None:
-        category = warning_message.category
-        self._warnings.append(
-            protocol.Warned(
-                str(warning_message.message),
-                (category.__module__, category.__name__),
-                warning_message.filename,
-                warning_message.lineno,
-                when,
-                nodeid,
-                location,
-            )
-        )
+        given = warning_message
+        category = given.category.__module__, given.category.__name__
+        where = (given.filename, given.lineno, when, nodeid, location)
+        self._warnings.append((str(given.message), category, *where))

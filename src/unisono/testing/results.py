@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import pytest
@@ -25,15 +24,6 @@ _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 
 _CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection closed by peer")
 """What ranks say whose peers have failed: shown after the failures that caused it."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What a rank had to say: in one line, as text, and as pytest shows it."""
-
-    line: str
-    text: str
-    chain: tuple[_Link, ...]
 
 
 def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestReport:
@@ -69,20 +59,23 @@ def merge(
 def _merge_phase(
     item: pytest.Item, phase: Phase, reports: dict[int, pytest.TestReport], size: int
 ) -> pytest.TestReport:
-    expected = {rank: report for rank, report in reports.items() if _failed_as_expected(report)}
-    failed = {rank: report for rank, report in reports.items() if report.failed}
-    if expected:  # then the ranks that passed are no surprise
-        failed = {
-            rank: report for rank, report in failed.items() if not _passed_by_surprise(report)
-        }
-    skipped = [report for report in reports.values() if report.skipped]
+    expected = {
+        rank: report
+        for rank, report in reports.items()
+        if report.skipped and hasattr(report, "wasxfail")
+    }
+    failed = {
+        rank: report
+        for rank, report in reports.items()
+        if report.failed and not (expected and _passed_by_surprise(report))
+    }
     model = next(iter(reports.values()))
     if failed:
         result = _report(item, phase, "failed", _group_failures(failed, size))
     elif expected:
         model = next(iter(expected.values()))
         result = _report(item, phase, "skipped", _group_failures(expected, size))
-    elif len(skipped) == len(reports):
+    elif all(report.skipped for report in reports.values()):
         result = _report(item, phase, "skipped", model.longrepr)
     else:
         result = _report(item, phase, "passed", None)
@@ -94,10 +87,6 @@ def _merge_phase(
     result.sections = _label_sections(reports, size)
     result.user_properties = _unite(report.user_properties for report in reports.values())
     return result
-
-
-def _failed_as_expected(report: pytest.TestReport) -> bool:
-    return report.skipped and hasattr(report, "wasxfail")
 
 
 def _passed_by_surprise(report: pytest.TestReport) -> bool:
@@ -128,45 +117,43 @@ def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> Excepti
     if size == 1:
         only = reports[0].longrepr
         return only if isinstance(only, ExceptionRepr) else str(only)
-    groups: dict[str, dict[int, Failure]] = {}
+    alike: dict[str, list[int]] = {}
     for rank, report in reports.items():
-        same = without_names(without_notes(report.longreprtext), rank)
-        groups.setdefault(same, {})[rank] = _failure(report)
-    ordered = sorted(groups.values(), key=_is_consequence)
+        alike.setdefault(without_names(without_notes(report.longreprtext), rank), []).append(rank)
+    ordered = sorted(alike.values(), key=lambda ranks: _is_consequence(reports[ranks[0]]))
     chain: list[_Link] = []
-    for group in ordered:
-        chain.append((_nothing(), None, _heading(group, size)))
-        chain.extend(next(iter(group.values())).chain)
+    for ranks in ordered:
+        texts = {without_addresses(reports[rank].longreprtext) for rank in ranks}
+        shown = f", shown by rank {ranks[0]}" if len(texts) > 1 else ""
+        chain.append((_nothing(), None, f" {_who(ranks, size)}{shown} ".center(60, "-")))
+        chain.extend(_chain(reports[ranks[0]]))
     # pytest takes the summary's line from the last link, also after a journey between processes.
-    first = next(iter(ordered[0].values()))
-    location = first.chain[-1][1] or ReprFileLocation("", 0, "")
-    line = f"{_who(ordered[0], size)}: {first.line}"
+    first = reports[ordered[0][0]]
+    location = _chain(first)[-1][1] or ReprFileLocation("", 0, "")
+    line = f"{_who(ordered[0], size)}: {_line(first)}"
     chain.append((_nothing(), ReprFileLocation(location.path, location.lineno, line), None))
     return ExceptionChainRepr(chain)
 
 
-def _failure(report: pytest.TestReport) -> Failure:
-    longrepr, text = report.longrepr, report.longreprtext
+def _chain(report: pytest.TestReport) -> list[_Link]:
+    """A failure as pytest shows it."""
+    longrepr = report.longrepr
     if isinstance(longrepr, ExceptionChainRepr):
-        chain = tuple(longrepr.chain)
-    elif isinstance(longrepr, ExceptionRepr):
-        chain = ((longrepr.reprtraceback, longrepr.reprcrash, None),)
-    else:
-        chain = ((ReprTracebackNative([text + "\n"]), None, None),)
-    crash = chain[-1][1]
-    line = (crash.message if crash is not None else text.strip()).partition("\n")[0]
-    return Failure(line, without_addresses(text), chain)
+        return list(longrepr.chain)
+    if isinstance(longrepr, ExceptionRepr):
+        return [(longrepr.reprtraceback, longrepr.reprcrash, None)]
+    return [(ReprTracebackNative([report.longreprtext + "\n"]), None, None)]
 
 
-def _is_consequence(group: dict[int, Failure]) -> bool:
-    return any(word in next(iter(group.values())).line for word in _CONSEQUENCES)
+def _line(report: pytest.TestReport) -> str:
+    """A failure in one line."""
+    crash = _chain(report)[-1][1]
+    text = report.longreprtext.strip() if crash is None else crash.message
+    return text.partition("\n")[0]
 
 
-def _heading(group: dict[int, Failure], size: int) -> str:
-    heading = f" {_who(group, size)} "
-    if len({failure.text for failure in group.values()}) > 1:
-        heading = f" {_who(group, size)}, shown by rank {min(group)} "
-    return heading.center(60, "-")
+def _is_consequence(report: pytest.TestReport) -> bool:
+    return any(word in _line(report) for word in _CONSEQUENCES)
 
 
 def _nothing() -> ReprTraceback:

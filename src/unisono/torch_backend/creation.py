@@ -20,16 +20,9 @@ from unisono.comm.rendezvous.deadline import LATECOMERS_S
 from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
-from unisono.preloading import load_soon
+from unisono.failures import load_soon, shorten_uncaught
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
-from unisono.torch_support import (
-    NEWEST_TRIED_TORCH,
-    OLDEST_TORCH,
-    format_version,
-    is_too_old,
-    is_untried,
-)
-from unisono.tracebacks import shorten_uncaught
+from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 
 def create(options: Any, over: Any) -> UnisonoProcessGroup:
@@ -132,9 +125,8 @@ its own; where they share one, NCCL refuses and ours does not."""
 
 def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> None:
     version = torch.__version__
-    if is_too_old(version):
-        oldest = format_version(OLDEST_TORCH)
-        raise UnisonoError(f"unisono's backend needs torch {oldest} or later, not {version}")
+    if is_newer(OLDEST_TORCH, than=version):
+        raise UnisonoError(f"unisono's backend needs torch {OLDEST_TORCH} or later, not {version}")
     if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
         _warn_if_untried(version)
     # Which backend each device shall have: a group of ours replaces all others.
@@ -152,10 +144,10 @@ def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> N
 
 @functools.cache
 def _warn_if_untried(version: str) -> None:
-    if is_untried(version):
+    if is_newer(version, than=NEWEST_TRIED_TORCH):
         warnings.warn(
             f"torch {version} is newer than any that unisono was tried with (up to "
-            f"{format_version(NEWEST_TRIED_TORCH)}): if something fails that worked before, look "
+            f"{NEWEST_TRIED_TORCH}): if something fails that worked before, look "
             "for a newer unisono, or install an older torch",
             stacklevel=2,
         )

@@ -104,8 +104,6 @@ def _start(settings: WatchSettings) -> None:
     if "torch" in sys.modules:
         _watch_torch()
     _answer_other_hosts({RECORDS: Answers().tell, TOPIC: inbox.accept})
-    if settings.trace:
-        _monitor.begin_trace(settings.trace)
 
 
 def stop() -> None:

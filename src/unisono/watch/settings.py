@@ -21,13 +21,12 @@ HANG_S = 30.0
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, and `trace`: where the calls of the whole program are; "" for nowhere."""
+    reports are saved, "" for nowhere."""
 
     hang_s: float = HANG_S
     check: bool = False
     stack_signal: int = DEFAULT_SIGNAL
     folder: str = ""
-    trace: str = ""
 
 
 def settings_of(
@@ -67,7 +66,7 @@ def settings_of(
             raise UnisonoError(problem) from None
         _log.warning("%s: reports are not saved", problem)
         folder = ""
-    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.TRACE) or "")
+    return WatchSettings(hang_s, check, stack_signal, folder)
 
 
 def is_wanted() -> bool:

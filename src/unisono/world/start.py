@@ -25,10 +25,9 @@ from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
 from unisono.comm.shared_memory.transport import SharedMemory
-from unisono.environment import RankInfo, find_master
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
+from unisono.failures import shorten_uncaught
 from unisono.torch_support import require_torch
-from unisono.tracebacks import shorten_uncaught
 
 _log = logging.getLogger("unisono")
 

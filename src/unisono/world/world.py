@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono import variables
 from unisono.comm.base import Communicator, Group, Work
-from unisono.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
 from unisono.torch_support import require_torch
+from unisono.world.environment import RankInfo, read_local_rank, read_rank_info, read_size
 from unisono.world.start import StartedWorld, device_index, start
 
 if TYPE_CHECKING:

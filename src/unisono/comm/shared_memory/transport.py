@@ -29,7 +29,7 @@ from unisono.comm.tensors import address_of, count, dtype_name
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import Work, join_works
 from unisono.errors import GroupError, RendezvousError, SegmentError
-from unisono.preloading import load_soon
+from unisono.failures import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call

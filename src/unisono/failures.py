@@ -1,11 +1,21 @@
-"""Tracebacks of errors that unisono raises end at the user's line: its own frames are left out."""
+"""What makes failures readable, prepared while all is well.
+
+Tracebacks of errors that unisono raises end at the user's line: its own frames are left out. And
+the modules that word exceptions are imported ahead. Once something fails, files may be out of
+reach: the process has no descriptors left, or a file system hangs. So a thread imports them a
+moment after the first group is made, which does not wait for it.
+"""
 
 from __future__ import annotations
 
+import _thread
+import atexit
+import contextlib
 import functools
-import opcode
+import importlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -20,6 +30,8 @@ def is_shortened(error: BaseException) -> bool:
     purpose = isinstance(error, UnisonoError)
     *_, last = [None, *_frames_of(error)]
     if isinstance(error, (TypeError, ValueError)) and last is not None and _is_ours(last):
+        import opcode  # every start would pay for it above
+
         purpose = last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
     return purpose and variables.TRACEBACK.read_or_warn() is None
 
@@ -62,3 +74,43 @@ def _frames_of(error: BaseException) -> Iterator[TracebackType]:
 
 def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(_FOLDER)
+
+
+# -- modules imported ahead ----------------------------------------------------------------------
+
+DELAY_S = 0.1
+"""How long a process is left to its start."""
+
+_names: list[str] = []
+_importing = _thread.allocate_lock()
+"""Held during an import. A fork and the end of the interpreter wait for it: the thread would be
+gone, and the lock of the module that it was importing would never be released."""
+
+
+def load_soon(*names: str) -> None:
+    """Have these modules imported by a thread. Where that fails, whoever needs one tries again."""
+    missing = [name for name in names if name not in sys.modules and name not in _names]
+    _names.extend(missing)
+    if missing:
+        with contextlib.suppress(RuntimeError):  # no thread can be started
+            _thread.start_new_thread(_load, ())
+
+
+def _load() -> None:
+    time.sleep(DELAY_S)
+    while _names:
+        with _importing, contextlib.suppress(Exception):
+            importlib.import_module(_names.pop(0))
+
+
+def _finish() -> None:
+    _names.clear()
+    with _importing:
+        pass
+
+
+atexit.register(_finish)
+if hasattr(os, "register_at_fork"):
+    go_on = _importing.release
+    os.register_at_fork(before=_importing.acquire, after_in_parent=go_on, after_in_child=go_on)
+    os.register_at_fork(after_in_child=_names.clear)
