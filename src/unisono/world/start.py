@@ -28,6 +28,7 @@ from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
 from unisono.failures import shorten_uncaught
 from unisono.torch_support import require_torch
+from unisono.world.environment import RankInfo, find_master
 
 _log = logging.getLogger("unisono")
 
