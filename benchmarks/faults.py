@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost

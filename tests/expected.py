@@ -16,7 +16,7 @@ import torch
 
 import unisono
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)

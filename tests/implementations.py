@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ranks import attempt
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 EVERY = [
     ("solo", 1),

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Communicator, Work
+from unisono.comm.communicator import Communicator
+from unisono.comm.work import Work
 
 ARENA_BYTES = 96 << 20
 LEAST_BYTES = 4096  # smaller calls go through posts and slots in any case

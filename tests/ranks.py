@@ -31,7 +31,7 @@ import pytest
 import torch
 
 from unisono import watch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER

@@ -9,9 +9,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from unisono.comm import collective_calls
-from unisono.comm.base import Communicator, Message
-from unisono.comm.collective_calls import Collectives
+from unisono.comm import communicator
+from unisono.comm.communicator import Communicator, Message
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.work import Work
 
@@ -27,16 +26,27 @@ This page is written by `tools/write_communicator_page.py` from the docstrings.
 
 """
 
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+)
 MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 
 
 def page_text() -> str:
     """The page."""
     own = public_names(Communicator)
-    conventions = in_markdown((collective_calls.__doc__ or "").partition("\n\n")[2])
-    groups = [name for name in own if name not in MESSAGES]
+    conventions = in_markdown((communicator.__doc__ or "").partition("\n\n")[2])
+    groups = [name for name in own if name not in (*COLLECTIVES, *MESSAGES)]
     text = INTRODUCTION + in_markdown(Communicator.__doc__ or "")
-    text += "## Collectives\n\n" + conventions + section(Collectives, public_names(Collectives))
+    text += "## Collectives\n\n" + conventions + section(Communicator, COLLECTIVES)
     text += "## Messages\n\n" + section(Communicator, MESSAGES)
     text += "## Message\n\n" + in_markdown(Message.__doc__ or "")
     text += "## Shared tensors\n\n" + section(SharedTensors, public_names(SharedTensors))

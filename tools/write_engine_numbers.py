@@ -1,6 +1,6 @@
-"""Write src/unisono/comm/engine_numbers.py: the engine's numbers, as csrc/unisono.h has them.
+"""Write src/unisono/comm/engine/numbers.py: the engine's numbers, as csrc/unisono.h has them.
 
-python tools/write_engine_numbers.py
+python tools/write_engine/numbers.py
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-NUMBERS = ROOT / "src/unisono/comm/engine_numbers.py"
+NUMBERS = ROOT / "src/unisono/comm/engine/numbers.py"
 HEADERS = ("csrc/unisono.h", "csrc/python/binding.h")
-HEAD = '''"""The engine's numbers. Written by tools/write_engine_numbers.py from csrc/unisono.h."""
+HEAD = '''"""The engine's numbers. Written by tools/write_engine/numbers.py from csrc/unisono.h."""
 
 from __future__ import annotations
 

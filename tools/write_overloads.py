@@ -10,10 +10,16 @@ from __future__ import annotations
 
 import ast
 import copy
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MODULES = ("src/unisono/comm/communicator.py",)
+MODULES = (
+    "src/unisono/comm/communicator.py",
+    "src/unisono/collectives/primitives.py",
+    "src/unisono/collectives/tensors.py",
+)
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"
 
 
@@ -21,9 +27,30 @@ def stub_of(source: str) -> str:
     """The stub of a module."""
     tree = ast.parse(source)
     lines = [HEAD, "from typing import Literal as _Literal, overload as _overload\n"]
-    for node in tree.body:
+    for node in written_once(tree.body):
         lines += statements(node)
     return "\n".join(lines) + "\n"
+
+
+def written_once(body: list[ast.stmt]) -> list[ast.stmt]:
+    """A body without the functions whose signatures stand above them, and without their marks."""
+    kept: list[ast.stmt] = []
+    overloaded = set()
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            marks = [mark for mark in node.decorator_list if ast.unparse(mark) == "overload"]
+            if marks:
+                overloaded.add(node.name)
+            elif node.name in overloaded:
+                continue
+            node.decorator_list = [
+                mark
+                for mark in node.decorator_list
+                if ast.unparse(mark) in ("property", "staticmethod")
+                or "setter" in ast.unparse(mark)
+            ]
+        kept.append(node)
+    return kept
 
 
 def statements(node: ast.stmt) -> list[str]:
@@ -50,7 +77,7 @@ def statements(node: ast.stmt) -> list[str]:
 def class_lines(node: ast.ClassDef) -> list[str]:
     bases = ", ".join(map(ast.unparse, node.bases))
     head = f"class {node.name}({bases}):" if bases else f"class {node.name}:"
-    body = [line for inner in node.body for line in statements(inner)]
+    body = [line for inner in written_once(node.body) for line in statements(inner)]
     return [head, *("    " + line for line in body or ["..."])]
 
 
@@ -100,7 +127,9 @@ def text_of(node: ast.FunctionDef) -> list[str]:
 def main() -> None:
     for module in MODULES:
         path = ROOT / module
-        path.with_suffix(".pyi").write_text(stub_of(path.read_text()))
+        stub = path.with_suffix(".pyi")
+        stub.write_text(stub_of(path.read_text()))
+        subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", stub], check=True)
 
 
 if __name__ == "__main__":

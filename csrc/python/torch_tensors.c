@@ -81,9 +81,9 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
 }
 
 
-/* A function of unisono.comm.rows with one argument or two. */
+/* A function of unisono.comm.on_rows.rows with one argument or two. */
 static PyObject *call_rows(const char *name, PyObject *first, PyObject *second) {
-    PyObject *rows = PyImport_ImportModule("unisono.comm.rows");
+    PyObject *rows = PyImport_ImportModule("unisono.comm.on_rows.rows");
     PyObject *function = rows ? PyObject_GetAttrString(rows, name) : NULL;
     PyObject *result = function ? PyObject_CallFunctionObjArgs(function, first, second, NULL) : NULL;
     Py_XDECREF(rows);

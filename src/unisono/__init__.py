@@ -59,8 +59,10 @@ _HOMES = {
         "weighted_sum",
     ),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
-    "unisono.comm.base": ("Communicator", "Message", "PremulSum", "Work"),
-    "unisono.comm.execute": ("execute",),
+    "unisono.comm.communicator": ("Communicator", "Message"),
+    "unisono.comm.reductions": ("PremulSum",),
+    "unisono.comm.schedules.execute": ("execute",),
+    "unisono.comm.work": ("Work",),
     "unisono.doctor.self_test": ("SelfTest", "debug_communication"),
     "unisono.errors": (
         "CollectiveMismatch",

@@ -31,11 +31,11 @@ from unisono.collectives.statistics import weighted_sum as weighted_sum
 from unisono.collectives.tensors import broadcast_tensor as broadcast_tensor
 from unisono.collectives.tensors import gather_tensor as gather_tensor
 from unisono.collectives.tensors import reduce_tensor as reduce_tensor
-from unisono.comm.base import Communicator as Communicator
-from unisono.comm.base import Message as Message
-from unisono.comm.base import PremulSum as PremulSum
-from unisono.comm.base import Work as Work
-from unisono.comm.execute import execute as execute
+from unisono.comm.communicator import Communicator as Communicator
+from unisono.comm.communicator import Message as Message
+from unisono.comm.reductions import PremulSum as PremulSum
+from unisono.comm.schedules.execute import execute as execute
+from unisono.comm.work import Work as Work
 from unisono.doctor.self_test import SelfTest as SelfTest
 from unisono.doctor.self_test import debug_communication as debug_communication
 from unisono.errors import CollectiveMismatch as CollectiveMismatch

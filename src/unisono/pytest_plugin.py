@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     import torch.distributed
 
-    from unisono.comm.base import Communicator
+    from unisono.comm.communicator import Communicator
     from unisono.testing.controller import Controller
     from unisono.testing.membership import Membership
 

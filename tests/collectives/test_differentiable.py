@@ -15,7 +15,7 @@ import torch
 import unisono
 from expected import REDUCED, SPREAD, doubles
 from unisono import differentiable
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 RANKS = [1, 2, 3, 4]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import unisono
 from unisono.collectives.encoding import decode, encode
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 relaxed = settings(
     derandomize="EXPLORE" not in os.environ,

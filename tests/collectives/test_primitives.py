@@ -14,7 +14,7 @@ import torch.distributed as dist
 import unisono
 from expected import OPS, assert_same, inputs, meaningful, reduced, values
 from ranks import attempt, subgroup
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import CollectiveMismatch
 
 RANKS = [1, 2, 3, 4, 8]

@@ -10,7 +10,7 @@ import torch
 
 import unisono
 from expected import REDUCED, SPREAD
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 RANKS = [1, 2, 3, 4, 8]
 INF, NAN = math.inf, math.nan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 RANKS = [1, 2, 3, 4, 8]
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import unisono
 from implementations import on_backends
 from unisono import CollectiveMismatch, Message, UnisonoError
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
 from unisono.world.world import resolve
 

@@ -21,7 +21,7 @@ from unisono import (
     MessageMismatch,
     PeerLost,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 
 def mismatch(comm: Communicator) -> BaseException | None:

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, raised, subgroup
-from unisono.comm.base import Communicator, PremulSum, Work
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
+from unisono.comm.reductions import PremulSum
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.work import Work
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,

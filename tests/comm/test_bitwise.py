@@ -12,8 +12,9 @@ import torch
 
 from expected import assert_same, inputs, raw, reduced
 from ranks import subgroup
-from unisono.comm.base import REDUCTION_NAMES, Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import combine
+from unisono.comm.reductions import REDUCTION_NAMES
 
 COUNT = 150_001  # several slots of float64, and no multiple of anything
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)

@@ -16,7 +16,7 @@ import torch
 
 from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import announcements as boards
 from unisono.comm.rendezvous.announcements import FileAnnouncements

@@ -22,8 +22,8 @@ from expected import (
 )
 from ranks import subgroup
 from unisono import PremulSum
-from unisono.comm.base import Communicator
-from unisono.comm.over_torch.transport import OverTorch
+from unisono.comm.communicator import Communicator
+from unisono.comm.over_torch.torch_transport import OverTorch
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and nccl"

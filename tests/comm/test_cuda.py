@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.routing import (
     RankGpu,
     choose_way,

@@ -13,7 +13,7 @@ from test_hosts import world
 
 from ranks import RankPool, attempt, raised
 from unisono import CollectiveMismatch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.routing import RankGpu
 from unisono.comm.hosts import gpus
 
@@ -98,7 +98,7 @@ def meet(comm: Communicator, folder: str, gpu: str) -> Any:
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
     replaced_driver.install()
     from unisono.comm.cuda import meeting
-    from unisono.comm.engine_numbers import Operation
+    from unisono.comm.engine.numbers import Operation
 
     meeting._cuda = SimpleNamespace(
         device=lambda device: contextlib.nullcontext(),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, raised, subgroup
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import PeerLost
@@ -96,7 +96,7 @@ def leave_a_child(rank: int, size: int, path: str) -> float:
 LEAVES_EARLY = """
 import sys
 from unisono.comm.factory import connect_on_host
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 rank = int(sys.argv[2])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 import unisono
 from ranks import subgroup
 from unisono.comm import engine
-from unisono.comm.base import Communicator
-from unisono.comm.mismatches import PairwiseSizes
+from unisono.comm.communicator import Communicator
+from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 
 

@@ -16,7 +16,7 @@ import unisono
 from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, reduced, values
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find

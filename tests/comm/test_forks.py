@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from ranks import attempt, raised
 from resources import assert_given_back, held_resources
 from unisono import GroupClosed
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 
 class Squares(Dataset[torch.Tensor]):

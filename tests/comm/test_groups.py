@@ -15,7 +15,7 @@ import torch
 
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.rendezvous.unix_socket import Lobby
 from user_programs import eventually
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unisono.comm.base import REDUCTION_NAMES, Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import combine
+from unisono.comm.reductions import REDUCTION_NAMES
 
 Bits = NDArray[numpy.uint16]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unisono.comm.mismatches import ALGORITHMS
+from unisono.comm.on_rows.mismatches import ALGORITHMS
 from unisono.plan.catalog import catalog
 from user_programs import DEADLINE_S, write_program
 

@@ -15,7 +15,7 @@ import torch
 from ranks import RankPool, attempt, connect, subgroup
 from resources import assert_given_back, held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.watch.settings import is_wanted

@@ -25,7 +25,7 @@ from unisono import (
     PeerLost,
     PremulSum,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from user_programs import eventually
 
 Call = Callable[[Communicator, "Buffers"], None]

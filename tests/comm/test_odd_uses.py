@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, in_a_fork, raised, subgroup
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import GroupAborted, PeerLost, RendezvousError

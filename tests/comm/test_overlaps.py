@@ -22,9 +22,9 @@ from implementations import on_implementations
 from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.arguments import check_overlaps
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import overlaps_itself
-from unisono.comm.engine_numbers import Operation
+from unisono.comm.engine.numbers import Operation
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
 from unisono.world.world import resolve

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, reduced, values
 from ranks import RankPool
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 relaxed = settings(
     derandomize="EXPLORE"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ranks import attempt, in_a_fork
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Record

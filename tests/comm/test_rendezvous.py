@@ -27,7 +27,7 @@ from ranks import RankPool, attempt, in_a_fork, raised
 from resources import assert_given_back, held_resources
 from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import announcements as boards
 from unisono.comm.rendezvous import membership

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 PAGE = Path(__file__).parents[2] / "docs" / "shared.md"
 

@@ -22,9 +22,9 @@ import unisono
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupClosed, PeerLost, SegmentError, failures
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.shared_memory.shared_pages import SharedPages
-from unisono.comm.shared_memory.transport import SharedMemory
 
 LARGE = 300_000  # floats: more than a slot
 

@@ -10,7 +10,7 @@ import torch
 
 from ranks import RankPool, connect
 from resources import assert_given_back, held_resources
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 CALLS = 250_000  # of each rank; a million and more in the two tests together
 A_LIFE = 2000  # calls of one set of groups

@@ -17,7 +17,7 @@ import torch
 
 from ranks import attempt, subgroup
 from unisono.comm import engine
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import site_of
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.solo import Solo

@@ -15,7 +15,7 @@ import torch
 from expected import REDUCIBLE, meaningful
 from random_scenarios.steps import COLLECTIVES, RankStep, Step, draw_step
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 KINDS = (*COLLECTIVES, "coalesced", "message", "ring")
 OPS = ("sum", "sum", "avg", "product", "min", "max", "band", "bxor", PremulSum(3))

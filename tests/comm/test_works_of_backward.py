@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from unisono.comm.base import Work
 from unisono.comm.cuda.backward import WorksOfBackward, in_backward
-from unisono.comm.work import FinishedWork
+from unisono.comm.work import FinishedWork, Work
 
 
 def backward_with(*hooks: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import unisono
 from unisono.cli import main
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.demo import drawing, scenes
 from unisono.demo.scenes import SCENES, RankOutcome
 from unisono.errors import UnisonoError

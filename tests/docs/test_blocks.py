@@ -30,7 +30,7 @@ from docs.blocks import (
     matches,
     output_of,
 )
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 BLOCKS = {page: blocks_of(page) for page in PAGES if page != "docs/communicator.md"}
 """docs/communicator.md is written from docstrings, whose examples tests/test_docstrings.py runs."""

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from ranks import RankPool
 from unisono.cli import main
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.doctor import known_variables, machine, ranks, software
 from unisono.doctor.machine import Finding
 from unisono.doctor.self_test import SelfTest

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from unisono import watch
 from unisono.cli import main
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import CollectiveMismatch
 from unisono.watch.report import RankReport, Report
 from user_programs import WriteProgram, eventually, plain_environment

@@ -8,8 +8,9 @@ import pytest
 import torch.distributed as dist
 
 import unisono
-from unisono.comm.base import Communicator, Work
+from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
+from unisono.comm.work import Work
 
 PRIMITIVES = {
     "barrier", "broadcast", "reduce", "gather", "scatter", "all_gather", "all_to_all",

@@ -13,7 +13,7 @@ import torch
 
 from expected import OPS, REDUCIBLE, assert_same, copy_of, inputs, meaningful, reduced
 from unisono import Message, PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 
 pytestmark = pytest.mark.ranks(2)

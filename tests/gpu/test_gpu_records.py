@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import Record

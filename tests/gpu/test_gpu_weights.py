@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ranks import RankPool, raised
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements

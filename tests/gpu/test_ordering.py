@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.errors import CollectiveMismatch

@@ -20,8 +20,8 @@ from ranks import RankPool, attempt, raised
 from resources import assert_given_back, held_resources
 from unisono import Communicator, PeerLost, RendezvousError, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
-from unisono.comm.hosts.transport import HostsTransport
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.torch_backend import autoload
 from unisono.training import (
     WeightReceiver,

@@ -13,7 +13,7 @@ import ranks
 import unisono
 from ranks import RankPool
 from unisono import plan
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.training import GradientSync, ShardedOptimizer
 
 PLACEMENTS = {"block": (0, 0, 1, 1), "cyclic": (0, 1, 0, 1)}

@@ -19,7 +19,7 @@ from namespaces import MakeNetwork, start_ranks
 
 from ranks import RankPool, attempt
 from unisono import watch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import GroupError
 from unisono.watch import top
 from unisono.watch.report import Report, from_text

@@ -20,7 +20,7 @@ from random_scenarios.scenarios import ENDINGS, Scenario
 from random_scenarios.steps import COLLECTIVES, RankStep
 from ranks import attempt
 from resources import assert_given_back, held_resources
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.processes import state_of

@@ -15,7 +15,8 @@ import torch
 
 from expected import assert_same, reduced, values
 from unisono import PremulSum
-from unisono.comm.base import Communicator, Work
+from unisono.comm.communicator import Communicator
+from unisono.comm.work import Work
 
 COLLECTIVES = (
     "barrier",

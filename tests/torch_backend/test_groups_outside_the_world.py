@@ -12,8 +12,8 @@ import torch.distributed as dist
 from outside_groups import outside_group
 from ranks import RankPool, attempt, raised
 from unisono import PeerLost
-from unisono.comm.hosts.transport import HostsTransport
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.torch_backend import autoload
 from unisono.world.world import resolve
 

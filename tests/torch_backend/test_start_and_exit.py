@@ -28,9 +28,9 @@ LOADED = (
     + """
 for_need = {
     "unisono.comm.arguments",
-    "unisono.comm.engine_types",
+    "unisono.comm.engine.group_types",
     "unisono.comm.hosts.network",
-    "unisono.comm.mismatches",
+    "unisono.comm.on_rows.mismatches",
     "unisono.comm.over_torch",
     "unisono.comm.overlaps",
     "unisono.comm.rendezvous.meeting_points",

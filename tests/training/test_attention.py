@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expected import doubles
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.training.attention import ring_attention
 from unisono.world.world import resolve
 

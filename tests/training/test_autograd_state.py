@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unisono
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.training import (
     GradientSync,
     ShardedOptimizer,

@@ -10,7 +10,7 @@ import torch
 
 from implementations import on_backends
 from unisono import CollectiveMismatch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.training import ExpertParallel, combine_tokens, dispatch_tokens
 from unisono.world.world import resolve
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from implementations import on_backends
 from unisono import UnisonoError
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.training import GradientSync, sync_gradients
 from unisono.world.world import resolve

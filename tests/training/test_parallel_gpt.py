@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from unisono import ProcessGroupManager
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
 
 FOLDER = Path(__file__).parents[2] / "examples" / "parallel_gpt"

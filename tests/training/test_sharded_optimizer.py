@@ -12,7 +12,7 @@ import torch
 from implementations import on_backends
 from ranks import attempt
 from unisono import UnisonoError
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.training import ShardedOptimizer
 from unisono.world.world import resolve
 

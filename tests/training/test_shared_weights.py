@@ -13,7 +13,7 @@ import torch
 import unisono
 from ranks import RankPool, connect, raised
 from unisono import Communicator, WeightMismatch, WeightUpdateError
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
 
 

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from unisono import watch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.errors import CollectiveTimeout
 from unisono.processes import state_of

@@ -14,7 +14,7 @@ from made_up_records import group, record
 
 from ranks import subgroup
 from unisono import watch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually

@@ -11,9 +11,9 @@ import numpy
 import pytest
 
 from unisono import watch
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.shared_memory.record_reader import RecordFollower
-from unisono.comm.shared_memory.transport import SharedMemory
 from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")

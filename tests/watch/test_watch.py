@@ -27,7 +27,7 @@ from faults.runner import Outcome
 from ranks import connect
 from unisono import watch
 from unisono.cli import main
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.errors import GroupAborted, UnisonoError

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import unisono
 from implementations import on_backends
 from unisono import ProcessGroupManager, UnisonoError
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
 from unisono.groups import parents
 from unisono.world.world import resolve

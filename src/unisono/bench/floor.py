@@ -24,7 +24,7 @@ from unisono.bench.backends.base import Buffers, Call, Case
 from unisono.bench.collectives import item_bytes
 
 if TYPE_CHECKING:
-    from unisono.comm.base import Communicator
+    from unisono.comm.communicator import Communicator
 
 NAME = "floor"
 _STREAM_S = 0.3
@@ -114,7 +114,7 @@ class LinkLimit:
 
 def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, of a group of all ranks."""
-    from unisono.comm.hosts.transport import HostsTransport
+    from unisono.comm.hosts.hosts_transport import HostsTransport
 
     if isinstance(comm.transport, HostsTransport):
         return comm.transport.links.hosts.members
@@ -123,9 +123,9 @@ def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
 
 def measure_link_limit(comm: Communicator) -> LinkLimit | None:
     """Measure every link of a group over hosts, with all its ranks; None for one host."""
+    from unisono.comm.hosts.hosts_transport import HostsTransport
     from unisono.comm.hosts.link_speed import measure_links
     from unisono.comm.hosts.network import find_interface
-    from unisono.comm.hosts.transport import HostsTransport
 
     if not isinstance(comm.transport, HostsTransport):
         return None

@@ -28,7 +28,7 @@ from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit
 from unisono.bench.results import Row, Skipped, summarise
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import UnisonoError
 
 BATCH_BYTES = 64 << 10

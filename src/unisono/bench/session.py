@@ -19,7 +19,7 @@ from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.measurer import Control, Measurer
 from unisono.bench.results import Row, Run, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import show_files
 from unisono.errors import UnisonoError
 from unisono.launcher import share

@@ -162,7 +162,7 @@ def _backends(device: str, names: Names) -> tuple[str, ...]:
 
 
 def _check_choices(settings: BenchSettings) -> None:
-    from unisono.comm.base import has_meaning
+    from unisono.comm.reductions import has_meaning
     from unisono.plan.expectations import REDUCTIONS
 
     _known("dtype", [settings.dtype], DTYPES)

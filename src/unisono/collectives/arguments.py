@@ -11,16 +11,11 @@ import numpy
 import torch
 
 from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
-from unisono.comm.base import (
-    Communicator,
-    PremulSum,
-    Reduction,
-    Work,
-    dtype_name,
-    has_meaning,
-)
-from unisono.comm.reductions import known_reduction
-from unisono.comm.work import FinishedWork
+from unisono.comm.communicator import Communicator
+from unisono.comm.reductions import NamedReduction as Reduction
+from unisono.comm.reductions import PremulSum, has_meaning, known_reduction
+from unisono.comm.tensors import dtype_name
+from unisono.comm.work import FinishedWork, Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import (
     describe_output_first,

@@ -22,7 +22,9 @@ from unisono.collectives import arguments, ragged
 from unisono.collectives.arguments import check_rank, inputs_first, reduction, refuse_type
 from unisono.collectives.ragged import all_gather_integers
 from unisono.collectives.types import Group, Op
-from unisono.comm.base import Communicator, PremulSum, Reduction
+from unisono.comm.communicator import Communicator
+from unisono.comm.reductions import NamedReduction as Reduction
+from unisono.comm.reductions import PremulSum
 from unisono.world.world import resolve
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]

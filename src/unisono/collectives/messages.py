@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from unisono.collectives.arguments import ResultWork
 from unisono.collectives.types import Group, Tensor, TensorT
-from unisono.comm.base import Message, Work
+from unisono.comm.communicator import Message
+from unisono.comm.work import Work
 from unisono.world.world import resolve
 
 

@@ -19,7 +19,7 @@ from unisono.collectives.ragged import (
     gather_rows,
     tensor_from_bytes,
 )
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.errors import name_ranks
 from unisono.world.world import resolve
 

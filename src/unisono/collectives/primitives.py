@@ -14,7 +14,7 @@ sense on one of them, every rank raises: see `unisono.Communicator`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import Any, overload
 
 import torch
 
@@ -39,51 +39,23 @@ from unisono.collectives.arguments import (
 )
 from unisono.collectives.ragged import device_of
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
-from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Work, Yes
+from unisono.comm.communicator import Algorithm, Group
+from unisono.comm.tensors import Tensor, Tensors
+from unisono.comm.work import Work
 from unisono.world.world import resolve
-
-if TYPE_CHECKING:
-    from unisono.comm.collective_calls import LaterBy, LaterRoot, MaybeBy, MaybeRoot, NowBy, NowRoot
 
 _Tensor = torch.Tensor
 
 
-@overload
 def all_reduce(
     tensor: StructureT,
     op: Op = "sum",
     group: Group = None,
     *,
     out: StructureT | None = None,
-    **how: Unpack[NowBy],
-) -> StructureT: ...
-@overload
-def all_reduce(
-    tensor: StructureT,
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: StructureT | None = None,
-    **how: Unpack[LaterBy],
-) -> Work[StructureT]: ...
-@overload
-def all_reduce(
-    tensor: StructureT,
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: StructureT | None = None,
-    **how: Unpack[MaybeBy],
-) -> StructureT | Work[StructureT]: ...
-def all_reduce(
-    tensor: Any,
-    op: Any = "sum",
-    group: Any = None,
-    *,
-    out: Any = None,
     async_op: bool = False,
     algorithm: Algorithm = None,
-) -> Any:
+) -> StructureT | Work[StructureT]:
     """Combine `tensor` over all ranks, in place; every rank has the result, and it is returned.
 
     A structure (dicts, lists, tuples, dataclasses of tensors and numbers) is reduced leaf by leaf,
@@ -117,46 +89,16 @@ def all_reduce(
     return tensor
 
 
-@overload
 def reduce(
     tensor: TensorT,
     dst: Rank = None,
     op: Op = "sum",
     group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[NowRoot],
-) -> TensorT | None: ...
-@overload
-def reduce(
-    tensor: TensorT,
-    dst: Rank = None,
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[LaterRoot],
-) -> Work[TensorT | None]: ...
-@overload
-def reduce(
-    tensor: TensorT,
-    dst: Rank = None,
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[MaybeRoot],
-) -> TensorT | Work[TensorT | None] | None: ...
-def reduce(
-    tensor: Any,
-    dst: Rank = None,
-    op: Any = "sum",
-    group: Any = None,
     *,
     root: Rank = None,
-    out: Any = None,
+    out: TensorT | None = None,
     async_op: bool = False,
-) -> Any:
+) -> TensorT | Work[TensorT | None] | None:
     """Combine `tensor` over all ranks of `group` by `op`; returns the result on rank `dst` (or
     `root`), in `out` where that is given, and None elsewhere. `tensor` stays as it is. With
     `async_op` a Work is returned, whose `wait()` returns the same.
@@ -178,21 +120,14 @@ def reduce(
     return result_or_work(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
 
 
-@overload
 def broadcast(
-    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[NowRoot]
-) -> StructureT: ...
-@overload
-def broadcast(
-    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[LaterRoot]
-) -> Work[StructureT]: ...
-@overload
-def broadcast(
-    tensor: StructureT, src: Rank = None, group: Group = None, **how: Unpack[MaybeRoot]
-) -> StructureT | Work[StructureT]: ...
-def broadcast(
-    tensor: Any, src: Rank = None, group: Any = None, *, root: Rank = None, async_op: bool = False
-) -> Any:
+    tensor: StructureT,
+    src: Rank = None,
+    group: Group = None,
+    *,
+    root: Rank = None,
+    async_op: bool = False,
+) -> StructureT | Work[StructureT]:
     """Copy the `tensor` of rank `src` (or `root`) to every rank of `group`, in place, and return
     it; with `async_op` a Work is returned, whose `wait()` returns it.
 
@@ -215,23 +150,11 @@ def broadcast(
 
 @overload
 def all_gather(
-    tensor: TensorT, group: Group = None, *, out: None = None, async_op: No = False
-) -> list[TensorT]: ...
-@overload
-def all_gather(
-    tensor: TensorT, group: Group = None, *, out: None = None, async_op: Yes
-) -> Work[list[TensorT]]: ...
-@overload
-def all_gather(
-    tensor: TensorT, group: Group = None, *, out: None = None, async_op: bool
+    tensor: TensorT, group: Group = None, *, out: None = None, async_op: bool = False
 ) -> list[TensorT] | Work[list[TensorT]]: ...
 @overload
-def all_gather(tensor: Tensor, group: Group = None, *, out: OutT, async_op: No = False) -> OutT: ...
-@overload
-def all_gather(tensor: Tensor, group: Group = None, *, out: OutT, async_op: Yes) -> Work[OutT]: ...
-@overload
 def all_gather(
-    tensor: Tensor, group: Group = None, *, out: OutT, async_op: bool
+    tensor: Tensor, group: Group = None, *, out: OutT, async_op: bool = False
 ) -> OutT | Work[OutT]: ...
 @inputs_first
 def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
@@ -257,43 +180,16 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     return result if dense is tensor else in_given_type(tensor, result)
 
 
-@overload
-def gather(
-    tensor: TensorT,
-    dst: Rank = None,
-    group: Group = None,
-    *,
-    out: Tensors | None = None,
-    **how: Unpack[NowRoot],
-) -> list[TensorT] | None: ...
-@overload
-def gather(
-    tensor: TensorT,
-    dst: Rank = None,
-    group: Group = None,
-    *,
-    out: Tensors | None = None,
-    **how: Unpack[LaterRoot],
-) -> Work[list[TensorT] | None]: ...
-@overload
-def gather(
-    tensor: TensorT,
-    dst: Rank = None,
-    group: Group = None,
-    *,
-    out: Tensors | None = None,
-    **how: Unpack[MaybeRoot],
-) -> list[TensorT] | Work[list[TensorT] | None] | None: ...
 @inputs_first
 def gather(
-    tensor: Any,
+    tensor: TensorT,
     dst: Rank = None,
-    group: Any = None,
+    group: Group = None,
     *,
     root: Rank = None,
-    out: Any = None,
+    out: Tensors | None = None,
     async_op: bool = False,
-) -> Any:
+) -> list[TensorT] | Work[list[TensorT] | None] | None:
     """A list of every rank's `tensor`, in rank order, on rank `dst` (or `root`) of `group`; None
     elsewhere.
 
@@ -316,43 +212,16 @@ def gather(
     return in_given_type(tensor, result)
 
 
-@overload
-def scatter(
-    tensors: TensorT | Sequence[TensorT] | None = None,
-    src: Rank = None,
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[NowRoot],
-) -> TensorT: ...
-@overload
-def scatter(
-    tensors: TensorT | Sequence[TensorT] | None = None,
-    src: Rank = None,
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[LaterRoot],
-) -> Work[TensorT]: ...
-@overload
-def scatter(
-    tensors: TensorT | Sequence[TensorT] | None = None,
-    src: Rank = None,
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    **how: Unpack[MaybeRoot],
-) -> TensorT | Work[TensorT]: ...
 @inputs_first
 def scatter(
-    tensors: Any = None,
+    tensors: TensorT | Sequence[TensorT] | None = None,
     src: Rank = None,
-    group: Any = None,
+    group: Group = None,
     *,
     root: Rank = None,
-    out: Any = None,
+    out: TensorT | None = None,
     async_op: bool = False,
-) -> Any:
+) -> TensorT | Work[TensorT]:
     """Part r of the `tensors` of rank `src` (or `root`), on rank r of `group`; others pass None.
 
     `tensors` is a list with a tensor for each rank, of one dtype and any shapes, or one tensor that
@@ -381,37 +250,15 @@ def scatter(
     return in_given_type(given if out is None else out, result)
 
 
-@overload
-def reduce_scatter(
-    tensors: TensorT | Sequence[TensorT],
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    async_op: No = False,
-) -> TensorT: ...
-@overload
-def reduce_scatter(
-    tensors: TensorT | Sequence[TensorT],
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    async_op: Yes,
-) -> Work[TensorT]: ...
-@overload
-def reduce_scatter(
-    tensors: TensorT | Sequence[TensorT],
-    op: Op = "sum",
-    group: Group = None,
-    *,
-    out: TensorT | None = None,
-    async_op: bool,
-) -> TensorT | Work[TensorT]: ...
 @inputs_first
 def reduce_scatter(
-    tensors: Any, op: Any = "sum", group: Any = None, *, out: Any = None, async_op: bool = False
-) -> Any:
+    tensors: TensorT | Sequence[TensorT],
+    op: Op = "sum",
+    group: Group = None,
+    *,
+    out: TensorT | None = None,
+    async_op: bool = False,
+) -> TensorT | Work[TensorT]:
     """Combine `tensors` over all ranks of `group` by `op`; rank r has part r of the result, in
     `out` where that is given. With `async_op` a Work is returned, whose `wait()` returns the part.
 
@@ -438,15 +285,7 @@ def reduce_scatter(
 
 @overload
 def all_to_all(
-    tensors: TensorT, group: Group = None, *, out: TensorT | None = None, async_op: No = False
-) -> TensorT: ...
-@overload
-def all_to_all(
-    tensors: TensorT, group: Group = None, *, out: TensorT | None = None, async_op: Yes
-) -> Work[TensorT]: ...
-@overload
-def all_to_all(
-    tensors: TensorT, group: Group = None, *, out: TensorT | None = None, async_op: bool
+    tensors: TensorT, group: Group = None, *, out: TensorT | None = None, async_op: bool = False
 ) -> TensorT | Work[TensorT]: ...
 @overload
 def all_to_all(
@@ -454,23 +293,7 @@ def all_to_all(
     group: Group = None,
     *,
     out: Sequence[TensorT] | None = None,
-    async_op: No = False,
-) -> list[TensorT]: ...
-@overload
-def all_to_all(
-    tensors: Sequence[TensorT],
-    group: Group = None,
-    *,
-    out: Sequence[TensorT] | None = None,
-    async_op: Yes,
-) -> Work[list[TensorT]]: ...
-@overload
-def all_to_all(
-    tensors: Sequence[TensorT],
-    group: Group = None,
-    *,
-    out: Sequence[TensorT] | None = None,
-    async_op: bool,
+    async_op: bool = False,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
 @inputs_first
 def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:

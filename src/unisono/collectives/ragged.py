@@ -15,8 +15,10 @@ import numpy
 import torch
 
 from unisono.collectives.arguments import check_out, result_or_work
-from unisono.comm.base import Communicator, Work, name_of_dtype
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.error_texts import dtype_code
+from unisono.comm.tensors import name_of_dtype
+from unisono.comm.work import Work
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

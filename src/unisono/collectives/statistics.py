@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from unisono.collectives import differentiable
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.ragged import device_of
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve
 
 

@@ -25,9 +25,12 @@ import torch
 from unisono.collectives.arguments import reduction, refuse_type, result_or_work
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.ragged import all_gather_integers, device_of
-from unisono.comm.base import Communicator, Op, PremulSum, dtype_name, has_meaning, name_of_dtype
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import describe_shapes
+from unisono.comm.reductions import NamedReduction as Op
+from unisono.comm.reductions import PremulSum, has_meaning
 from unisono.comm.shared_memory.error_texts import dtype_code
+from unisono.comm.tensors import dtype_name, name_of_dtype
 
 if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
-
 from unisono.collectives import primitives
 from unisono.collectives.arguments import copy_of
-from unisono.collectives.types import Group, No, Op, TensorT, Yes
-from unisono.comm.base import Work
+from unisono.collectives.types import Group, Op, TensorT
+from unisono.comm.work import Work
 
 
-@overload
 def reduce_tensor(
-    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: No = False
-) -> TensorT: ...
-@overload
-def reduce_tensor(
-    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: Yes
-) -> Work[TensorT]: ...
-@overload
-def reduce_tensor(
-    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool
-) -> TensorT | Work[TensorT]: ...
-def reduce_tensor(
-    tensor: Any, op: Any = "mean", group: Any = None, *, async_op: bool = False
-) -> Any:
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
+) -> TensorT | Work[TensorT]:
     """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
     With `async_op` a Work is returned, whose `wait()` returns the result.
 

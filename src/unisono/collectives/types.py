@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import torch
 
-from unisono.comm.base import Algorithm, Group, No, Tensor, Tensors, Yes
-from unisono.comm.base import AnyReduction as Op
-from unisono.comm.communicator import Rank
+from unisono.comm.communicator import Algorithm, Group, Rank
+from unisono.comm.reductions import AnyReduction as Op
+from unisono.comm.tensors import Tensor, Tensors
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
@@ -24,7 +24,6 @@ else:
 __all__ = [
     "Algorithm",
     "Group",
-    "No",
     "Op",
     "OutT",
     "Rank",
@@ -32,7 +31,6 @@ __all__ = [
     "Tensor",
     "TensorT",
     "Tensors",
-    "Yes",
 ]
 
 

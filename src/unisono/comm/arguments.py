@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm import engine
-from unisono.comm.engine_numbers import Operation
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.reductions import (
     REDUCTIONS,
     PremulSum,

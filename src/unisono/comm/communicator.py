@@ -29,7 +29,7 @@ from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
-from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
@@ -495,7 +495,7 @@ class Communicator(SharedTensors):
         if algorithm is self._algorithm and transport is not self.transport:
             algorithm = None  # what UNISONO_ALGO names is for the CPU
         if algorithm is not None:
-            from unisono.comm.by_algorithm import run_by
+            from unisono.comm.schedules.by_algorithm import run_by
 
             return run_by(algorithm, self, transport, operation, output, input, root, op, async_op)
         call = self._checked(name, check_call, operation, output, input, root, op, transport)
@@ -553,7 +553,7 @@ class Communicator(SharedTensors):
         room = self._check_message(-source, False, tensor, src, tag)
         source = self.transport.recv(room, src, tag)
         if room is not tensor:
-            from unisono.comm.cuda.messages import deliver
+            from unisono.comm.cuda.staged_messages import deliver
 
             deliver(tensor, room)
         return source
@@ -590,7 +590,7 @@ class Communicator(SharedTensors):
             room = self._check_message(work, False, tensor, src, tag)
             work = self.transport.irecv(room, src, tag)
             if room is not tensor:
-                from unisono.comm.cuda.messages import ArrivingWork
+                from unisono.comm.cuda.staged_messages import ArrivingWork
 
                 work = ArrivingWork(work, tensor, room)
         return work  # type: ignore[no-any-return]
@@ -640,7 +640,7 @@ class Communicator(SharedTensors):
             raise self._worded(what, error) from None
         if not is_staged:
             return tensor
-        from unisono.comm.cuda.messages import fetch, make_room
+        from unisono.comm.cuda.staged_messages import fetch, make_room
 
         return fetch(tensor) if sends else make_room(tensor)
 

@@ -8,7 +8,7 @@ from typing import overload as _overload
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup
 
-from unisono.comm.engine_numbers import Operation
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors

@@ -16,7 +16,7 @@ from unisono.comm.rendezvous.announcements import Announcements, StoreAnnounceme
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.unix_socket import Departed, Lobby
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import GroupClosed
 
@@ -157,7 +157,7 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 def wrap(group: Any) -> Communicator:
     """The Communicator of another library's process group: always the same, until somebody closes
     it or the group goes."""
-    from unisono.comm.over_torch.transport import OverTorch
+    from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)
     if comm is None or isinstance(comm.errored, GroupClosed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from unisono.comm.engine_numbers import REDUCTION_NUMBERS
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 
 if TYPE_CHECKING:
     from torch.distributed import ReduceOp

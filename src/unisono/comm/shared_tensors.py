@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
 
-    from unisono.comm.engine_types import Block
+    from unisono.comm.engine.group_types import Block
     from unisono.comm.tensors import Array, Tensor
     from unisono.comm.transport import Transport
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from unisono.comm import flat
 from unisono.comm.arguments import Call, flatten
-from unisono.comm.arithmetic import scale
+from unisono.comm.schedules import flat
+from unisono.comm.schedules.arithmetic import scale
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import FinishedWork, Work
 from unisono.errors import GroupAborted, GroupClosed, GroupError
@@ -46,7 +46,7 @@ class Solo(Transport):
         return FinishedWork() if async_op else None
 
     def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
-        from unisono.comm.compiled_schedules import compile_schedule
+        from unisono.comm.schedules.compiled_schedules import compile_schedule
 
         compile_schedule(schedule, 0)
         return self.run(call, async_op)

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.work import Work
 from unisono.errors import GroupError, UnisonoError
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
-    from unisono.comm.engine_types import Gathered
+    from unisono.comm.engine.group_types import Gathered
     from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
 

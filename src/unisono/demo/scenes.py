@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import GroupError, UnisonoError
 from unisono.plan.expectations import CUT_INPUTS, Array, compute, origins
 from unisono.world.world import init, shutdown

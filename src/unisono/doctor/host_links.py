@@ -55,7 +55,7 @@ class LinkFacts:
 def check_hosts(as_json: bool, console: Console) -> None:
     """Measure; every rank calls this, the first one prints."""
     import unisono
-    from unisono.comm.hosts.transport import HostsTransport
+    from unisono.comm.hosts.hosts_transport import HostsTransport
 
     with unisono.init("unisono", timeout_s=_COMM_TIMEOUT_S, with_torch=False) as comm:
         hosts, links = _measure(comm) if isinstance(comm.transport, HostsTransport) else ([], [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.comm.base import Group
+from unisono.comm.communicator import Group
 from unisono.groups.manager import ProcessGroupManager
 
 _default: ProcessGroupManager | None = None

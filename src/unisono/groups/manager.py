@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.errors import name_ranks
 from unisono.groups.axis_group import AxisGroup
 from unisono.groups.parents import Parent, parent_of

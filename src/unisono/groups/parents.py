@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import GroupClosed, UnisonoError, name_ranks
 from unisono.groups.axis_group import AxisGroup
 from unisono.processes import boot_id

@@ -22,7 +22,7 @@ from unisono.torch_support import require_torch
 if TYPE_CHECKING:
     import torch.distributed
 
-    from unisono.comm.base import Communicator
+    from unisono.comm.communicator import Communicator
 
 _PATIENCE = 0.5
 """A world's calls give up after this part of the test's deadline: whoever waits then says for

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, solo
 from unisono.comm.rendezvous.deadline import LATECOMERS_S
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
 from unisono.torch_support import never_compiled
 

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import Communicator, Work
+from unisono.comm.communicator import Communicator
+from unisono.comm.work import Work
 from unisono.torch_support import never_compiled
 
 _KEPT_WORKS = 8

@@ -13,7 +13,7 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_autograd import mark_written
 

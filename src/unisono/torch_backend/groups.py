@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.over_torch.process_groups import make_group
 from unisono.errors import UnisonoError
 from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup

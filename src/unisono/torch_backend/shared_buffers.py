@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import SegmentError
 
 LEAST_BYTES = 64 * 1024

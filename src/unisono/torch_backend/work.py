@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.base import Work
-from unisono.comm.work import FinishedWork
+from unisono.comm.work import FinishedWork, Work
 from unisono.torch_backend.futures import Completer, future_of
 from unisono.torch_support import never_compiled
 

@@ -18,7 +18,7 @@ import torch
 from unisono.collectives.objects import broadcast_object
 from unisono.collectives.primitives import all_reduce
 from unisono.collectives.ragged import device_of
-from unisono.comm.base import Group
+from unisono.comm.communicator import Group
 from unisono.errors import GroupError, UnisonoError
 from unisono.world.world import resolve
 

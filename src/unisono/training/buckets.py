@@ -23,7 +23,8 @@ import torch
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.statistics import HALF_DTYPES
-from unisono.comm.base import Communicator, Reduction
+from unisono.comm.communicator import Communicator
+from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written, outlasting_inference_mode

@@ -15,7 +15,7 @@ from unisono.collectives import primitives, structures
 from unisono.collectives.arguments import check_rank, refuse_type
 from unisono.collectives.objects import all_gather_object, gather_object
 from unisono.collectives.ragged import device_of
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve
 
 

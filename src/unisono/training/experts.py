@@ -19,7 +19,7 @@ import torch
 
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.ragged import all_gather_integers
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve
 
 

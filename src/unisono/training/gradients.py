@@ -12,7 +12,7 @@ import torch
 
 from unisono.collectives.arguments import check_rank
 from unisono.collectives.ragged import device_of
-from unisono.comm.base import Communicator, Group
+from unisono.comm.communicator import Communicator, Group
 from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
 from unisono.training.buckets import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import SegmentError
 from unisono.torch_autograd import outlasting_inference_mode
 

@@ -16,7 +16,8 @@ import torch
 
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.statistics import clip_grad_norm
-from unisono.comm.base import Communicator, Group, Work
+from unisono.comm.communicator import Communicator, Group
+from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.buckets import (
     MissingGradient,

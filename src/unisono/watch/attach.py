@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.deadline import Deadline

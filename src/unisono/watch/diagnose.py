@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.mismatches import find_majority, find_minority
+from unisono.comm.on_rows.mismatches import find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
     mismatch_text,
     stalled_ranks,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from unisono.comm.base import DEFAULT_TIMEOUT_S, Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host, solo
 from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.master_store import store_at
@@ -24,7 +24,8 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
 from unisono.failures import shorten_uncaught
 from unisono.torch_support import require_torch
@@ -255,7 +256,7 @@ def _start_over_torch(
     import torch
     import torch.distributed as dist
 
-    from unisono.comm.over_torch.transport import OverTorch
+    from unisono.comm.over_torch.torch_transport import OverTorch
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:

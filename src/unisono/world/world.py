@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from unisono import variables
-from unisono.comm.base import Communicator, Group, Work
+from unisono.comm.communicator import Communicator, Group
+from unisono.comm.work import Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
 from unisono.torch_support import require_torch

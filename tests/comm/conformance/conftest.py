@@ -19,10 +19,10 @@ import expected
 from implementations import EVERY, PLACEMENTS, SHARING, implementation
 from on_shared_tensors import OnSharedTensors
 from ranks import connect
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect as connect_hosts
-from unisono.comm.hosts.transport import HostsTransport
-from unisono.comm.over_torch.transport import OverTorch
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.testing import membership
 from unisono.world.world import resolve
 

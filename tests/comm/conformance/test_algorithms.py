@@ -13,7 +13,7 @@ import torch
 from expected import assert_same, inputs, reduced
 from implementations import EVERY, on_implementations
 from unisono import CollectiveMismatch, PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.plan import Schedule, Transfer, catalog, find
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")

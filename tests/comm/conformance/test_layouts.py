@@ -11,7 +11,7 @@ import torch
 
 from expected import assert_reduced, assert_same, inputs, parts_of, promised, reduced, values
 from implementations import EVERY, QUICK_DTYPES, on_implementations
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.watch.settings import is_wanted
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {

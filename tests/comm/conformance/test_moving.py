@@ -20,7 +20,7 @@ from expected import (
     values,
 )
 from implementations import EVERY, QUICK_DTYPES, on_implementations
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 COUNTS = (0, 1, 2, 7, 1001)
 

@@ -34,7 +34,7 @@ from implementations import (
 )
 from ranks import attempt, raised
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 COUNTS = (0, 1, 2, 7, 1001)
 # an even share of one, several slots, what bypasses the cache.

@@ -11,7 +11,7 @@ import torch
 
 from implementations import assert_usable, refused_by
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 
 def test_a_tensor_that_cannot_receive_is_refused(comm: Communicator) -> None:

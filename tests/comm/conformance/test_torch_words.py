@@ -11,7 +11,7 @@ import torch.distributed as dist
 from expected import assert_reduced, inputs, promised, reduced
 from implementations import assert_usable, refused_by
 from unisono import PremulSum
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 REDUCTIONS: list[tuple[Any, Any, torch.dtype]] = [
     (dist.ReduceOp.SUM, "sum", torch.float32),

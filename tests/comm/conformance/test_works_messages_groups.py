@@ -12,7 +12,7 @@ import unisono
 from implementations import EVERY, QUICK, RESOLVED, on_implementations, ranks_from
 from ranks import attempt, subgroup
 from unisono import Message
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 
 
 @on_implementations([*EVERY, *RESOLVED], quick={*QUICK, *RESOLVED})

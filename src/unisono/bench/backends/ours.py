@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.plan.catalog import find_to_run
 
 ENGINES_OWN = "direct"

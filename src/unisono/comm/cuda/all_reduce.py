@@ -9,17 +9,17 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.comm.announced_calls import (
-    AnnouncedCall,
-)
 from unisono.comm.cuda.calls import CudaCalls, is_capturing
 from unisono.comm.cuda.conducting import CONDUCTOR, Reduce
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.comm.engine import GPU_MARK
-from unisono.comm.engine_numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.on_rows.announced_calls import (
+    AnnouncedCall,
+)
+from unisono.comm.on_rows.rows import row_of, write_back
 from unisono.comm.reductions import Reduction
-from unisono.comm.rows import row_of, write_back
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy
 import torch
 
-from unisono.comm.announced_calls import (
+from unisono.comm.cuda.backward import WorksOfBackward, in_backward
+from unisono.comm.cuda.conducting import CONDUCTOR, Task
+from unisono.comm.cuda.driver import DriverError
+from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
+from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
+from unisono.comm.engine import GPU_MARK, site_of
+from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
     PeerCall,
     are_alike,
@@ -25,22 +32,15 @@ from unisono.comm.announced_calls import (
     encode_call,
     find_mismatch,
 )
-from unisono.comm.cuda.backward import WorksOfBackward, in_backward
-from unisono.comm.cuda.conducting import CONDUCTOR, Task
-from unisono.comm.cuda.driver import DriverError
-from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK, site_of
-from unisono.comm.engine_numbers import Operation, Status
-from unisono.comm.over_torch.executors import StreamExecutor
-from unisono.comm.row_transport import Rows
+from unisono.comm.on_rows.row_transport import Rows
+from unisono.comm.over_torch.stream_executor import StreamExecutor
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
 from unisono.errors import CollectiveMismatch, GroupError, name_ranks
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.transport import SharedMemory
+    from unisono.comm.shared_memory.memory_transport import SharedMemory
 
 _OUTCOME_BYTES = 256
 _Plan = Callable[[Sequence[RankMemory], Sequence[PeerCall]], list[Task]]

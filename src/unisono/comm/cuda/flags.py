@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from unisono.comm.cuda.driver import Driver, DriverError
-from unisono.comm.engine_types import Group
+from unisono.comm.engine.group_types import Group
 from unisono.comm.shared_tensors import Memory
 
 _LINE_BYTES = 64  # of the engine's flags

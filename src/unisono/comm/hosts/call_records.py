@@ -10,19 +10,19 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.announced_calls import AnnouncedCall, bytes_given
 from unisono.comm.engine import create_segment, open_group
-from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.on_rows.announced_calls import AnnouncedCall, bytes_given
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.shared_memory.group_parts import BETWEEN_HOSTS, Part, name_part
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.shared_memory.transport import SharedMemory
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine.group_types import Group
 
 _OPERATIONS = {operation.name.lower(): int(operation) for operation in Operation}
 _BARRIER = int(Operation.BARRIER)

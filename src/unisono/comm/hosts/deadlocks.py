@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import where_is_program
 from unisono.comm.hosts.causes import Cause
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.messages import HostsMessages

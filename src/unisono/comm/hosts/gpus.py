@@ -13,7 +13,7 @@ import torch
 from unisono.comm.transport import Transport
 
 if TYPE_CHECKING:
-    from unisono.comm.hosts.transport import HostsTransport
+    from unisono.comm.hosts.hosts_transport import HostsTransport
 
 _DESCRIPTION_BYTES = 1024
 

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.engine import site_of
-from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
@@ -25,7 +23,9 @@ from unisono.comm.hosts.local_failures import cause_of
 from unisono.comm.hosts.mailbox import Mailbox, fill
 from unisono.comm.hosts.meeting import Findings, Meeting
 from unisono.comm.hosts.placement import Placement
-from unisono.comm.row_transport import RowTransport
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
+from unisono.comm.on_rows.row_transport import RowTransport
+from unisono.comm.on_rows.thread_executor import INTERRUPTED, ThreadExecutor
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.group_parts import Part
 from unisono.comm.work import Work

@@ -13,8 +13,8 @@ import torch
 
 from unisono.comm.hosts.link import FRAME_BYTES
 from unisono.comm.hosts.reductions import HostsReduction
-from unisono.comm.row_transport import Rows
-from unisono.comm.rows import bytes_of
+from unisono.comm.on_rows.row_transport import Rows
+from unisono.comm.on_rows.rows import bytes_of
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup

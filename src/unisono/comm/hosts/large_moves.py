@@ -20,7 +20,7 @@ from unisono.comm.hosts.lanes import (
     span_of,
     write_slice,
 )
-from unisono.comm.row_transport import Rows
+from unisono.comm.on_rows.row_transport import Rows
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup

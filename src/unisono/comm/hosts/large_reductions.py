@@ -23,8 +23,8 @@ from unisono.comm.hosts.lanes import (
 )
 from unisono.comm.hosts.large_moves import all_gather_large, exchange_large
 from unisono.comm.hosts.reductions import HostsReduction
-from unisono.comm.row_transport import Rows
-from unisono.comm.rows import bytes_of
+from unisono.comm.on_rows.row_transport import Rows
+from unisono.comm.on_rows.rows import bytes_of
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.group import HostsGroup

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.comm.hosts.transport import HostsTransport
+from unisono.comm.hosts.hosts_transport import HostsTransport
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unisono.comm.engine import Status
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.shared_memory import error_texts
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.errors import CollectiveTimeout, GroupAborted, GroupError, PeerLost, name_ranks
 
 if TYPE_CHECKING:

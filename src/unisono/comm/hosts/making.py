@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.hosts.transport import HostsTransport
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from unisono.comm.announced_calls import (
+from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
     decode_call,
     encode_call,
     find_mismatch,
 )
-from unisono.comm.mismatches import PairwiseSizes
+from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from sys import _getframe as _caller
 from typing import Any
 
 from unisono.comm.engine import site_of
-from unisono.comm.executors import INTERRUPTED, ThreadExecutor
 from unisono.comm.hosts.any_source import AnySource
 from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
@@ -26,7 +25,8 @@ from unisono.comm.hosts.post_office import (
     decode_message,
     encode_message,
 )
-from unisono.comm.rows import bytes_of, row_of, write_back
+from unisono.comm.on_rows.rows import bytes_of, row_of, write_back
+from unisono.comm.on_rows.thread_executor import INTERRUPTED, ThreadExecutor
 from unisono.comm.shared_memory.error_texts import describe_side
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.comm.engine import SUM_DIVIDED, combine
-from unisono.comm.engine_numbers import REDUCTION_NUMBERS
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.reductions import Reduction
 
 _HALVES = (torch.float16, torch.bfloat16)

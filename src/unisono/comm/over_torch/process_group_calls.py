@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from unisono.comm.over_torch.reductions import reduce_op
+from unisono.comm.over_torch.backend_reductions import reduce_op
 from unisono.comm.reductions import Reduction
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import UnisonoError

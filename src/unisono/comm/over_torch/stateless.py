@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.over_torch.transport import OverTorch
+from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.errors import RendezvousError, UnisonoError
 

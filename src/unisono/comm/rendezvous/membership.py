@@ -36,7 +36,7 @@ from unisono.comm.rendezvous.unix_socket import (
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_ranks
 
 if TYPE_CHECKING:
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine.group_types import Group
 
 UNREACHABLE_S = 10.0
 """How long a living rank that has announced itself may stay out of reach."""

@@ -25,7 +25,7 @@ from unisono.comm.shared_tensors import Memory
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
-    from unisono.comm.engine_types import Block
+    from unisono.comm.engine.group_types import Block
 
 _OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
-from unisono.comm.mismatches import PairwiseSizes, algorithm_of
+from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of
 from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
 from unisono.errors import list_ranks, name_ranks
 from unisono.processes import describe_exit
 
 if TYPE_CHECKING:
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine.group_types import Group
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _FLOAT8 = {

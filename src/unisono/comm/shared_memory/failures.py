@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
-from unisono.comm.mismatches import find_minority
+from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
 from unisono.errors import (
@@ -22,7 +22,7 @@ from unisono.errors import (
 from unisono.processes import state_of
 
 if TYPE_CHECKING:
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine.group_types import Group
 
 SITES_WAIT_S = 0.5
 """How long an error waits for the peers to say where they are; they say it as they fail."""

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import protect_pages, share_pages, unshare_pages
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:

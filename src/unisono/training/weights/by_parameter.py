@@ -13,7 +13,8 @@ from typing import Any, Self
 import torch
 
 from unisono.collectives.encoding import torch_dtype
-from unisono.comm.base import Communicator, dtype_name
+from unisono.comm.communicator import Communicator
+from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, WeightUpdateError
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.plan import differences_table, tensor_text

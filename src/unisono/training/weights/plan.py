@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from unisono.collectives.encoding import torch_dtype
-from unisono.comm.base import dtype_name
+from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, name_number
 from unisono.training.weights import gpu_memory
 from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.ragged import all_gather_integers, device_of
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.errors import (
     CollectiveTimeout,
     GroupAborted,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.base import Communicator
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage

@@ -18,8 +18,9 @@ import numpy
 import torch
 
 from unisono.collectives.ragged import device_of, flat_bytes
-from unisono.comm.base import Communicator, Work
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.work import Work
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import HeldTensor
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.rows import row_of
+from unisono.comm.on_rows.rows import row_of
 from unisono.comm.work import Work
 
 

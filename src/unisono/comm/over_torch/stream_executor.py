@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.executors import Job
+from unisono.comm.on_rows.thread_executor import Job
 from unisono.comm.work import Work
 from unisono.errors import CollectiveTimeout
 

@@ -13,13 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine_numbers import Note as Note
-from unisono.comm.engine_numbers import Operation as Operation
-from unisono.comm.engine_numbers import Status as Status
+from unisono.comm.engine.numbers import Note as Note
+from unisono.comm.engine.numbers import Operation as Operation
+from unisono.comm.engine.numbers import Status as Status
 from unisono.errors import EngineUnavailable, SegmentError
 
 if TYPE_CHECKING:
-    from unisono.comm.engine_types import Group
+    from unisono.comm.engine.group_types import Group
 
 _native: Any = None
 _why_missing = ""

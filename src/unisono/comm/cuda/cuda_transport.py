@@ -8,10 +8,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from unisono.comm.announced_calls import (
-    AnnouncedCall,
-    PeerCall,
-)
 from unisono.comm.arguments import Call
 from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged, reduce_staged_row
 from unisono.comm.cuda.calls import CudaCalls
@@ -19,11 +15,15 @@ from unisono.comm.cuda.conducting import Copy, Reduce, Task
 from unisono.comm.cuda.regions import RankMemory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
 from unisono.comm.engine import GPU_MARK
-from unisono.comm.engine_numbers import Operation, Status
+from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.on_rows.announced_calls import (
+    AnnouncedCall,
+    PeerCall,
+)
+from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
+from unisono.comm.on_rows.rows import bytes_of, concatenate, copy_into, row_of, write_back
 from unisono.comm.reductions import Reduction
-from unisono.comm.row_transport import Job, Rows, RowTransport
-from unisono.comm.rows import bytes_of, concatenate, copy_into, row_of, write_back
-from unisono.comm.shared_memory.transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work

@@ -19,7 +19,7 @@ from unisono.comm.engine import (
     engine_ns,
     work_types,
 )
-from unisono.comm.engine_numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import Lobby
@@ -33,7 +33,7 @@ from unisono.failures import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
-    from unisono.comm.engine_types import Gathered, Group
+    from unisono.comm.engine.group_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
@@ -138,8 +138,8 @@ class SharedMemory(Transport):
     def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
         """An all_reduce by a schedule. Raises ValueError for one that is too large for the engine,
         ScheduleError for one that is not right, before any peer has heard of the call."""
-        from unisono.comm.compiled_schedules import compile_schedule
-        from unisono.comm.mismatches import algorithm_mark
+        from unisono.comm.on_rows.mismatches import algorithm_mark
+        from unisono.comm.schedules.compiled_schedules import compile_schedule
 
         known = self._compiled_schedules.get(id(schedule))
         if known is None or known[0] is not schedule:
@@ -269,7 +269,7 @@ class SharedMemory(Transport):
         self.exceptions.left_out_of = members
 
     def for_device(self, device: Any, operation: str) -> Transport | None:
-        from unisono.comm.cuda.meeting import meet_on_gpus
+        from unisono.comm.cuda.first_call import meet_on_gpus
 
         return meet_on_gpus(self, device, Operation[operation.upper()])
 

@@ -1,4 +1,4 @@
-"""The engine's numbers. Written by tools/write_engine_numbers.py from csrc/unisono.h."""
+"""The engine's numbers. Written by tools/write_engine/numbers.py from csrc/unisono.h."""
 
 from __future__ import annotations
 

@@ -17,23 +17,27 @@ import torch
 import torch.distributed as dist
 
 from unisono import variables
-from unisono.comm.announced_calls import (
+from unisono.comm.arguments import Call, flatten
+from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
     decode_call,
     encode_call,
     find_mismatch,
 )
-from unisono.comm.arguments import Call, flatten
-from unisono.comm.executors import INTERRUPTED, ThreadExecutor
-from unisono.comm.over_torch.executors import StreamExecutor, StreamMessage, in_order_of_streams
+from unisono.comm.on_rows.row_transport import Rows, RowTransport, device_of
+from unisono.comm.on_rows.rows import bytes_of, row_of, write_back
+from unisono.comm.on_rows.thread_executor import INTERRUPTED, ThreadExecutor
+from unisono.comm.over_torch.backend_reductions import averages, check_supported
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.process_group_calls import ON_STREAMS, ProcessGroupCalls
 from unisono.comm.over_torch.process_groups import new_group
-from unisono.comm.over_torch.reductions import averages, check_supported
+from unisono.comm.over_torch.stream_executor import (
+    StreamExecutor,
+    StreamMessage,
+    in_order_of_streams,
+)
 from unisono.comm.reductions import Reduction
 from unisono.comm.rendezvous.bounded_store import answer_within
-from unisono.comm.row_transport import Rows, RowTransport, device_of
-from unisono.comm.rows import bytes_of, row_of, write_back
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work

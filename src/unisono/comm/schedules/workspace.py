@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm import flat
 from unisono.comm.arguments import check_overlaps, check_reduction, check_tensor
-from unisono.comm.arithmetic import divide, scale
-from unisono.comm.engine_numbers import Operation
+from unisono.comm.engine.numbers import Operation
+from unisono.comm.schedules import flat
+from unisono.comm.schedules.arithmetic import divide, scale
 from unisono.comm.tensors import count, dtype_name
 from unisono.plan.schedule import Schedule
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.cuda.conducting import Orchestra
+from unisono.comm.cuda.cuda_transport import Cuda
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
 from unisono.comm.cuda.flags import Flags, flags_bytes
 from unisono.comm.cuda.kernels import MOST_ROWS
@@ -24,14 +25,13 @@ from unisono.comm.cuda.routing import (
     why_no_mapping,
 )
 from unisono.comm.cuda.shared_gpu import SharedGpu
-from unisono.comm.cuda.transport import Cuda
 from unisono.comm.engine import GPU_MARK
-from unisono.comm.engine_numbers import Operation
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.transport import Transport
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.transport import SharedMemory
+    from unisono.comm.shared_memory.memory_transport import SharedMemory
 
 _DESCRIPTION_BYTES = 1024
 _cuda: Any = torch.cuda  # torch has no types for it

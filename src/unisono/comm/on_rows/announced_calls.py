@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.comm.mismatches import PairwiseSizes, find_minority
+from unisono.comm.on_rows.mismatches import PairwiseSizes, find_minority
 from unisono.comm.tensors import count
 from unisono.errors import CollectiveMismatch, name_ranks
 

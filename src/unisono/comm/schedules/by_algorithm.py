@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm import flat
 from unisono.comm.arguments import (
     LISTS,
     check_call,
@@ -19,9 +18,10 @@ from unisono.comm.arguments import (
     check_root,
     check_tensors,
 )
-from unisono.comm.compiled_schedules import schedule_for
-from unisono.comm.engine_numbers import Operation
-from unisono.comm.execute import execute
+from unisono.comm.engine.numbers import Operation
+from unisono.comm.schedules import flat
+from unisono.comm.schedules.compiled_schedules import schedule_for
+from unisono.comm.schedules.execute import execute
 from unisono.comm.tensors import count, dtype_name
 from unisono.comm.work import Work
 from unisono.errors import ScheduleError

@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.arguments import Call, WideSide, flatten
-from unisono.comm.engine_numbers import Operation
-from unisono.comm.reductions import Reduction
-from unisono.comm.rows import (
+from unisono.comm.engine.numbers import Operation
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
+from unisono.comm.on_rows.rows import (
     bytes_of,
     concatenate,
     copy_into,
@@ -25,6 +24,7 @@ from unisono.comm.rows import (
     row_of,
     write_back,
 )
+from unisono.comm.reductions import Reduction
 from unisono.comm.tensors import count, dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.flat import Row, is_torch
+from unisono.comm.schedules.flat import Row, is_torch
 from unisono.comm.tensors import dtype_name
 
 _FUNCTIONS = {

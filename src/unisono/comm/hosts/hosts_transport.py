@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from unisono import variables
-from unisono.comm.announced_calls import AnnouncedCall
 from unisono.comm.hosts.gpus import meet_on_gpus
 from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
 from unisono.comm.hosts.large_reductions import (
@@ -25,9 +24,10 @@ from unisono.comm.hosts.large_reductions import (
 )
 from unisono.comm.hosts.messages import HostsMessages
 from unisono.comm.hosts.reductions import HostsReduction
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
+from unisono.comm.on_rows.row_transport import Rows
+from unisono.comm.on_rows.rows import bytes_of
 from unisono.comm.reductions import Reduction
-from unisono.comm.row_transport import Rows
-from unisono.comm.rows import bytes_of
 from unisono.comm.transport import Transport
 
 

@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm import flat
-from unisono.comm.arithmetic import combine
 from unisono.comm.communicator import Communicator, Message
-from unisono.comm.compiled_schedules import (
+from unisono.comm.on_rows.mismatches import find_minority
+from unisono.comm.reductions import AnyReduction
+from unisono.comm.schedules import flat
+from unisono.comm.schedules.arithmetic import combine
+from unisono.comm.schedules.compiled_schedules import (
     CompiledSchedule,
     Move,
     Round,
     compile_schedule,
 )
-from unisono.comm.flat import Row
-from unisono.comm.mismatches import find_minority
-from unisono.comm.reductions import AnyReduction
+from unisono.comm.schedules.flat import Row
+from unisono.comm.schedules.workspace import Workspace
 from unisono.comm.tensors import Tensor
 from unisono.comm.work import Work
-from unisono.comm.workspace import Workspace
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
 
