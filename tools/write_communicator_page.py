@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from unisono.comm import communicator
-from unisono.comm.communicator import Communicator, Message
+from unisono.comm.communicator import Communicator
 from unisono.comm.shared_tensors import SharedTensors
-from unisono.comm.work import Work
+from unisono.comm.work import Message, Work
 
 PAGE = Path(__file__).parent.parent / "docs/communicator.md"
 

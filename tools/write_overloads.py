@@ -69,7 +69,9 @@ def statements(node: ast.stmt) -> list[str]:
         keeps = "TypeAlias" in ast.unparse(node.annotation)
         value = node.value if keeps else None
         return [ast.unparse(ast.AnnAssign(node.target, node.annotation, value, 1))]
-    if isinstance(node, ast.Assign) and "TypeVar" in ast.unparse(node.value):
+    if isinstance(node, ast.Assign) and (
+        isinstance(node.value, (ast.Name, ast.Attribute)) or "TypeVar" in ast.unparse(node.value)
+    ):
         return [ast.unparse(node)]
     return []
 
@@ -129,7 +131,9 @@ def main() -> None:
         path = ROOT / module
         stub = path.with_suffix(".pyi")
         stub.write_text(stub_of(path.read_text()))
-        subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", stub], check=True)
+        for command in ("format", "check --fix", "format"):
+            tidy = [sys.executable, "-m", "ruff", *command.split(), "--quiet", stub]
+            subprocess.run(tidy, check=True)
 
 
 if __name__ == "__main__":

@@ -59,10 +59,10 @@ _HOMES = {
         "weighted_sum",
     ),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),
-    "unisono.comm.communicator": ("Communicator", "Message"),
+    "unisono.comm.communicator": ("Communicator",),
     "unisono.comm.reductions": ("PremulSum",),
     "unisono.comm.schedules.execute": ("execute",),
-    "unisono.comm.work": ("Work",),
+    "unisono.comm.work": ("Message", "Work"),
     "unisono.doctor.self_test": ("SelfTest", "debug_communication"),
     "unisono.errors": (
         "CollectiveMismatch",

@@ -32,9 +32,9 @@ from unisono.collectives.tensors import broadcast_tensor as broadcast_tensor
 from unisono.collectives.tensors import gather_tensor as gather_tensor
 from unisono.collectives.tensors import reduce_tensor as reduce_tensor
 from unisono.comm.communicator import Communicator as Communicator
-from unisono.comm.communicator import Message as Message
 from unisono.comm.reductions import PremulSum as PremulSum
 from unisono.comm.schedules.execute import execute as execute
+from unisono.comm.work import Message as Message
 from unisono.comm.work import Work as Work
 from unisono.doctor.self_test import SelfTest as SelfTest
 from unisono.doctor.self_test import debug_communication as debug_communication

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from expected import assert_same, inputs, reduced
 from ranks import RankPool, attempt, raised, subgroup
 from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost
-from unisono.comm.communicator import Communicator, Message
+from unisono.comm.communicator import Communicator
 from unisono.comm.engine import SUM_DIVIDED, combine
 from unisono.comm.factory import connect
 from unisono.comm.hosts import links
@@ -31,6 +31,7 @@ from unisono.comm.hosts.link import Frame, Link
 from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.work import Message
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from unisono.collectives.arguments import ResultWork
 from unisono.collectives.types import Group, Tensor, TensorT
-from unisono.comm.communicator import Message
-from unisono.comm.work import Work
+from unisono.comm.work import Message, Work
 from unisono.world.world import resolve
 
 

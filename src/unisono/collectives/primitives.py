@@ -84,8 +84,9 @@ def all_reduce(
     if out is not None:
         tensor = copy_into(comm, "all_reduce", out, tensor)
     if async_op:
-        return ResultWork(comm.all_reduce(tensor, op, async_op=True, algorithm=algorithm), tensor)
-    comm.all_reduce(tensor, op, algorithm=algorithm)
+        work: Any = comm.all_reduce(tensor, op, async_op=True, algorithm=algorithm)  # type: ignore[arg-type]
+        return ResultWork(work, tensor)
+    comm.all_reduce(tensor, op, algorithm=algorithm)  # type: ignore[arg-type]
     return tensor
 
 
@@ -144,7 +145,7 @@ def broadcast(
     if type(tensor) is not _Tensor and not is_tensor(tensor):
         src = check_rank(comm, "broadcast", src, root)
         return structures.broadcast(comm, tensor, src, async_op)
-    work = comm.broadcast(tensor, root, src=src, async_op=async_op)
+    work = comm.broadcast(tensor, root, src=src, async_op=async_op)  # type: ignore[arg-type]
     return result_or_work(work, async_op, tensor)
 
 

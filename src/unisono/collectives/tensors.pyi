@@ -3,6 +3,7 @@
 from typing import Literal as _Literal
 from typing import overload as _overload
 
+from unisono.collectives import primitives
 from unisono.collectives.types import Group, Op, TensorT
 from unisono.comm.work import Work
 
@@ -18,3 +19,6 @@ def reduce_tensor(
 def reduce_tensor(
     tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool
 ) -> TensorT | Work[TensorT]: ...
+
+gather_tensor = primitives.gather
+broadcast_tensor = primitives.broadcast

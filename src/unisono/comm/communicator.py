@@ -26,7 +26,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from sys import _getframe as _caller
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
@@ -34,7 +34,7 @@ from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
-from unisono.comm.work import Work
+from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupError, ScheduleError
 from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
 
@@ -58,46 +58,6 @@ _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
 _GATHER, _SCATTER = Operation.GATHER, Operation.SCATTER
 _UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
-
-
-class Message:
-    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
-    is sent or where it goes; a receive takes the first message of that `tag`.
-
-    >>> unisono.Message("send", torch.ones(1), peer=comm.next)
-    Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
-    """
-
-    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
-
-    def __init__(
-        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
-    ) -> None:
-        if kind not in ("send", "recv"):
-            raise ValueError(f'a Message is a "send" or a "recv", not {kind!r}')
-        self.kind: Final = kind
-        self.tensor: Final = tensor
-        self.peer: Final = peer
-        self.tag: Final = tag
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"Message({fields})"
-
-
-def check_messages(messages: Any) -> list[Message]:
-    """The messages of a batch. Raises TypeError before any of them has begun."""
-    if isinstance(messages, Message):
-        raise TypeError("a batch is a list of Messages, not one")
-    checked = list(messages)
-    for message in checked:
-        if not isinstance(message, Message):
-            raise TypeError(
-                f"a batch is made of unisono.Message, not of {type(message).__name__}: "
-                'Message("send", tensor, peer) or Message("recv", tensor, peer), where torch has '
-                "P2POp(dist.isend, tensor, peer); here peer is a rank of the group"
-            )
-    return checked
 
 
 class Communicator(SharedTensors):
@@ -512,7 +472,11 @@ class Communicator(SharedTensors):
         if device is None:
             return transport
         if self._on_device is None:
-            self._on_device = self._checked(operation, transport.for_device, device, operation)
+            from unisono.comm.factory import transport_on_gpu
+
+            self._on_device = self._checked(
+                operation, transport_on_gpu, transport, device, operation
+            )
         return self._on_device or transport
 
     # -- messages --------------------------------------------------------------------------------

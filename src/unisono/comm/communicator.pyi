@@ -1,7 +1,7 @@
 # Written by tools/write_overloads.py from the module beside it.
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 from typing import Literal as _Literal
 from typing import overload as _overload
 
@@ -13,7 +13,7 @@ from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
-from unisono.comm.work import Work
+from unisono.comm.work import Message, Work
 from unisono.errors import GroupError
 from unisono.plan.schedule import Schedule
 
@@ -21,14 +21,6 @@ Algorithm: TypeAlias = "str | Schedule | None"
 Rank: TypeAlias = "int | None"
 Group: TypeAlias = "Communicator | ProcessGroup | int | None"
 _T = TypeVar("_T")
-
-class Message:
-    def __init__(
-        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
-    ) -> None: ...
-    def __repr__(self) -> str: ...
-
-def check_messages(messages: Any) -> list[Message]: ...
 
 class Communicator(SharedTensors):
     rank: int

@@ -12,12 +12,13 @@ from contextlib import closing
 from typing import Any
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.unix_socket import Departed, Lobby
 from unisono.comm.shared_memory.memory_transport import SharedMemory
-from unisono.comm.transport import DEFAULT_TIMEOUT_S
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.errors import GroupClosed
 
 # What only some programs need is imported where it is used: every process would pay for it.
@@ -163,3 +164,19 @@ def wrap(group: Any) -> Communicator:
     if comm is None or isinstance(comm.errored, GroupClosed):
         comm = _wrapped[group] = Communicator(OverTorch(group, keep=False))
     return comm
+
+
+def transport_on_gpu(transport: Transport, device: Any, operation: str) -> Transport | None:
+    """What carries out collectives on tensors of this GPU for a group whose own transport does not;
+    all ranks ask with their first such call. None: nothing does. Raises ValueError, on every rank,
+    where their GPUs allow no way."""
+    if isinstance(transport, SharedMemory):
+        from unisono.comm.cuda.first_call import meet_on_gpus
+
+        return meet_on_gpus(transport, device, Operation[operation.upper()])
+    from unisono.comm.hosts import gpus
+    from unisono.comm.hosts.hosts_transport import HostsTransport
+
+    if isinstance(transport, HostsTransport):
+        return gpus.meet_on_gpus(transport, operation, device)
+    return None

@@ -110,11 +110,6 @@ class Transport(ABC):
 
     # -- what some can do ------------------------------------------------------------------------
 
-    def for_device(self, device: Any, operation: str) -> Transport | None:
-        """What carries out collectives on tensors of this GPU, where this transport does not; all
-        ranks ask with their first such call."""
-        return None
-
     def run_short(self, operation: Operation, output: Any, op: Any) -> int:
         """A blocking call on a tensor of a GPU with as little as possible around it; ASK_AGAIN: it
         has not begun."""
@@ -169,10 +164,10 @@ class Transport(ABC):
         """What to raise because one of these ranks has died, whatever else has ended the group."""
         return None
 
-    def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> GroupError:
+    def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
         """What a status of the short way stands for."""
         raise NotImplementedError
 
-    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> GroupError:
+    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
         """The same for a message."""
         raise NotImplementedError

@@ -1,13 +1,15 @@
-"""Works: handles of operations that may not have finished, are over already, or are several."""
+"""Works, handles of operations that may not have finished; and messages that are begun together."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
+
+    from unisono.comm.tensors import Tensor
 
     Result_co = TypeVar("Result_co", covariant=True, default=None)
 else:
@@ -117,3 +119,43 @@ def join_works(works: Iterable[Work | None]) -> Work | None:
     if not asynchronous:
         return None
     return asynchronous[0] if len(asynchronous) == 1 else JoinedWork(asynchronous)
+
+
+class Message:
+    """One of a batch: `kind` is "send" or "recv", `peer` the rank at the other end, `tensor` what
+    is sent or where it goes; a receive takes the first message of that `tag`.
+
+    >>> unisono.Message("send", torch.ones(1), peer=comm.next)
+    Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
+    """
+
+    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
+
+    def __init__(
+        self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
+    ) -> None:
+        if kind not in ("send", "recv"):
+            raise ValueError(f'a Message is a "send" or a "recv", not {kind!r}')
+        self.kind: Final = kind
+        self.tensor: Final = tensor
+        self.peer: Final = peer
+        self.tag: Final = tag
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"Message({fields})"
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """The messages of a batch. Raises TypeError before any of them has begun."""
+    if isinstance(messages, Message):
+        raise TypeError("a batch is a list of Messages, not one")
+    checked = list(messages)
+    for message in checked:
+        if not isinstance(message, Message):
+            raise TypeError(
+                f"a batch is made of unisono.Message, not of {type(message).__name__}: "
+                'Message("send", tensor, peer) or Message("recv", tensor, peer), where torch has '
+                "P2POp(dist.isend, tensor, peer); here peer is a rank of the group"
+            )
+    return checked

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.communicator import Communicator, Group, Message
+from unisono.comm.communicator import Communicator, Group
+from unisono.comm.work import Message
 from unisono.errors import GroupError, name_number, name_ranks
 from unisono.torch_support import require_torch
 from unisono.world.world import resolve

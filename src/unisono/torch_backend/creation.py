@@ -59,7 +59,10 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
     check()  # hosts without the dead rank would wait for nobody
     try:
         if world is not None and not isinstance(world, SharedMemory):
+            from unisono.comm.hosts.hosts_transport import HostsTransport
             from unisono.comm.hosts.making import connect_beside
+
+            assert isinstance(world, HostsTransport)
 
             comm = Communicator(
                 connect_beside(

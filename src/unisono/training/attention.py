@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from unisono.collectives.ragged import all_gather_integers
 from unisono.collectives.statistics import widen
-from unisono.comm.communicator import Communicator, Group, Message
-from unisono.comm.work import Work
+from unisono.comm.communicator import Communicator, Group
+from unisono.comm.work import Message, Work
 from unisono.world.world import resolve
 
 _KEYS, _SLOPES = 0, 1

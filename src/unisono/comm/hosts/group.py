@@ -101,7 +101,7 @@ class HostsGroup(RowTransport):
             raise
 
     @property
-    def timeout_s(self) -> float:  # type: ignore[override]
+    def timeout_s(self) -> float:
         """How long a call waits for its peers."""
         return self._timeout_s
 

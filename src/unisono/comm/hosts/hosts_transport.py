@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from unisono import variables
-from unisono.comm.hosts.gpus import meet_on_gpus
 from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
 from unisono.comm.hosts.large_reductions import (
     reduce_in_order,
@@ -38,9 +37,6 @@ class HostsTransport(HostsMessages):
         self._is_strict = bool(variables.STRICT_ORDER.read())
         self._rounds = bool(variables.ROUND_HALVES.read())
         super().__init__(*args)
-
-    def for_device(self, device: torch.device, operation: str) -> Transport:
-        return meet_on_gpus(self, operation, device)
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
         from unisono.comm.hosts.making import split_group

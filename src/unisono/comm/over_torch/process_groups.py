@@ -8,13 +8,15 @@ before do not find each other then, and wait until the timeout. Here the caller 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from unisono.comm.communicator import Communicator
 from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
 
 _torch: Any = c10d  # its stubs know none of these names
 

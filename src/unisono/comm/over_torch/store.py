@@ -7,12 +7,14 @@ import importlib
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.comm.communicator import Communicator
 from unisono.errors import RendezvousError
 from unisono.processes import namespace
+
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
 
 _idle: list[int] = []
 

@@ -6,11 +6,10 @@ import hashlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.comm.communicator import Communicator, Message
 from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.schedules import flat
@@ -24,9 +23,12 @@ from unisono.comm.schedules.compiled_schedules import (
 from unisono.comm.schedules.flat import Row
 from unisono.comm.schedules.workspace import Workspace
 from unisono.comm.tensors import Tensor
-from unisono.comm.work import Work
+from unisono.comm.work import Message, Work
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
+
+if TYPE_CHECKING:
+    from unisono.comm.communicator import Communicator
 
 FIRST_TAG = 1 << 30
 """Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""

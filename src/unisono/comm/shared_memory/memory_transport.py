@@ -66,7 +66,7 @@ class SharedMemory(Transport):
         self._lobby: Lobby | None = lobby.share()
         self.group: Group = membership.group
         self.short = membership.group
-        self.exceptions = GroupExceptions(membership, name, global_ranks)
+        self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
@@ -122,7 +122,7 @@ class SharedMemory(Transport):
         return self._membership.payloads
 
     @property
-    def timeout_s(self) -> float:  # type: ignore[override]
+    def timeout_s(self) -> float:
         """How long a call waits for its peers."""
         return self.group.timeout_ns / 1e9
 
@@ -267,11 +267,6 @@ class SharedMemory(Transport):
 
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members
-
-    def for_device(self, device: Any, operation: str) -> Transport | None:
-        from unisono.comm.cuda.first_call import meet_on_gpus
-
-        return meet_on_gpus(self, device, Operation[operation.upper()])
 
     # -- memory that all ranks have mapped ------------------------------------------------------
 

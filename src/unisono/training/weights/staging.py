@@ -147,7 +147,7 @@ class Staging:
 def view_of(comm: Communicator, unit: Unit) -> torch.Tensor:
     """A part of a trainer's tensor in shared memory. RuntimeError: the trainer has dropped it."""
     assert unit.place is not None
-    memory = comm._memory(unit.place.number)
+    memory = comm.transport.memory(unit.place.number)
     if memory is None:
         raise RuntimeError(f"rank {unit.sender}'s weights are not in shared memory any more")
     first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)  # in all that it has there
