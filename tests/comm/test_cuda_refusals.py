@@ -97,7 +97,7 @@ def meet(comm: Communicator, folder: str, gpu: str) -> Any:
 
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
     replaced_driver.install()
-    from unisono.comm.cuda import meeting
+    from unisono.comm.cuda import first_call as meeting
     from unisono.comm.engine.numbers import Operation
 
     meeting._cuda = SimpleNamespace(

@@ -426,7 +426,7 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
             x = comm.empty(LARGE).fill_(1)
         comm.all_reduce(x)
         assert not comm.is_shared(x)
-        comm._allocator._is_possible = process == 1  # look for it again
+        comm.transport._allocator._is_possible = process == 1  # look for it again
     assert held_resources()[0] == descriptors
     pages = SharedPages(LARGE, torch.float32, comm)  # nobody looks for memory any more
     pages.hold(x)

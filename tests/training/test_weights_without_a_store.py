@@ -42,7 +42,7 @@ def lose_the_store(rank: int, size: int, path: str, how: str) -> None:
     os.environ["UNISONO_HOSTID"] = "AB"[rank]
     store = dist.TCPStore("127.0.0.1", port, None, False)
     over_hosts = Communicator.join("hosts", rank, 2, store, timeout_s=30)
-    over_gloo = connect_stateless("gloo", store, "gloo", rank, 2, 30.0, 30.0)
+    over_gloo = Communicator(connect_stateless("gloo", store, "gloo", rank, 2, 30.0, 30.0))
     over_hosts.barrier()
     if rank == 0:
         os.kill(pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
