@@ -282,4 +282,5 @@ REDUCED: dict[str, tuple[Function, Function]] = {  # dim is gone from the result
     "logsumexp": (unisono.logsumexp, torch.logsumexp),
     "l2_norm": (unisono.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
     "mean": (unisono.mean, torch.mean),
+    "variance": (unisono.variance, torch.var),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import runpy
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def test_the_stub_is_what_the_table_says() -> None:
     assert tool["STUB"].read_text() == text, "run python tools/write_stub.py"
     named = [line.split()[-1] for line in text.splitlines() if " as " in line]
     assert sorted(named) == unisono.__all__
+
+
+def test_the_stubs_are_what_their_modules_say() -> None:
+    tool = runpy.run_path(str(ROOT / "tools/write_overloads.py"))
+    for module in tool["MODULES"]:
+        path = ROOT / module
+        wanted = ast.parse(tool["stub_of"](path.read_text()))
+        found = ast.parse(path.with_suffix(".pyi").read_text())
+        for tree in (wanted, found):
+            tree.body = [node for node in tree.body if "Import" not in type(node).__name__]
+        assert ast.dump(wanted) == ast.dump(found), "run python tools/write_overloads.py"
 
 
 def test_the_numbers_of_the_engine_are_those_of_its_header() -> None:

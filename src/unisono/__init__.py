@@ -56,6 +56,7 @@ _HOMES = {
         "mean",
         "normalize",
         "softmax",
+        "variance",
         "weighted_sum",
     ),
     "unisono.collectives.tensors": ("broadcast_tensor", "gather_tensor", "reduce_tensor"),

@@ -27,6 +27,7 @@ from unisono.collectives.statistics import logsumexp as logsumexp
 from unisono.collectives.statistics import mean as mean
 from unisono.collectives.statistics import normalize as normalize
 from unisono.collectives.statistics import softmax as softmax
+from unisono.collectives.statistics import variance as variance
 from unisono.collectives.statistics import weighted_sum as weighted_sum
 from unisono.collectives.tensors import broadcast_tensor as broadcast_tensor
 from unisono.collectives.tensors import gather_tensor as gather_tensor

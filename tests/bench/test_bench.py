@@ -150,13 +150,15 @@ def test_a_measured_row(comm: Communicator) -> None:
 
 def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     json_path, html_path = tmp_path / "run.json", tmp_path / "run.html"
+    plot_path = tmp_path / "run.png"
     command = ["all_reduce", "barrier", "-n", "2", "--sizes", "8,16,32,64,1K"]
     command += ["--backends", "unisono,gloo,nccl,mpi", "--budget", "0.05"]
-    command += ["--json", str(json_path), "--html", str(html_path)]
+    command += ["--json", str(json_path), "--plot", str(plot_path), "--html", str(html_path)]
     code, said = invoke(*command)
     assert code == 0, said
     run = read(json_path)
     assert run.finished
+    assert plot_path.read_bytes().startswith(b"\x89PNG")
     assert {(row.collective, row.size_bytes) for row in run.rows} == {
         *(("all_reduce", size) for size in (8, 16, 32, 64, 1024)),
         ("barrier", 0),
@@ -284,6 +286,7 @@ def test_every_collective_of_mpi_is_right_or_left_out(
         (["--sizes", "0"], "sizes: the smallest size is 1 byte"),
         (["-n", "2", "--root", "2"], "root 2 is not a rank: there are 2"),
         (["all_reduce", "-n", "2", "--sizes", "8,100T"], "100TB on 2 ranks needs about 600TB of"),
+        (["--plot", "run.txt"], "--plot run.txt: a name that ends in .png, .svg, .pdf"),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
         (["--json", "/nowhere/run.json"], "the folder of /nowhere/run.json does not exist"),
         (["--html", "/tmp"], "/tmp is a folder"),

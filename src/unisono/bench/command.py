@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -31,7 +31,7 @@ EXAMPLES = """\b
   unisono bench all_reduce --sizes 400000000  100 million float32 elements
   unisono bench all_reduce --dtype bfloat16 --op max --budget 5
   unisono bench --device cuda                 CUDA tensors, also of ranks that share a GPU
-  unisono bench --json run.json --html run.html
+  unisono bench --json run.json --plot run.png --html run.html
   unisono bench compare old.json run.json     exit code 1 if anything became slower
   torchrun --nproc-per-node 8 -m unisono bench all_reduce --backends nccl,gloo
   mpirun -n 2 python -m unisono bench all_reduce --backends unisono,mpi
@@ -92,11 +92,13 @@ class _Bench(click.Command):
 )
 @click.option("--no-floor", is_flag=True, help="Do not measure the local floor.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--plot", "plot_path", type=click.Path(path_type=Path), metavar="FILE.png")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="FILE")
 def bench(
     collectives: tuple[str, ...],
     no_floor: bool,
     json_path: Path | None,
+    plot_path: Path | None,
     html_path: Path | None,
     **asked: Any,
 ) -> None:
@@ -126,7 +128,8 @@ def bench(
         raise Misuse(str(error)) from error
     is_first = here is None or here.rank == 0
     if is_first:  # before anything is measured
-        for path in (json_path, html_path):
+        _check_plot(plot_path)
+        for path in (json_path, plot_path, html_path):
             if path is not None:
                 check_writable(path)
     console = Console(quiet=not is_first)
@@ -147,7 +150,7 @@ def bench(
         for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
-            _save(show.run, json_path, html_path)
+            _save(show.run, json_path, plot_path, html_path)
     if failure is not None:
         raise click.ClickException(str(failure))
     if interrupted:
@@ -204,16 +207,32 @@ def _ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _save(run: Run, json_path: Path | None, html_path: Path | None) -> None:
-    """Write the files that were asked for; one that cannot be written does not stop the other."""
-    from unisono.bench import html, results
+def _check_plot(path: Path | None) -> None:
+    from unisono.bench import plot
 
-    for path, make in ((json_path, results.to_json), (html_path, html.page)):
+    if path is None:
+        return
+    if path.suffix not in plot.SUFFIXES:
+        raise Misuse(f"--plot {path}: a name that ends in {', '.join(plot.SUFFIXES)}")
+    if not plot.is_available():
+        raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
+
+
+def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: Path | None) -> None:
+    """Write the files that were asked for; one that cannot be written does not stop the others."""
+    from unisono.bench import html, plot, results
+
+    writers: list[tuple[Path | None, Callable[[Path], Any]]] = [
+        (json_path, lambda path: path.write_text(results.to_json(run))),
+        (plot_path, lambda path: plot.save(run, path)),
+        (html_path, lambda path: path.write_text(html.page(run))),
+    ]
+    for path, write in writers:
         if path is None:
             continue
         try:
-            path.write_text(make(run))
-        except OSError as error:
+            write(path)
+        except (OSError, UnisonoError) as error:
             click.echo(f"{path} was not written: {error}", err=True)
         else:
             click.echo(f"wrote {path}")

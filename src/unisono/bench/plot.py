@@ -1,4 +1,4 @@
-"""Curves of a run in its page, by matplotlib: time and bandwidth over size.
+"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size.
 
 A line per backend, always in its own colour; a band for the middle half of the samples, dashes for
 what was expected, dots for the floor.
@@ -12,13 +12,16 @@ import io
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
-from unisono.bench.results import Row
+from unisono.bench.results import Row, Run
+from unisono.errors import UnisonoError
 from unisono.pages import escape
 
+SUFFIXES = (".png", ".svg", ".pdf")
 INSTALL = "pip install 'unisono[plot]'"
 _COLOURS = {
     "unisono": "#0a7a55",
@@ -66,6 +69,25 @@ def page_colour_of(backend: str) -> str:
 
 def _hue(name: str) -> int:
     return zlib.crc32(name.encode()) % 360
+
+
+def save(run: Run, path: Path) -> None:
+    """All collectives of a run in one picture; the format follows from the name. Raises
+    UnisonoError where no collective has two sizes."""
+    groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
+    if not groups:
+        raise UnisonoError("there is nothing to plot: no collective has two sizes")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(10.5, 3.6 * len(groups)), layout="constrained")
+        for rows, axes in zip(groups, figure.subplots(len(groups), 2, squeeze=False), strict=True):
+            for axis, (label, value) in zip(axes, _QUANTITIES.items(), strict=True):
+                _draw(axis, rows, label, value)
+            axes[0].set_title(text.title(rows))
+            axes[0].legend(fontsize=8)
+        figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
 def draw(rows: Sequence[Row]) -> str:

@@ -79,6 +79,34 @@ def mean(
     return keep_or_squeeze(result, axis, keepdim)
 
 
+def variance(
+    x: torch.Tensor,
+    dim: int | None = None,
+    group: Group = None,
+    *,
+    correction: float = 1,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
+    from the mean, divided by the number of elements less `correction`.
+
+    `x`, `dim`, `group` and `keepdim` are as in `mean`. Raises TypeError on every rank unless `x` is
+    a floating-point tensor.
+
+    >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
+    tensor(5.)
+    """
+    comm = resolve(group)
+    shard, axis = shard_of(comm, "variance", x, dim)
+    wide = widen_to_64_bits(widen(shard))
+    squares = (wide - mean(wide, axis, comm, keepdim=True)).square().sum(axis, keepdim=True)
+    count = squares.new_full((1,), shard.size(axis))
+    together = differentiable.all_reduce(torch.cat([squares.flatten(), count]), "sum", comm)
+    freedom = (together[-1] - correction).clamp_min(0)
+    result = (together[:-1] / freedom).view(squares.shape).to(x.dtype)
+    return keep_or_squeeze(result, axis, keepdim and dim is not None)
+
+
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
