@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_the_page_of_the_communicator_is_what_its_docstrings_say() -> None:
     text = tool["page_text"]()
     assert tool["PAGE"].read_text() == text, "run python tools/write_communicator_page.py"
     for owner in (unisono.Communicator, unisono.Work):
-        for name in dir(owner):
+        for name in filter(partial(hasattr, owner), dir(owner)):  # torch's names it has not
             assert name.startswith("_") or f"### {name}" in text or f"`{name}`" in text
 
 

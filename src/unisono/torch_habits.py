@@ -113,6 +113,14 @@ class Absent:
         raise AttributeError(f"a Communicator has no {self._name}: use {instead}")
 
 
+class WithoutTorchNames:
+    """A Communicator has none of these names, and says what to use."""
+
+
+for _name in ON_COMMUNICATOR:
+    setattr(WithoutTorchNames, _name, Absent(_name))
+
+
 def describe_no_group(group: Any) -> str:
     """What to say of something that is not a group, or not one that this process is in."""
     if type(group) is int and group == _NON_GROUP_MEMBER:

@@ -36,7 +36,13 @@ from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupError, ScheduleError
-from unisono.torch_habits import ON_COMMUNICATOR, Absent, one_root, refuse_input, refuse_splits
+from unisono.torch_habits import (
+    ON_COMMUNICATOR,
+    WithoutTorchNames,
+    one_root,
+    refuse_input,
+    refuse_splits,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
@@ -60,7 +66,7 @@ _GATHER, _SCATTER = Operation.GATHER, Operation.SCATTER
 _UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
 
 
-class Communicator(SharedTensors):
+class Communicator(SharedTensors, WithoutTorchNames):
     """A group of ranks and the ways in which they exchange tensors.
 
     `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
@@ -765,7 +771,3 @@ class Communicator(SharedTensors):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
-
-
-for _name in ON_COMMUNICATOR:
-    setattr(Communicator, _name, Absent(_name))

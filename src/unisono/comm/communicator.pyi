@@ -16,13 +16,16 @@ from unisono.comm.transport import Transport
 from unisono.comm.work import Message, Work
 from unisono.errors import GroupError
 from unisono.plan.schedule import Schedule
+from unisono.torch_habits import (
+    WithoutTorchNames,
+)
 
 Algorithm: TypeAlias = "str | Schedule | None"
 Rank: TypeAlias = "int | None"
 Group: TypeAlias = "Communicator | ProcessGroup | int | None"
 _T = TypeVar("_T")
 
-class Communicator(SharedTensors):
+class Communicator(SharedTensors, WithoutTorchNames):
     rank: int
     size: int
     global_ranks: tuple[int, ...] | None
