@@ -1,26 +1,21 @@
-"""The Communicator and its implementations: what moves data.
+"""The Communicator and its transports: what moves data.
 
 From the bottom up, as the imports go (pyproject.toml):
 
-    work                  works: under way, over already, several in one
-    reductions, tensors   what is combined, and how
-    collective_calls      the interface: the collectives, with their types
-    base                  the rest of it: messages, groups
-    engine                the C library, the only module that touches it
-    engine_types          what its objects can do, for type checkers
+    work, tensors         works and messages; tensors and arrays alike
+    engine/               the C library, the only package that touches it, and its numbers
+    reductions            what is combined, and how
+    transport             what a Communicator holds: the interface of all transports
+    arguments             what makes sense as a call, and what is said where it does not
+    shared_tensors        tensors in memory that all ranks have mapped
     rendezvous/           how processes meet and come to share a segment
-    overlaps, arguments   what no implementation accepts, refused with the same texts by all
-    mismatches            which ranks called something else than the others
-    flat, arithmetic      tensors and arrays as rows of elements, and what is computed with them
-    compiled_schedules    what one rank has to do in a schedule
-    workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
-    by_algorithm          a collective by an algorithm of the caller's choice, over messages
-    solo                  one rank, alone
-    rows, row_group, row_collectives   collectives in terms of rows in one piece
-    announced_calls       what ranks are about to do, told and compared before a byte moves
-    executors             threads that carry out calls, and their works
-    shared_memory/        ranks of one machine
-    over_torch/           process groups of torch
-    hosts/                ranks of several hosts: shared memory inside, gloo between
-    join                  groups of processes that were started separately
+    on_rows/              collectives in terms of rows in one piece
+    schedules/            schedules run over messages
+    solo                  transport: one rank, alone
+    shared_memory/        transport: ranks of one machine
+    over_torch/           transport: process groups of torch
+    cuda/                 transport: tensors of a GPU that ranks share
+    hosts/                transport: ranks of several hosts, shared memory inside, gloo between
+    communicator          the Communicator
+    factory               which transport a group has
 """

@@ -1,10 +1,10 @@
 """Calls on CUDA tensors: ranks of one host that share a GPU; where each has its own, NCCL
 (docs/cuda.md).
 
-group.py       the collectives of such a group; all_reduce.py: the one that counts
-messages.py    point to point
+cuda_transport.py   the collectives of such a group; all_reduce.py: the one that counts
+staged_messages.py  point to point, through the CPU's memory
 calls.py       what every call goes through: its meeting, its way, its end
-meeting.py     the first call: the ranks tell each other of their GPUs
+first_call.py  the first call: the ranks tell each other of their GPUs
 routing.py     which way the calls of a group take: the GPUs of its ranks decide
 shared_gpu.py  what a rank has for calls on a GPU that all share
 staging.py     small tensors: through pinned memory and the CPU's engine
