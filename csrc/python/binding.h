@@ -94,6 +94,10 @@ int given_root(PyObject *options);
 int prepare_given(void);
 PyObject *group_run_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 
+static inline bool is_list(PyObject *object) {
+    return PyList_Check(object) || PyTuple_Check(object);
+}
+
 /* overlaps.c */
 static inline bool is_wide_input(un_operation o) {
     return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;

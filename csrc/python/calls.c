@@ -199,8 +199,6 @@ static int find_reduction(PyObject *name) {
     return -1;
 }
 
-static bool is_list(PyObject *object) { return PyList_Check(object) || PyTuple_Check(object); }
-
 /* Whether tensors of a list travel together; elsewhere a list is a wide side. */
 static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return false;
@@ -243,11 +241,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     }
     if (!PyLong_CheckExact(root)) return REFUSED;
     a->call.root = (int)PyLong_AsLong(root);
-    if (PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
-        PyErr_Clear();
-        return REFUSED;
-    }
+    if (PyErr_Occurred()) return refuse();
     if (un_is_rooted(o) && (a->call.root < 0 || a->call.root >= self->ranks)) return REFUSED;
     return read_schedule(a, self);
 }

@@ -70,8 +70,6 @@ static bool read_options(un_call *call, const Group *self, PyObject *options) {
     return call->root >= 0 && call->root < self->ranks;
 }
 
-static bool is_list(PyObject *object) { return PyList_Check(object) || PyTuple_Check(object); }
-
 /* Whether all_to_all can cut a tensor between its rows. */
 static bool has_even_rows(PyObject *tensor, int ranks) {
     dl_tensor d;

@@ -35,10 +35,7 @@ static int read_message(Group *self, bool sends, PyObject *const *arguments, Py_
     int peer;
     if (!read_peer(self, sends, arguments[1], &peer)) return REFUSED;
     int64_t tag = PyLong_AsLongLong(arguments[2]);
-    if (PyErr_Occurred()) {
-        PyErr_Clear();
-        return REFUSED;
-    }
+    if (PyErr_Occurred()) return refuse();
     int failed = read_one(t, view, arguments[0], !sends);
     if (failed) return failed;
     *m = (un_message){.sends = sends,

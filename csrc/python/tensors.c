@@ -6,6 +6,11 @@
 
 /* -- one tensor ------------------------------------------------------------------------------ */
 
+COLD int refuse(void) {
+    PyErr_Clear();
+    return REFUSED;
+}
+
 bool shapes_are_compared;
 static bool shapes_are_kept; /* then, and while a message is read: a call of 8 bytes would feel it */
 
@@ -141,8 +146,7 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     int flags = PyBUF_STRIDES | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object, &t->buffer, flags)) {
         t->buffer.obj = NULL;
-        PyErr_Clear();
-        return REFUSED;
+        return refuse();
     }
     t->item_bytes = (size_t)t->buffer.itemsize;
     t->data = t->buffer.buf;
@@ -169,10 +173,7 @@ COLD static int read_resolved(tensor *t, PyObject *object, bool writable) {
     free(t->layout);
     t->layout = NULL;
     dl_tensor d;
-    if (exchange_api_of(resolved)->tensor_from_object(resolved, &d)) {
-        PyErr_Clear();
-        return REFUSED;
-    }
+    if (exchange_api_of(resolved)->tensor_from_object(resolved, &d)) return refuse();
     return from_dlpack(t, resolved, &d, writable);
 }
 
@@ -180,10 +181,7 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
     const known_type *type = know_type(object);
     if (type->api) {
         dl_tensor d;
-        if (type->api->tensor_from_object(object, &d)) { /* sparse, meta, quantised, ... */
-            PyErr_Clear();
-            return REFUSED;
-        }
+        if (type->api->tensor_from_object(object, &d)) return refuse(); /* sparse, meta, ... */
         int found = from_dlpack(t, object, &d, writable);
         return found == LAZY ? read_resolved(t, object, writable) : found;
     }
@@ -193,8 +191,7 @@ static int read_tensor(tensor *t, PyObject *object, bool writable) {
         t->capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
         const dl_managed_tensor *d =
             t->capsule ? PyCapsule_GetPointer(t->capsule, "dltensor") : NULL;
-        PyErr_Clear();
-        return d ? from_dlpack(t, object, &d->tensor, writable) : REFUSED;
+        return d ? from_dlpack(t, object, &d->tensor, writable) : refuse();
     }
     return REFUSED;
 }

@@ -19,6 +19,8 @@ enum {
     IN_A_GPU = 3,  /* the memory of a tensor */
 };
 
+int refuse(void); /* REFUSED, and no exception is set any more */
+
 typedef struct tensor {
     char *data;
     un_dtype dtype;

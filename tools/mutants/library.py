@@ -11,7 +11,7 @@ LIBRARY = (
     # -- comm ------------------------------------------------------------------------------------
     Mutant(
         "strict-majority",
-        "src/unisono/comm/mismatches.py",
+        "src/unisono/comm/on_rows/mismatches.py",
         "2 * times > len(values)",
         "2 * times >= len(values)",
         "with two against two, two innocent ranks are blamed",
@@ -19,7 +19,7 @@ LIBRARY = (
     ),
     Mutant(
         "wrong-pair",
-        "src/unisono/comm/mismatches.py",
+        "src/unisono/comm/on_rows/mismatches.py",
         "if 2 * len(odd) < len(votes):",
         "if odd:",
         "most ranks are blamed for one wrong size",
@@ -38,8 +38,8 @@ LIBRARY = (
     ),
     Mutant(
         "names-of-splits",
-        "src/unisono/comm/base.py",
-        "{','.join(map(str, members))}]{serial}",
+        "src/unisono/comm/communicator.py",
+        "{','.join(map(str, members))}]{more}",
         "{','.join(map(str, members))}]",
         "two groups of the same members that are made at once mix",
         ("tests/comm/test_groups.py::test_two_groups_with_the_same_members_do_not_mix",),
@@ -71,8 +71,8 @@ LIBRARY = (
     # -- weights ---------------------------------------------------------------------------------
     Mutant(
         "vote-for-all",
-        "src/unisono/comm/shared_memory/communicator.py",
-        "decided = self._group.decide(serial, value)",
+        "src/unisono/comm/shared_memory/memory_transport.py",
+        "decided = self.group.decide(serial, value)",
         "decided = value",
         "each engine decides by itself: after a death some serve the new version, some the old",
         (f"{_FAULTS}ranks_that_want_different_things_decide_alike",),
