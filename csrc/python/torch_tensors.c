@@ -80,7 +80,6 @@ int check_with_torch(PyObject *object, const tensor *t, unsigned code) {
     return 0;
 }
 
-
 /* A function of unisono.comm.on_rows.rows with one argument or two. */
 static PyObject *call_rows(const char *name, PyObject *first, PyObject *second) {
     PyObject *rows = PyImport_ImportModule("unisono.comm.on_rows.rows");

@@ -153,11 +153,11 @@ def test_a_fault_that_ends_the_group_leaves_the_rest_undone(comm: Any) -> None:
 
 
 def test_a_refusal_of_the_backend_is_red() -> None:
-    class Poor(Solo):
+    class Poor(Communicator):
         def all_to_all(self, *args: Any, **keywords: Any) -> None:
             raise RuntimeError("this backend has no all_to_all")
 
-    result = unisono.debug_communication(Poor(), show=False)
+    result = unisono.debug_communication(Poor(Solo()), show=False)
     red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert red == {"all_to_all": "RuntimeError: this backend has no all_to_all"}
     assert "WRONG all_to_all" in str(result)

@@ -87,7 +87,7 @@ def gather(
                 tensor, dst, torch.empty_like, _empty_beside
             )
         except TypeError as error:
-            comm.refuse_for("all_gather" if dst is None else "gather", error)
+            comm._refuse_for("all_gather" if dst is None else "gather", error)
         if shapes is None:
             if out is not None and outputs is not None:
                 outputs = _copy_into(comm, out, outputs)

@@ -71,7 +71,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
     the world (None where they have none in common), `name` what errors and records call the group,
-    `timeout_s` how long a call waits for its peers, `backend` what moves the data.
+    `timeout_s` how long a call waits for its peers, `backend` what moves the data, and `transport`
+    the part of it that does so.
 
     Every member calls the same operations in the same order. All methods raise a `GroupError` when
     that fails, and the group is then poisoned: later calls raise the first cause again. An argument
@@ -86,6 +87,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
     >>> comm.next == comm.prev == 1 - comm.rank
     True
     >>> comm.errored is None
+    True
+    >>> comm.timeout_s > 0
     True
     """
 
@@ -373,7 +376,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self,
         output: Tensors,
         input: Tensors | None = None,
-        *splits: Any,
+        *splits: object,
         async_op: bool = False,
         algorithm: Algorithm = None,
     ) -> Work | None:
@@ -696,7 +699,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self.transport.refuse(operation)
         raise self._worded(operation, why) from None
 
-    def refuse_for(self, operation: str, why: Exception) -> NoReturn:
+    def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
         """As `refuse`, with an exception of another type; one about a schedule keeps its words."""
         self._raise_if_ended(operation)
         self.transport.refuse(operation)

@@ -226,7 +226,7 @@ def where_is_program() -> str:
     return (frame is not None and site_of(frame)) or "an unknown line"
 
 
-_hidden = [os.path.dirname(os.path.dirname(__file__))]
+_hidden = [os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
 _shown: list[str] = []
 
 

@@ -67,7 +67,7 @@ def run_by(
             raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
         calls = _calls(transport, operation, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
-        comm.refuse_for(name, error)
+        comm._refuse_for(name, error)
     if not calls:
         comm.barrier()  # nothing to move, but peers that have something must learn of it
     for to, source in calls:

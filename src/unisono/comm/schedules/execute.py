@@ -80,7 +80,7 @@ def execute(
         compiled = compile_schedule(schedule, comm.rank)
         workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
-        comm.refuse_for(schedule.collective, error)
+        comm._refuse_for(schedule.collective, error)
     tag = _agree(comm, compiled, workspace)
     try:
         workspace.begin()
