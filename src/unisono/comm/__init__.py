@@ -14,7 +14,6 @@ From the bottom up, as the imports go (pyproject.toml):
     flat, arithmetic      tensors and arrays as rows of elements, and what is computed with them
     compiled_schedules    what one rank has to do in a schedule
     workspace, execute    where a schedule's chunks lie; a schedule run on any Communicator
-    by_algorithm          a collective by an algorithm of the caller's choice, over messages
     solo                  one rank, alone
     rows, row_group, row_collectives   collectives in terms of rows in one piece
     announced_calls       what ranks are about to do, told and compared before a byte moves

@@ -36,6 +36,14 @@ def write_back(tensor: Any, row: Row) -> None:
         tensor[...] = row.reshape(tensor.shape)
 
 
+def write_back_all(tensors: list[Any], row: Row) -> None:
+    """Write a row into tensors, one after the other."""
+    begin = 0
+    for tensor in tensors:
+        write_back(tensor, row[begin : begin + count(tensor)])
+        begin += count(tensor)
+
+
 def empty_like(row: Row, elements: int) -> Row:
     """A new row of the same kind."""
     return row.new_empty(elements) if is_torch(row) else np.empty(elements, row.dtype)
@@ -47,7 +55,9 @@ def copy_of(row: Row) -> Row:
 
 
 def concatenate(rows: list[Row]) -> Row:
-    """Rows of one kind as one new row."""
+    """Rows of one kind as one row; a single one is itself."""
+    if len(rows) == 1:
+        return rows[0]
     if is_torch(rows[0]):
         import torch
 
