@@ -131,9 +131,8 @@ class Rank:
         self.driver.log.clear()
         self.driver.refuses_export = False
         from unisono.collectives.objects import all_gather_object
-        from unisono.comm.cuda.conducting import Orchestra
+        from unisono.comm.cuda.conducting import Flags, Orchestra, flags_bytes
         from unisono.comm.cuda.driver import load_driver
-        from unisono.comm.cuda.flags import Flags, flags_bytes
         from unisono.comm.cuda.regions import ExportedMemory
 
         self.comm, self.folder = comm, folder
@@ -379,7 +378,7 @@ def test_a_gpu_that_cannot_have_the_flags_says_so(cuda_pool: RankPool, memory_fo
 
 
 def refuse_host_memory(comm: Communicator, folder: str) -> None:
-    from unisono.comm.cuda.flags import Flags
+    from unisono.comm.cuda.conducting import Flags
 
     rank = Rank(comm, folder)
     rank.driver.refuses_host_memory = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,10 @@ from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
-from unisono.comm.on_rows.announced_calls import (
-    AnnouncedCall,
-)
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
 from unisono.comm.on_rows.rows import row_of, write_back
 from unisono.comm.reductions import Reduction
+from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
 
@@ -97,7 +95,7 @@ class AllReduces:
         group = calls.engine.group
         dtype = dtype_name(tensor)
         size = tensor.nbytes
-        described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(tensor.dtype), size
+        described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(dtype), size
         everyone = [(rank, 0, 0) for rank in range(calls.size)]
         task = Reduce(op.name, op.factor, dtype, everyone, everyone, size)
         call = AnnouncedCall("all_reduce")
@@ -115,7 +113,7 @@ class AllReduces:
             group.record_cover(True)  # what follows are parts of this call
             try:
                 memory = self._tell_regions(call, row)
-                if not calls.conducted(call, shared, lambda: [task], memory, stream):
+                if not calls.conducted(call, lambda: [task], memory, stream):
                     shared.staging.start(stream)
                     reduce_staged_row(calls, row, None, call, op)
                 status = Status.OK
@@ -129,7 +127,7 @@ class AllReduces:
     def _tell_regions(self, call: AnnouncedCall, row: torch.Tensor) -> list[RankMemory]:
         """Where everybody's row lies, after a meeting in which all have said the same."""
         calls = self._calls
-        mine = calls.shared.describe([(row.data_ptr(), row.nbytes)], row.nbytes)
+        mine = calls.shared.describe([row], row.nbytes)
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)
         everything = numpy.empty((calls.size, len(message)), numpy.uint8)
         calls.run_engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
@@ -163,15 +161,6 @@ def reduce_staged(
     status = calls.engine.group.run(operation, output, input, root, op.number, op.factor)
     if status:
         raise calls.engine.call_error(status, Operation[call.operation.upper()], op, input)
-
-
-@functools.cache
-def dtype_code(dtype: torch.dtype) -> int:
-    """The engine's number of a dtype: DLPack's code, bits and lanes."""
-    kind = 6 if dtype is torch.bool else 4 if dtype is torch.bfloat16 else None
-    if kind is None:
-        kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else int(not dtype.is_signed)
-    return kind | dtype.itemsize * 8 << 8 | 1 << 16
 
 
 def count_bytes(tensors: Any) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy
@@ -21,7 +20,7 @@ from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK, site_of
+from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
@@ -66,11 +65,6 @@ class CudaCalls:
     def stream(self) -> int:
         """torch's current stream on this group's GPU."""
         return int(_raw_stream(self.device.index))
-
-    def announce(self, text: str, sends: Sequence[int], takes: Sequence[int]) -> AnnouncedCall:
-        self.engine.raise_if_ended()
-        site = site_of(_caller(1)) or ""
-        return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(
         self,
@@ -157,77 +151,59 @@ class CudaCalls:
         rows: Rows,
         moved_bytes: int,
         plan: _Plan,
-        staged: Callable[[SharedGpu], None],
+        staged: Callable[[], None],
     ) -> None:
         """Meet the others; then let the conductor follow the plan where much is to be moved and all
         can be reached, and otherwise take the way through pinned memory."""
-        shared = self.shared
         stream = self.stream()
-        orchestra = shared.orchestra
-        if orchestra is not None:
-            orchestra.arrive(stream)
+        if self.shared.orchestra is not None:
+            self.shared.orchestra.arrive(stream)
         memory, peer_calls = self._meet(call, rows, moved_bytes)
         is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
-        if is_large and self.conducted(
-            call, shared, lambda: plan(memory, peer_calls), memory, stream
-        ):
+        if is_large and self.conducted(call, lambda: plan(memory, peer_calls), memory, stream):
             return
-        shared.staging.start(stream)
-        staged(shared)
+        self.shared.staging.start(stream)
+        staged()
 
     def conducted(
         self,
         call: AnnouncedCall,
-        shared: SharedGpu,
         plan: Callable[[], list[Task]],
         memory: Sequence[RankMemory],
         stream: int,
     ) -> bool:
-        """Whether the conductor carries out a call in everybody's memory; the same on all ranks."""
-        orchestra = shared.orchestra
+        """Whether the conductor carries out a call in everybody's memory: it could open all of it,
+        and has given its stream the work. The same on all ranks."""
+        shared, orchestra = self.shared, self.shared.orchestra
         if orchestra is None:
             return False
-        if not all(brought.can_map for brought in memory):
-            unmapped = [rank for rank, brought in enumerate(memory) if not brought.can_map]
-            why = f"{name_ranks(unmapped)}: {shared.exported_refusal()}"
-            shared.warn_of_staging(self.rank, why)
+        unmapped = [rank for rank, brought in enumerate(memory) if not brought.can_map]
+        if unmapped:
+            why = shared.exported.refusal or "their memory cannot be opened by other processes"
+            shared.warn_of_staging(self.rank, f"{name_ranks(unmapped)}: {why}")
             return False
-        if not self._conduct(call, shared, plan, memory, stream):
-            return False
-        orchestra.follow(stream)
-        return True
-
-    def _conduct(
-        self,
-        call: AnnouncedCall,
-        shared: SharedGpu,
-        plan: Callable[[], list[Task]],
-        memory: Sequence[RankMemory],
-        stream: int,
-    ) -> bool:
-        """Whether the conductor could open all memory, and has given its stream the work."""
         said = numpy.zeros(_OUTCOME_BYTES, numpy.uint8)
-        assert shared.orchestra is not None
         if self.rank == CONDUCTOR:
             try:
-                located = shared.orchestra.locate(memory, plan())
+                located = orchestra.locate(memory, plan())
             except DriverError as error:
                 text = str(error).encode()[: _OUTCOME_BYTES - 1]
                 said[: len(text)] = list(text)
             else:
-                shared.orchestra.conduct(located, stream)
+                orchestra.conduct(located, stream)
         self.run_engine(call, Operation.BROADCAST, said, said, CONDUCTOR)
-        if not said[0]:
-            return True
-        shared.orchestra = None  # on every rank: from now on all calls are staged
-        shared.warn_of_staging(self.rank, said.tobytes().rstrip(b"\0").decode())
-        return False
+        if said[0]:
+            shared.orchestra = None  # on every rank: from now on all calls are staged
+            shared.warn_of_staging(self.rank, said.tobytes().rstrip(b"\0").decode())
+            return False
+        orchestra.follow(stream)
+        return True
 
     def _meet(
         self, call: AnnouncedCall, rows: Rows, moved_bytes: int
     ) -> tuple[list[RankMemory], list[PeerCall]]:
         """What everybody brings. Raises CollectiveMismatch where the calls differ."""
-        mine = self.shared.describe([(row.data_ptr(), row.nbytes) for row in rows], moved_bytes)
+        mine = self.shared.describe(rows, moved_bytes)
         said = encode_call(call, self.size)
         length = said.numel()
         most = max(self.size + 1, len(rows))

@@ -4,6 +4,7 @@ pinned memory where little moves."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import _getframe as _caller
 from typing import Any, NoReturn
 
 import torch
@@ -12,14 +13,12 @@ from unisono.comm.arguments import Call
 from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged, reduce_staged_row
 from unisono.comm.cuda.calls import CudaCalls
 from unisono.comm.cuda.conducting import Copy, Reduce, Task
+from unisono.comm.cuda.kernels import has_kernel
 from unisono.comm.cuda.regions import RankMemory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK
+from unisono.comm.engine import GPU_MARK, site_of
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.on_rows.announced_calls import (
-    AnnouncedCall,
-    PeerCall,
-)
+from unisono.comm.on_rows.announced_calls import AnnouncedCall, PeerCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
 from unisono.comm.on_rows.rows import bytes_of, concatenate, copy_into, row_of, write_back
 from unisono.comm.reductions import Reduction
@@ -43,6 +42,7 @@ class Cuda(RowTransport):
         self.global_ranks = engine.global_ranks
         self._engine = engine
         self._calls = CudaCalls(engine, device, shared)
+        self._staging = shared.staging
         self._all_reduces = AllReduces(self._calls)
 
     @property
@@ -64,6 +64,7 @@ class Cuda(RowTransport):
             assert call.reduction is not None
             # the engine does not compare factors of what is large
             is_plain = self._calls.shared.orchestra and call.reduction.name != "premul_sum"
+            is_plain = is_plain and has_kernel(call.reduction.name, dtype_name(tensor))
             if 0 < tensor.nbytes <= STAGED_BYTES or (tensor.nbytes and is_plain):
                 return self._all_reduces.run(tensor, call.reduction, async_op)
         if call.operation == Operation.BROADCAST and len(call.outputs) > 1:
@@ -77,7 +78,9 @@ class Cuda(RowTransport):
         takes: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> AnnouncedCall:
-        return self._calls.announce(text, sends, takes)
+        self._engine.raise_if_ended()
+        site = site_of(_caller(1)) or ""
+        return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(
         self, call: AnnouncedCall, job: Job, tensors: list[Any], async_op: bool
@@ -132,9 +135,9 @@ class Cuda(RowTransport):
             rows = [row_of(tensor) for tensor in tensors]
             moved = [bytes_of(row) for row in rows]
 
-            def staged(shared: SharedGpu) -> None:
+            def staged() -> None:
                 whole = concatenate(moved)
-                self._broadcast_staged(shared, whole, root, call)
+                self._broadcast_staged(whole, root, call)
                 if self.rank != root:
                     copy_into(whole, moved)
 
@@ -153,10 +156,11 @@ class Cuda(RowTransport):
             targets = everyone if root is None else [everyone[root]]
             return [Reduce(op.name, op.factor, dtype_name(row), everyone, targets, row.nbytes)]
 
-        def staged(shared: SharedGpu) -> None:
+        def staged() -> None:
             reduce_staged_row(self._calls, row, root, call, op)
 
-        self._calls.follow(call, [row], row.nbytes, plan, staged)
+        moved = row.nbytes if has_kernel(op.name, dtype_name(row)) else 0
+        self._calls.follow(call, [row], moved, plan, staged)
         return row
 
     def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
@@ -176,14 +180,14 @@ class Cuda(RowTransport):
                 for target in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
-            hosts = [shared.staging.take(row) for row in by_rank]
-            host = shared.staging.room_for(result)
+        def staged() -> None:
+            hosts = [self._staging.take(row) for row in by_rank]
+            host = self._staging.room_for(result)
             operation = Operation.REDUCE_SCATTER
             reduce_staged(self._calls, call, operation, host, hosts, GPU_MARK, op)
-            shared.staging.give(result, host)
+            self._staging.give(result, host)
 
-        total = sum(row.nbytes for row in by_rank)
+        total = sum(row.nbytes for row in by_rank) if has_kernel(op.name, dtype) else 0
         self._calls.follow(call, [*by_rank, result], total, plan, staged)
         return result
 
@@ -192,17 +196,15 @@ class Cuda(RowTransport):
             others = [rank for rank in range(self.size) if rank != root]
             return [Copy((root, 0, 0), (rank, 0, 0), row.nbytes) for rank in others]
 
-        def staged(shared: SharedGpu) -> None:
-            self._broadcast_staged(shared, row, root, call)
+        def staged() -> None:
+            self._broadcast_staged(row, root, call)
 
         self._calls.follow(call, [row], row.nbytes, plan, staged)
 
-    def _broadcast_staged(
-        self, shared: SharedGpu, row: torch.Tensor, root: int, call: AnnouncedCall
-    ) -> None:
+    def _broadcast_staged(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
         if not row.numel():
             return
-        staging = shared.staging
+        staging = self._staging
         host = staging.take(row) if self.rank == root else staging.room_for(row)
         self._calls.run_engine(call, Operation.BROADCAST, host, host, root)
         if self.rank != root:
@@ -216,14 +218,14 @@ class Cuda(RowTransport):
                 for rank in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
+        def staged() -> None:
             if not any(target.numel() for target in targets):
                 return
-            host = shared.staging.take(row)
-            hosts = [shared.staging.room_for(target) for target in targets]
+            host = self._staging.take(row)
+            hosts = [self._staging.room_for(target) for target in targets]
             self._calls.run_engine(call, Operation.ALL_GATHER, hosts, host, GPU_MARK)
             for target, arrived in zip(targets, hosts, strict=True):
-                shared.staging.give(target, arrived)
+                self._staging.give(target, arrived)
 
         total = sum(target.nbytes for target in targets)
         self._calls.follow(call, [row, *targets], total, plan, staged)
@@ -249,9 +251,9 @@ class Cuda(RowTransport):
                 for target in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
-            sent = shared.staging.take(input)
-            arrived = shared.staging.room_for(output)
+        def staged() -> None:
+            sent = self._staging.take(input)
+            arrived = self._staging.room_for(output)
             self._calls.run_engine(
                 call,
                 Operation.ALL_TO_ALL,
@@ -259,6 +261,6 @@ class Cuda(RowTransport):
                 list(torch.split(sent, list(to_each))),
                 GPU_MARK,
             )
-            shared.staging.give(output, arrived)
+            self._staging.give(output, arrived)
 
         self._calls.follow(call, [output, input], max(output.nbytes, input.nbytes), plan, staged)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.cuda.conducting import Orchestra
+from unisono.comm.cuda.conducting import Flags, Orchestra, flags_bytes
 from unisono.comm.cuda.cuda_transport import Cuda
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
-from unisono.comm.cuda.flags import Flags, flags_bytes
 from unisono.comm.cuda.kernels import MOST_ROWS
 from unisono.comm.cuda.routing import (
     SHARED,

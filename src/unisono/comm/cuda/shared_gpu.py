@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+
+import torch
 
 from unisono.comm.cuda.conducting import Orchestra
 from unisono.comm.cuda.driver import Driver
-from unisono.comm.cuda.regions import ExportedMemory, RankMemory, Region
+from unisono.comm.cuda.regions import ExportedMemory, RankMemory
 from unisono.comm.cuda.staging import Staging
 
 STAGED_BYTES = 512 << 10
@@ -27,20 +28,13 @@ class SharedGpu:
     def __init__(self, driver: Driver | None, orchestra: Orchestra | None) -> None:
         self.staging = Staging(driver, _PINNED_BYTES)
         self.orchestra = orchestra
-        self._exported = None if driver is None else ExportedMemory(driver)
+        self.exported = ExportedMemory(driver)
         self._has_warned = False
 
-    def describe(self, rows: Sequence[tuple[int, int]], moved_bytes: int) -> RankMemory:
-        """What the others are told of this rank's rows: addresses and sizes."""
-        if self._exported is None or self.orchestra is None:
-            regions = tuple(Region(bytes(64), 0, 0, 0, *row) for row in rows)
-            return RankMemory(regions, moved_bytes, 0, False)
-        return replace(self._exported.describe(rows), bytes=moved_bytes)
-
-    def exported_refusal(self) -> str:
-        """Why the driver does not let others open this rank's memory, if so."""
-        refusal = None if self._exported is None else self._exported.refusal
-        return str(refusal or "their memory cannot be opened by other processes")
+    def describe(self, rows: Sequence[torch.Tensor], moved_bytes: int) -> RankMemory:
+        """What the others are told of this rank's rows."""
+        places = [(row.data_ptr(), row.nbytes) for row in rows]
+        return self.exported.describe(places, moved_bytes, self.orchestra is not None)
 
     def warn_of_staging(self, rank: int, why: str) -> None:
         """Rank 0 says once that large calls are slow."""
