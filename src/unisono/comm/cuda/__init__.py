@@ -7,7 +7,6 @@ calls.py            what every call goes through: its meeting, its way, its end
 backward.py         works that begin in a backward pass
 first_call.py       the first call: the ranks tell each other of their GPUs
 routing.py          which way the calls of a group take: the GPUs of its ranks decide
-shared_gpu.py       what a rank has for calls on a GPU that all share
 staging.py          small tensors: through pinned memory and the CPU's engine
 conducting.py       large ones: one rank, the conductor, works in everybody's memory
 regions.py          what a rank tells the conductor of its memory, and what that has opened

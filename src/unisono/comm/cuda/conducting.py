@@ -21,6 +21,7 @@ from unisono.comm.cuda.driver import Driver, DriverError, load_driver
 from unisono.comm.cuda.kernels import Kernels
 from unisono.comm.cuda.regions import Mappings, RankMemory
 from unisono.comm.engine.group_types import Group
+from unisono.comm.reductions import Reduction
 from unisono.comm.shared_tensors import Memory
 
 CONDUCTOR = 0
@@ -33,28 +34,19 @@ _LINE_BYTES = 64  # of the engine's flags
 _RELEASED = 1 << 30
 
 
-@dataclass(frozen=True)
-class Reduce:
-    """Combine the same region of rows: (rank, index of its region, first byte)."""
-
-    reduction: str
-    factor: float
-    dtype: str
-    sources: Sequence[tuple[int, int, int]]
-    targets: Sequence[tuple[int, int, int]]
-    size: int
+Place = tuple[int, int, int]
+"""A rank, the index of its region, and the first byte in that."""
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Copy `size` bytes between regions: (rank, index of its region, first byte)."""
+class Task:
+    """Copy `size` bytes from a place to others, or reduce rows of so many from several."""
 
-    source: tuple[int, int, int]
-    target: tuple[int, int, int]
+    sources: Sequence[Place]
+    targets: Sequence[Place]
     size: int
-
-
-Task = Reduce | Copy
+    reduction: Reduction | None = None
+    dtype: str = ""
 
 
 @functools.cache
@@ -170,7 +162,10 @@ class Orchestra:
                 self._mappings.forget(self._owners[rank], brought.gone)
         begin = functools.cache(functools.partial(self._address, memory))
         return [
-            (task, [begin(rank, index) + first for rank, index, first in _places(task)])
+            (
+                task,
+                [begin(*place) + first for *place, first in (*task.sources, *task.targets)],
+            )
             for task in tasks
             if task.size
         ]
@@ -178,18 +173,19 @@ class Orchestra:
     def conduct(self, located: Sequence[tuple[Task, list[int]]], stream: int) -> None:
         """On the conductor: give the stream the tasks of a call, between everybody's arrival and
         the flag that the others wait for."""
-        driver = self._driver
         for rank in range(len(self._owners)):
             if rank != self._rank:
                 self._flags.wait(stream, rank, self._number)
         for task, addresses in located:
-            if isinstance(task, Reduce):
-                count = len(task.sources)
-                rows = addresses[:count], addresses[count:]
-                how = task.reduction, task.factor, task.dtype
-                _kernels().reduce(*how, *rows, task.size, stream)
-            elif addresses[0] != addresses[1]:
-                driver.copy_within(addresses[1], addresses[0], task.size, stream)
+            count = len(task.sources)
+            sources, targets = addresses[:count], addresses[count:]
+            if task.reduction is not None:
+                how = task.reduction, task.dtype
+                _kernels().reduce(*how, sources, targets, task.size, stream)
+                continue
+            for target in targets:
+                if target != sources[0]:
+                    self._driver.copy_within(target, sources[0], task.size, stream)
         self._flags.write(stream, self._number)
 
     def _address(self, memory: Sequence[RankMemory], rank: int, index: int) -> int:
@@ -216,9 +212,3 @@ class Orchestra:
             for owner in self._others():
                 self._mappings.leave(owner)
             self._mappings = None
-
-
-def _places(task: Task) -> list[tuple[int, int, int]]:
-    if isinstance(task, Copy):
-        return [task.source, task.target]
-    return [*task.sources, *task.targets]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unisono.comm.cuda.driver import Driver
+from unisono.comm.reductions import Reduction
 
 MOST_ROWS = 64
 """What one launch can combine: its arguments have room for the addresses of so many rows."""
@@ -160,8 +161,7 @@ class Kernels:
 
     def reduce(
         self,
-        reduction: str,
-        factor: float,
+        reduction: Reduction,
         dtype: str,
         sources: Sequence[int],
         targets: Sequence[int],
@@ -170,10 +170,10 @@ class Kernels:
     ) -> None:
         """Combine rows of `size` bytes in their order into every target; a target may be one of
         the rows. There are at most MOST_ROWS of either."""
-        function = self._functions.get((reduction, dtype))
+        key = reduction.name, dtype
+        function = self._functions.get(key)
         if function is None:
-            function = self._driver.compile(source_of(reduction, dtype), "reduce_rows")
-            self._functions[reduction, dtype] = function
+            function = self._functions[key] = self._driver.compile(source_of(*key), "reduce_rows")
         item_bytes = int(getattr(torch, _COMPLEX.get(dtype, dtype)).itemsize)
         table = (ctypes.c_void_p * (2 * MOST_ROWS))()
         table[: len(sources)] = list(sources)
@@ -191,6 +191,6 @@ class Kernels:
             ctypes.c_int(len(sources)),
             ctypes.c_int(len(targets)),
             ctypes.c_longlong(count),
-            ctypes.c_double(factor),
+            ctypes.c_double(reduction.factor),
             ctypes.c_int(aligned),
         )

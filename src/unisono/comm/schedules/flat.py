@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.tensors import count
+from unisono.comm.tensors import address_of, count
 
 Row = Any
 """A contiguous one-dimensional torch.Tensor or numpy.ndarray."""
@@ -27,8 +27,7 @@ def flat(tensor: Any) -> Row:
 
 def write_back(tensor: Any, row: Row) -> None:
     """Write a row into a tensor of any shape, unless that is where it lies."""
-    own = flat(tensor)
-    if _address(own) == _address(row) != 0:
+    if not count(row) or address_of(flat(tensor)) == address_of(row):
         return
     if is_torch(tensor):
         tensor.detach().copy_(row.reshape(tensor.shape))
@@ -63,9 +62,3 @@ def concatenate(rows: list[Row]) -> Row:
 
         return torch.cat(rows)
     return np.concatenate(rows)
-
-
-def _address(row: Row) -> int:
-    if not count(row):
-        return 0
-    return int(row.data_ptr() if is_torch(row) else row.__array_interface__["data"][0])
