@@ -131,9 +131,8 @@ class Rank:
         self.driver.log.clear()
         self.driver.refuses_export = False
         from unisono.collectives.objects import all_gather_object
-        from unisono.comm.cuda.conducting import Orchestra
+        from unisono.comm.cuda.conducting import Flags, Orchestra, flags_bytes
         from unisono.comm.cuda.driver import load_driver
-        from unisono.comm.cuda.flags import Flags, flags_bytes
         from unisono.comm.cuda.regions import ExportedMemory
 
         self.comm, self.folder = comm, folder
@@ -175,10 +174,11 @@ class Rank:
 
 
 def all_reduce(size: int, count: int) -> Any:
-    from unisono.comm.cuda.conducting import Reduce
+    from unisono.comm.cuda.conducting import Task
+    from unisono.comm.reductions import Reduction
 
     everyone = [(rank, 0, 0) for rank in range(size)]
-    return lambda: [Reduce("sum", 1.0, "float32", everyone, everyone, 4 * count)]
+    return lambda: [Task(everyone, everyone, 4 * count, Reduction("sum"), "float32")]
 
 
 def test_the_conductor_reduces_in_everybodys_memory(
@@ -188,7 +188,7 @@ def test_the_conductor_reduces_in_everybodys_memory(
 
 
 def reduce_and_copy(comm: Communicator, folder: str) -> None:
-    from unisono.comm.cuda.conducting import Copy
+    from unisono.comm.cuda.conducting import Task
 
     rank = Rank(comm, folder)
     base = rank.allocate(*(10.0**comm.rank * number for number in range(1, 4)))
@@ -199,7 +199,7 @@ def reduce_and_copy(comm: Communicator, folder: str) -> None:
 
     # each rank's number to the others, two by two, as an all_gather has it
     output = rank.allocate(-1, -1, -1, -1)
-    tasks = [Copy((s, 0, 0), (r, 1, 4 * s), 4) for s in range(3) for r in range(3)]
+    tasks = [Task([(s, 0, 0)], [(r, 1, 4 * s) for r in range(3)], 4) for s in range(3)]
     assert rank.call([(base, 4), (output, 12)], lambda: tasks) == ""
     assert rank.driver.view(output, 4, numpy.float32).tolist() == [1, 10, 100, -1]
     rank.orchestra.close()
@@ -379,7 +379,7 @@ def test_a_gpu_that_cannot_have_the_flags_says_so(cuda_pool: RankPool, memory_fo
 
 
 def refuse_host_memory(comm: Communicator, folder: str) -> None:
-    from unisono.comm.cuda.flags import Flags
+    from unisono.comm.cuda.conducting import Flags
 
     rank = Rank(comm, folder)
     rank.driver.refuses_host_memory = True

@@ -14,7 +14,7 @@ import torch
 from expected import OPS, REDUCIBLE, assert_same, copy_of, inputs, meaningful, reduced
 from unisono import Message, PremulSum
 from unisono.comm.communicator import Communicator
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES
+from unisono.comm.cuda.calls import STAGED_BYTES
 
 pytestmark = pytest.mark.ranks(2)
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8)

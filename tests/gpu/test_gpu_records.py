@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES
+from unisono.comm.cuda.calls import STAGED_BYTES
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import Record
 from user_programs import eventually

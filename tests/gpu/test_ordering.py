@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.cuda.calls import STAGED_BYTES
 from unisono.comm.cuda.conducting import mappings_of_this_process
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.errors import CollectiveMismatch
 
 pytestmark = pytest.mark.ranks(2)

@@ -464,7 +464,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if algorithm is self._algorithm and transport is not self.transport:
             algorithm = None  # what UNISONO_ALGO names is for the CPU
         if algorithm is not None:
-            from unisono.comm.schedules.by_algorithm import run_by
+            from unisono.comm.schedules.execute import run_by
 
             return run_by(algorithm, self, transport, operation, output, input, root, op, async_op)
         call = self._checked(name, check_call, operation, output, input, root, op, transport)

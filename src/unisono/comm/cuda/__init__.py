@@ -2,17 +2,16 @@
 (docs/cuda.md).
 
 cuda_transport.py   the collectives of such a group; all_reduce.py: the one that counts
-staged_messages.py  point to point, through the CPU's memory
-calls.py       what every call goes through: its meeting, its way, its end
-first_call.py  the first call: the ranks tell each other of their GPUs
-routing.py     which way the calls of a group take: the GPUs of its ranks decide
-shared_gpu.py  what a rank has for calls on a GPU that all share
-staging.py     small tensors: through pinned memory and the CPU's engine
-conducting.py  large ones: one rank, the conductor, works in everybody's memory
-mappings.py    memory of other processes, opened once and closed when it has gone
-regions.py     what a rank tells the conductor of its memory
-kernels.py     the arithmetic, in CUDA C, bit for bit the engine's
-driver.py      the CUDA driver: nobody else imports cuda-bindings
+staged_messages.py  point to point
+calls.py            what every call goes through: its meeting, its way, its end
+backward.py         works that begin in a backward pass
+first_call.py       the first call: the ranks tell each other of their GPUs
+routing.py          which way the calls of a group take: the GPUs of its ranks decide
+staging.py          small tensors: through pinned memory and the CPU's engine
+conducting.py       large ones: one rank, the conductor, works in everybody's memory
+regions.py          what a rank tells the conductor of its memory, and what that has opened
+kernels.py          the arithmetic, in CUDA C, bit for bit the engine's
+driver.py           the CUDA driver: nobody else imports cuda-bindings
 
 Nothing here is imported before the first CUDA tensor comes.
 """

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
 
-from unisono.comm.cuda.calls import CudaCalls, is_capturing
-from unisono.comm.cuda.conducting import CONDUCTOR, Reduce
+from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls, is_capturing
+from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
-from unisono.comm.on_rows.announced_calls import (
-    AnnouncedCall,
-)
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
 from unisono.comm.on_rows.rows import row_of, write_back
 from unisono.comm.reductions import Reduction
+from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
 
@@ -31,7 +28,7 @@ class AllReduces:
 
     def __init__(self, calls: CudaCalls) -> None:
         self._calls = calls
-        self._combiners: dict[Any, Callable[[torch.Tensor], None]] = {}
+        self._combiners: dict[str, Callable[[torch.Tensor], None]] = {}
 
     def run_plain(self, tensor: Any, op: Any) -> int:
         """One small tensor in one piece, by a reduction with a plain name. A status."""
@@ -49,38 +46,27 @@ class AllReduces:
             or calls.of_backward
         ):
             return Status.ASK_AGAIN
-        combine = self._combiners.get(op) or self._combiner(Reduction(op), op)
+        combine = self._combiners.get(op)
+        if combine is None:
+            combine = self._combiners[op] = self._combiner(Reduction(op))
         with calls.lock:
-            calls.shared.staging.exchange(tensor, calls.stream(), combine)
+            calls.staging.exchange(tensor, calls.stream(), combine)
         return Status.OK
 
-    def run(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
-        """One tensor that is not for the general way."""
-        if tensor.nbytes <= STAGED_BYTES:
-            return self._run_small(tensor, op, async_op)
-        return self._run_large(tensor, op, async_op)
-
-    def _run_small(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
+    def run_small(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
         """Of any layout, as a work too: ranks may differ in these."""
         calls = self._calls
 
         def job() -> None:
             row = row_of(tensor)
-            calls.shared.staging.exchange(row, calls.stream(), self._combiner(op))
+            calls.staging.exchange(row, calls.stream(), self._combiner(op))
             write_back(tensor, row)
 
         call = AnnouncedCall("all_reduce")
         return calls.carry_out(call, job, [tensor], async_op, leaves_record=True)
 
-    def _combiner(self, op: Reduction, key: Any = None) -> Callable[[torch.Tensor], None]:
+    def _combiner(self, op: Reduction) -> Callable[[torch.Tensor], None]:
         """An all_reduce in pinned memory."""
-        key = key or op
-        combiner = self._combiners.get(key)
-        if combiner is None:
-            combiner = self._combiners[key] = self._make_combiner(op)
-        return combiner
-
-    def _make_combiner(self, op: Reduction) -> Callable[[torch.Tensor], None]:
         engine = self._calls.engine
         run, number, factor = engine.group.run, op.number, op.factor
 
@@ -91,23 +77,23 @@ class AllReduces:
 
         return combine
 
-    def _run_large(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
+    def run_large(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
         """The engine compares the calls, and a region per rank is told."""
-        calls, shared = self._calls, self._calls.shared
+        calls = self._calls
         group = calls.engine.group
         dtype = dtype_name(tensor)
         size = tensor.nbytes
-        described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(tensor.dtype), size
+        described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(dtype), size
         everyone = [(rank, 0, 0) for rank in range(calls.size)]
-        task = Reduce(op.name, op.factor, dtype, everyone, everyone, size)
+        task = Task(everyone, everyone, size, op, dtype)
         call = AnnouncedCall("all_reduce")
 
         def job() -> None:
             row = row_of(tensor)
             stream = calls.stream()
             record = group.record_open(*described, group.calls + 1)
-            assert shared.orchestra is not None
-            shared.orchestra.arrive(stream)
+            assert calls.orchestra is not None
+            calls.orchestra.arrive(stream)
             status = group.check(*described, record)
             if status:
                 raise calls.engine.call_error(status, _ALL_REDUCE, op, tensor)
@@ -115,8 +101,8 @@ class AllReduces:
             group.record_cover(True)  # what follows are parts of this call
             try:
                 memory = self._tell_regions(call, row)
-                if not calls.conducted(call, shared, lambda: [task], memory, stream):
-                    shared.staging.start(stream)
+                if not calls.conducted(call, lambda: [task], memory, stream):
+                    calls.staging.start(stream)
                     reduce_staged_row(calls, row, None, call, op)
                 status = Status.OK
             finally:
@@ -129,7 +115,7 @@ class AllReduces:
     def _tell_regions(self, call: AnnouncedCall, row: torch.Tensor) -> list[RankMemory]:
         """Where everybody's row lies, after a meeting in which all have said the same."""
         calls = self._calls
-        mine = calls.shared.describe([(row.data_ptr(), row.nbytes)], row.nbytes)
+        mine = calls.describe([row], row.nbytes)
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)
         everything = numpy.empty((calls.size, len(message)), numpy.uint8)
         calls.run_engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
@@ -141,41 +127,10 @@ def reduce_staged_row(
     calls: CudaCalls, row: torch.Tensor, root: int | None, call: AnnouncedCall, op: Reduction
 ) -> None:
     """Reduce a row in pinned memory."""
-    host = calls.shared.staging.take(row)
-    operation, at = (_ALL_REDUCE, GPU_MARK) if root is None else (Operation.REDUCE, root)
-    reduce_staged(calls, call, operation, host, host, at, op)
-    if root in (None, calls.rank):
-        calls.shared.staging.give(row, host)
-
-
-def reduce_staged(
-    calls: CudaCalls,
-    call: AnnouncedCall,
-    operation: Operation,
-    output: Any,
-    input: Any,
-    root: int,
-    op: Reduction,
-) -> None:
-    """Have the engine reduce what lies in pinned memory, in the course of a call."""
-    if not count_bytes(input):
+    if not row.numel():
         return
-    status = calls.engine.group.run(operation, output, input, root, op.number, op.factor)
-    if status:
-        raise calls.engine.call_error(status, Operation[call.operation.upper()], op, input)
-
-
-@functools.cache
-def dtype_code(dtype: torch.dtype) -> int:
-    """The engine's number of a dtype: DLPack's code, bits and lanes."""
-    kind = 6 if dtype is torch.bool else 4 if dtype is torch.bfloat16 else None
-    if kind is None:
-        kind = 5 if dtype.is_complex else 2 if dtype.is_floating_point else int(not dtype.is_signed)
-    return kind | dtype.itemsize * 8 << 8 | 1 << 16
-
-
-def count_bytes(tensors: Any) -> int:
-    """How many bytes a tensor, or a list of them, has."""
-    if isinstance(tensors, torch.Tensor):
-        return tensors.nbytes
-    return sum(tensor.nbytes for tensor in tensors)
+    host = calls.staging.take(row)
+    operation, at = (_ALL_REDUCE, GPU_MARK) if root is None else (Operation.REDUCE, root)
+    calls.run_engine(call, operation, host, host, at, op)
+    if root in (None, calls.rank):
+        calls.staging.give(row, host)

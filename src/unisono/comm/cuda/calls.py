@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy
 import torch
 
 from unisono.comm.cuda.backward import WorksOfBackward, in_backward
-from unisono.comm.cuda.conducting import CONDUCTOR, Task
-from unisono.comm.cuda.driver import DriverError
-from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK, site_of
+from unisono.comm.cuda.conducting import CONDUCTOR, Orchestra, Task
+from unisono.comm.cuda.driver import Driver, DriverError
+from unisono.comm.cuda.regions import ExportedMemory, RankMemory, decode_memory, encode_memory
+from unisono.comm.cuda.staging import Staging
+from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
@@ -34,6 +34,7 @@ from unisono.comm.on_rows.announced_calls import (
 )
 from unisono.comm.on_rows.row_transport import Rows
 from unisono.comm.over_torch.stream_executor import StreamExecutor
+from unisono.comm.reductions import Reduction
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
@@ -42,23 +43,39 @@ from unisono.errors import CollectiveMismatch, GroupError, name_ranks
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.memory_transport import SharedMemory
 
+STAGED_BYTES = 512 << 10
+"""What moves no more than this goes through pinned memory: a turn of every rank on the GPU takes
+longer."""
+
+_PINNED_BYTES = 8 * STAGED_BYTES
 _OUTCOME_BYTES = 256
+_log = logging.getLogger("unisono")
 _Plan = Callable[[Sequence[RankMemory], Sequence[PeerCall]], list[Task]]
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
 class CudaCalls:
-    """How the calls of one rank on the GPU that it shares with its group are carried out. `engine`
-    is the group's shared memory."""
+    """How the calls of one rank on the GPU that it shares with its group are carried out: in pinned
+    memory, or where the driver allows it by one rank in everybody's memory (`orchestra`; None: all
+    calls are staged). `engine` is the group's shared memory."""
 
-    def __init__(self, engine: SharedMemory, device: torch.device, shared: SharedGpu) -> None:
+    def __init__(
+        self,
+        engine: SharedMemory,
+        device: torch.device,
+        driver: Driver | None,
+        orchestra: Orchestra | None,
+    ) -> None:
         self.engine = engine
         self.rank = engine.rank
         self.size = engine.size
         self.name = engine.name
         self.device = device
-        self.shared = shared
+        self.staging = Staging(driver, _PINNED_BYTES)
+        self.orchestra = orchestra
+        self._exported = ExportedMemory(driver)
+        self._has_warned = False
         self.lock = threading.RLock()
         self.of_backward = WorksOfBackward()
         self._streams = StreamExecutor()
@@ -66,11 +83,6 @@ class CudaCalls:
     def stream(self) -> int:
         """torch's current stream on this group's GPU."""
         return int(_raw_stream(self.device.index))
-
-    def announce(self, text: str, sends: Sequence[int], takes: Sequence[int]) -> AnnouncedCall:
-        self.engine.raise_if_ended()
-        site = site_of(_caller(1)) or ""
-        return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(
         self,
@@ -147,8 +159,8 @@ class CudaCalls:
         except (DriverError, RuntimeError) as error:  # torch's OutOfMemoryError is one
             reason = str(error).strip().partition("\n")[0]
             self.engine.abort(f"rank {self.rank} could not carry out {what} on its GPU: {reason}")
-            if self.shared.orchestra and _has_failed(self.device):
-                self.shared.orchestra.release()
+            if self.orchestra and _has_failed(self.device):
+                self.orchestra.release()
             raise
 
     def follow(
@@ -157,77 +169,59 @@ class CudaCalls:
         rows: Rows,
         moved_bytes: int,
         plan: _Plan,
-        staged: Callable[[SharedGpu], None],
+        staged: Callable[[], None],
     ) -> None:
         """Meet the others; then let the conductor follow the plan where much is to be moved and all
         can be reached, and otherwise take the way through pinned memory."""
-        shared = self.shared
         stream = self.stream()
-        orchestra = shared.orchestra
-        if orchestra is not None:
-            orchestra.arrive(stream)
+        if self.orchestra is not None:
+            self.orchestra.arrive(stream)
         memory, peer_calls = self._meet(call, rows, moved_bytes)
         is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
-        if is_large and self.conducted(
-            call, shared, lambda: plan(memory, peer_calls), memory, stream
-        ):
+        if is_large and self.conducted(call, lambda: plan(memory, peer_calls), memory, stream):
             return
-        shared.staging.start(stream)
-        staged(shared)
+        self.staging.start(stream)
+        staged()
 
     def conducted(
         self,
         call: AnnouncedCall,
-        shared: SharedGpu,
         plan: Callable[[], list[Task]],
         memory: Sequence[RankMemory],
         stream: int,
     ) -> bool:
-        """Whether the conductor carries out a call in everybody's memory; the same on all ranks."""
-        orchestra = shared.orchestra
+        """Whether the conductor carries out a call in everybody's memory: it could open all of it,
+        and has given its stream the work. The same on all ranks."""
+        orchestra = self.orchestra
         if orchestra is None:
             return False
-        if not all(brought.can_map for brought in memory):
-            unmapped = [rank for rank, brought in enumerate(memory) if not brought.can_map]
-            why = f"{name_ranks(unmapped)}: {shared.exported_refusal()}"
-            shared.warn_of_staging(self.rank, why)
+        unmapped = [rank for rank, brought in enumerate(memory) if not brought.can_map]
+        if unmapped:
+            why = self._exported.refusal or "their memory cannot be opened by other processes"
+            self.warn_of_staging(f"{name_ranks(unmapped)}: {why}")
             return False
-        if not self._conduct(call, shared, plan, memory, stream):
-            return False
-        orchestra.follow(stream)
-        return True
-
-    def _conduct(
-        self,
-        call: AnnouncedCall,
-        shared: SharedGpu,
-        plan: Callable[[], list[Task]],
-        memory: Sequence[RankMemory],
-        stream: int,
-    ) -> bool:
-        """Whether the conductor could open all memory, and has given its stream the work."""
         said = numpy.zeros(_OUTCOME_BYTES, numpy.uint8)
-        assert shared.orchestra is not None
         if self.rank == CONDUCTOR:
             try:
-                located = shared.orchestra.locate(memory, plan())
+                located = orchestra.locate(memory, plan())
             except DriverError as error:
                 text = str(error).encode()[: _OUTCOME_BYTES - 1]
                 said[: len(text)] = list(text)
             else:
-                shared.orchestra.conduct(located, stream)
+                orchestra.conduct(located, stream)
         self.run_engine(call, Operation.BROADCAST, said, said, CONDUCTOR)
-        if not said[0]:
-            return True
-        shared.orchestra = None  # on every rank: from now on all calls are staged
-        shared.warn_of_staging(self.rank, said.tobytes().rstrip(b"\0").decode())
-        return False
+        if said[0]:
+            self.orchestra = None  # on every rank: from now on all calls are staged
+            self.warn_of_staging(said.tobytes().rstrip(b"\0").decode())
+            return False
+        orchestra.follow(stream)
+        return True
 
     def _meet(
         self, call: AnnouncedCall, rows: Rows, moved_bytes: int
     ) -> tuple[list[RankMemory], list[PeerCall]]:
         """What everybody brings. Raises CollectiveMismatch where the calls differ."""
-        mine = self.shared.describe([(row.data_ptr(), row.nbytes) for row in rows], moved_bytes)
+        mine = self.describe(rows, moved_bytes)
         said = encode_call(call, self.size)
         length = said.numel()
         most = max(self.size + 1, len(rows))
@@ -255,19 +249,46 @@ class CudaCalls:
         self.engine.abort(str(error).partition("\n")[0])
         raise exceptions.failure(error.args[0])
 
+    def describe(self, rows: Sequence[torch.Tensor], moved_bytes: int) -> RankMemory:
+        """What the others are told of this rank's rows."""
+        places = [(row.data_ptr(), row.nbytes) for row in rows]
+        return self._exported.describe(places, moved_bytes, self.orchestra is not None)
+
+    def warn_of_staging(self, why: str) -> None:
+        """Rank 0 says once that large calls are slow."""
+        if self.rank == 0 and not self._has_warned:
+            _log.warning(
+                "unisono: large calls on CUDA tensors go through the CPU's memory, at a few GB/s, "
+                "for the driver does not let processes open each other's (%s). Expandable segments "
+                "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known reasons: "
+                "docs/cuda.md",
+                why,
+            )
+        self._has_warned = True
+
     def run_engine(
-        self, call: AnnouncedCall, operation: Operation, output: Any, input: Any, root: int
+        self,
+        call: AnnouncedCall,
+        operation: Operation,
+        output: Any,
+        input: Any,
+        root: int,
+        op: Reduction | None = None,
     ) -> None:
         """A call of the engine in the course of one of ours."""
-        status = self.engine.group.run(operation, output, input, root, None)
+        reduction = (None,) if op is None else (op.number, op.factor)
+        status = self.engine.group.run(operation, output, input, root, *reduction)
         if status:
-            raise self.engine.exceptions.call_error(status, Operation[call.operation.upper()])
+            raise self.engine.call_error(status, Operation[call.operation.upper()], op, input)
 
     def close(self) -> None:
         """Give back what calls on CUDA tensors needed."""
         with contextlib.suppress(RuntimeError):  # the GPU may have failed
             torch.cuda.synchronize(self.device)  # others' memory may still be in use
-        self.shared.close()
+        orchestra, self.orchestra = self.orchestra, None
+        if orchestra is not None:
+            with contextlib.suppress(RuntimeError):
+                orchestra.close()
 
 
 def _has_failed(device: Any) -> bool:

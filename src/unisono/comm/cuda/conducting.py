@@ -8,15 +8,21 @@ streams wait for. Processes wait for each other's calls only, never for the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from unisono.comm.cuda.driver import Driver, load_driver
-from unisono.comm.cuda.flags import Flags
+import numpy
+
+from unisono.comm.cuda.driver import Driver, DriverError, load_driver
 from unisono.comm.cuda.kernels import Kernels
-from unisono.comm.cuda.mappings import Mappings
-from unisono.comm.cuda.regions import RankMemory
+from unisono.comm.cuda.regions import Mappings, RankMemory
+from unisono.comm.engine.group_types import Group
+from unisono.comm.reductions import Reduction
+from unisono.comm.shared_tensors import Memory
 
 CONDUCTOR = 0
 """Its rank."""
@@ -24,29 +30,23 @@ CONDUCTOR = 0
 _NUMBERS = 1 << 32
 """Of calls, which then begin anew."""
 
+_LINE_BYTES = 64  # of the engine's flags
+_RELEASED = 1 << 30
 
-@dataclass(frozen=True)
-class Reduce:
-    """Combine the same region of rows: (rank, index of its region, first byte)."""
 
-    reduction: str
-    factor: float
-    dtype: str
-    sources: Sequence[tuple[int, int, int]]
-    targets: Sequence[tuple[int, int, int]]
-    size: int
+Place = tuple[int, int, int]
+"""A rank, the index of its region, and the first byte in that."""
 
 
 @dataclass(frozen=True)
-class Copy:
-    """Copy `size` bytes between regions: (rank, index of its region, first byte)."""
+class Task:
+    """Copy `size` bytes from a place to others, or reduce rows of so many from several."""
 
-    source: tuple[int, int, int]
-    target: tuple[int, int, int]
+    sources: Sequence[Place]
+    targets: Sequence[Place]
     size: int
-
-
-Task = Reduce | Copy
+    reduction: Reduction | None = None
+    dtype: str = ""
 
 
 @functools.cache
@@ -58,6 +58,67 @@ def mappings_of_this_process() -> Mappings:
 @functools.cache
 def _kernels() -> Kernels:
     return Kernels(load_driver())
+
+
+def flags_bytes(size: int) -> int:
+    """How much memory the flags of so many ranks take."""
+    return size * _LINE_BYTES
+
+
+class Flags:
+    """How streams of several processes wait for each other: a number per rank, in the CPUs' memory.
+
+    A stream that has come to a call writes the call's number to its rank's flag, and streams of
+    other processes wait until it is there. CUDA's own means, events between processes, would let a
+    stream wait for ever for a process that has died; the flag of such a rank is raised by the
+    engine, which watches the processes, and whoever waits goes on.
+
+    They lie at the beginning of rank 0's part of `memory`. Raises DriverError where the GPU cannot
+    have it."""
+
+    def __init__(self, driver: Driver, group: Group, rank: int, size: int, memory: Memory) -> None:
+        self._driver = driver
+        self._group = group
+        self._rank = rank
+        words = _LINE_BYTES // 4
+        array: Any = memory.tensor(0, 0, (size, words), numpy.dtype("uint32"))
+        self._shared = array
+        first = array.ctypes.data
+        self._page = first - first % mmap.PAGESIZE
+        end = -(-(first + flags_bytes(size)) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._first = driver.open_host_memory(self._page, end - self._page) + first - self._page
+        self._number = 0
+        self._stream: int | None = None
+        try:
+            self.write(0, 0)  # a driver that cannot do it says so now
+            driver.synchronize(0)  # or this 0 might come after another stream's number
+        except DriverError:
+            driver.close_host_memory(self._page)
+            raise
+        group.set_flags(first)
+
+    def write(self, stream: int, number: int) -> None:
+        """This rank's flag comes to `number` once the stream has come here. Calls may come on
+        different streams: their numbers appear in order all the same."""
+        mine = self._first + self._rank * _LINE_BYTES
+        if self._stream is not None and stream != self._stream:
+            self._driver.await_flag(stream, mine, self._number)
+        self._driver.write_flag(stream, mine, number)
+        self._stream, self._number = stream, number
+
+    def wait(self, stream: int, rank: int, number: int) -> None:
+        """Let the stream go on once a rank's flag has come to `number`, or the rank has died."""
+        self._driver.await_flag(stream, self._first + rank * _LINE_BYTES, number)
+
+    def release(self) -> None:
+        """This rank's GPU has failed, and will write nothing any more: let the others go on."""
+        self._shared[self._rank, 0] += numpy.uint32(_RELEASED)
+
+    def close(self) -> None:
+        """Give the memory back; the stream has no more use for it."""
+        self._group.set_flags(0)
+        with contextlib.suppress(DriverError):  # the GPU may have failed
+            self._driver.close_host_memory(self._page)
 
 
 class Orchestra:
@@ -101,7 +162,10 @@ class Orchestra:
                 self._mappings.forget(self._owners[rank], brought.gone)
         begin = functools.cache(functools.partial(self._address, memory))
         return [
-            (task, [begin(rank, index) + first for rank, index, first in _places(task)])
+            (
+                task,
+                [begin(*place) + first for *place, first in (*task.sources, *task.targets)],
+            )
             for task in tasks
             if task.size
         ]
@@ -109,18 +173,19 @@ class Orchestra:
     def conduct(self, located: Sequence[tuple[Task, list[int]]], stream: int) -> None:
         """On the conductor: give the stream the tasks of a call, between everybody's arrival and
         the flag that the others wait for."""
-        driver = self._driver
         for rank in range(len(self._owners)):
             if rank != self._rank:
                 self._flags.wait(stream, rank, self._number)
         for task, addresses in located:
-            if isinstance(task, Reduce):
-                count = len(task.sources)
-                rows = addresses[:count], addresses[count:]
-                how = task.reduction, task.factor, task.dtype
-                _kernels().reduce(*how, *rows, task.size, stream)
-            elif addresses[0] != addresses[1]:
-                driver.copy_within(addresses[1], addresses[0], task.size, stream)
+            count = len(task.sources)
+            sources, targets = addresses[:count], addresses[count:]
+            if task.reduction is not None:
+                how = task.reduction, task.dtype
+                _kernels().reduce(*how, sources, targets, task.size, stream)
+                continue
+            for target in targets:
+                if target != sources[0]:
+                    self._driver.copy_within(target, sources[0], task.size, stream)
         self._flags.write(stream, self._number)
 
     def _address(self, memory: Sequence[RankMemory], rank: int, index: int) -> int:
@@ -147,9 +212,3 @@ class Orchestra:
             for owner in self._others():
                 self._mappings.leave(owner)
             self._mappings = None
-
-
-def _places(task: Task) -> list[tuple[int, int, int]]:
-    if isinstance(task, Copy):
-        return [task.source, task.target]
-    return [*task.sources, *task.targets]

@@ -4,24 +4,22 @@ pinned memory where little moves."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import _getframe as _caller
 from typing import Any, NoReturn
 
 import torch
 
 from unisono.comm.arguments import Call
-from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged, reduce_staged_row
-from unisono.comm.cuda.calls import CudaCalls
-from unisono.comm.cuda.conducting import Copy, Reduce, Task
+from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged_row
+from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls
+from unisono.comm.cuda.conducting import Task
+from unisono.comm.cuda.kernels import has_kernel
 from unisono.comm.cuda.regions import RankMemory
-from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK
+from unisono.comm.engine import GPU_MARK, site_of
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.on_rows.announced_calls import (
-    AnnouncedCall,
-    PeerCall,
-)
+from unisono.comm.on_rows.announced_calls import AnnouncedCall, PeerCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
-from unisono.comm.on_rows.rows import bytes_of, concatenate, copy_into, row_of, write_back
+from unisono.comm.on_rows.rows import concatenate, copy_into
 from unisono.comm.reductions import Reduction
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.tensors import dtype_name
@@ -36,13 +34,14 @@ class Cuda(RowTransport):
 
     devices = ("cuda",)
 
-    def __init__(self, engine: SharedMemory, device: torch.device, shared: SharedGpu) -> None:
+    def __init__(self, engine: SharedMemory, calls: CudaCalls) -> None:
         self.rank = engine.rank
         self.size = engine.size
         self.name = engine.name
         self.global_ranks = engine.global_ranks
         self._engine = engine
-        self._calls = CudaCalls(engine, device, shared)
+        self._calls = calls
+        self._staging = calls.staging
         self._all_reduces = AllReduces(self._calls)
 
     @property
@@ -60,14 +59,14 @@ class Cuda(RowTransport):
 
     def run(self, call: Call, async_op: bool) -> Work | None:
         if call.operation == Operation.ALL_REDUCE and not call.is_coalesced:
-            (tensor,) = call.outputs
-            assert call.reduction is not None
+            (tensor,), op = call.outputs, call.reduction
+            assert op is not None
+            if 0 < tensor.nbytes <= STAGED_BYTES:
+                return self._all_reduces.run_small(tensor, op, async_op)
             # the engine does not compare factors of what is large
-            is_plain = self._calls.shared.orchestra and call.reduction.name != "premul_sum"
-            if 0 < tensor.nbytes <= STAGED_BYTES or (tensor.nbytes and is_plain):
-                return self._all_reduces.run(tensor, call.reduction, async_op)
-        if call.operation == Operation.BROADCAST and len(call.outputs) > 1:
-            return self._broadcast_many(call.outputs, call.root, async_op)
+            is_plain = op.name != "premul_sum" and has_kernel(op.name, dtype_name(tensor))
+            if tensor.nbytes and is_plain and self._calls.orchestra:
+                return self._all_reduces.run_large(tensor, op, async_op)
         return super().run(call, async_op)
 
     def announce(
@@ -77,7 +76,9 @@ class Cuda(RowTransport):
         takes: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> AnnouncedCall:
-        return self._calls.announce(text, sends, takes)
+        self._engine.raise_if_ended()
+        site = site_of(_caller(1)) or ""
+        return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(
         self, call: AnnouncedCall, job: Job, tensors: list[Any], async_op: bool
@@ -114,49 +115,19 @@ class Cuda(RowTransport):
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _broadcast_many(self, tensors: list[Any], root: int, async_op: bool) -> Work | None:
-        """Many tensors, from memory to memory: nothing is packed where the conductor copies."""
-        counts = ", ".join(f"{dtype_name(tensor)}[{tensor.numel()}]" for tensor in tensors)
-        call = self.announce(f"broadcast of {counts} from rank {root}")
-
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
-            others = [rank for rank in range(self.size) if rank != root]
-            regions = enumerate(memory[root].regions)
-            return [
-                Copy((root, index, 0), (rank, index, 0), region.size)
-                for index, region in regions
-                for rank in others
-            ]
-
-        def job() -> None:
-            rows = [row_of(tensor) for tensor in tensors]
-            moved = [bytes_of(row) for row in rows]
-
-            def staged(shared: SharedGpu) -> None:
-                whole = concatenate(moved)
-                self._broadcast_staged(shared, whole, root, call)
-                if self.rank != root:
-                    copy_into(whole, moved)
-
-            self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged)
-            if self.rank != root:
-                for tensor, row in zip(tensors, rows, strict=True):
-                    write_back(tensor, row)
-
-        return self.carry_out(call, job, tensors, async_op)
-
     def reduce_row(
         self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
             everyone = [(rank, 0, 0) for rank in range(self.size)]
             targets = everyone if root is None else [everyone[root]]
-            return [Reduce(op.name, op.factor, dtype_name(row), everyone, targets, row.nbytes)]
+            return [Task(everyone, targets, row.nbytes, op, dtype_name(row))]
 
-        def staged(shared: SharedGpu) -> None:
+        def staged() -> None:
             reduce_staged_row(self._calls, row, root, call, op)
 
-        self._calls.follow(call, [row], row.nbytes, plan, staged)
+        moved = row.nbytes if has_kernel(op.name, dtype_name(row)) else 0
+        self._calls.follow(call, [row], moved, plan, staged)
         return row
 
     def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
@@ -165,65 +136,73 @@ class Cuda(RowTransport):
 
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
             return [
-                Reduce(
-                    op.name,
-                    op.factor,
-                    dtype,
+                Task(
                     [(source, target, 0) for source in range(self.size)],
                     [(target, self.size, 0)],
                     memory[target].regions[target].size,
+                    op,
+                    dtype,
                 )
                 for target in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
-            hosts = [shared.staging.take(row) for row in by_rank]
-            host = shared.staging.room_for(result)
+        def staged() -> None:
+            hosts = [self._staging.take(row) for row in by_rank]
+            host = self._staging.room_for(result)
             operation = Operation.REDUCE_SCATTER
-            reduce_staged(self._calls, call, operation, host, hosts, GPU_MARK, op)
-            shared.staging.give(result, host)
+            if any(row.numel() for row in by_rank):
+                self._calls.run_engine(call, operation, host, hosts, GPU_MARK, op)
+            self._staging.give(result, host)
 
-        total = sum(row.nbytes for row in by_rank)
+        total = sum(row.nbytes for row in by_rank) if has_kernel(op.name, dtype) else 0
         self._calls.follow(call, [*by_rank, result], total, plan, staged)
         return result
 
-    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
+    def broadcast_rows(self, rows: Rows, root: int, call: AnnouncedCall) -> None:
+        """From memory to memory: nothing is packed where the conductor copies."""
+
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
-            others = [rank for rank in range(self.size) if rank != root]
-            return [Copy((root, 0, 0), (rank, 0, 0), row.nbytes) for rank in others]
+            return [
+                Task(
+                    [(root, index, 0)],
+                    [(rank, index, 0) for rank in range(self.size) if rank != root],
+                    region.size,
+                )
+                for index, region in enumerate(memory[root].regions)
+            ]
 
-        def staged(shared: SharedGpu) -> None:
-            self._broadcast_staged(shared, row, root, call)
+        def staged() -> None:
+            whole = concatenate(rows)
+            if not whole.numel():
+                return
+            is_root = self.rank == root
+            host = self._staging.take(whole) if is_root else self._staging.room_for(whole)
+            self._calls.run_engine(call, Operation.BROADCAST, host, host, root)
+            if not is_root:
+                self._staging.give(whole, host)
+                copy_into(whole, rows)
 
-        self._calls.follow(call, [row], row.nbytes, plan, staged)
-
-    def _broadcast_staged(
-        self, shared: SharedGpu, row: torch.Tensor, root: int, call: AnnouncedCall
-    ) -> None:
-        if not row.numel():
-            return
-        staging = shared.staging
-        host = staging.take(row) if self.rank == root else staging.room_for(row)
-        self._calls.run_engine(call, Operation.BROADCAST, host, host, root)
-        if self.rank != root:
-            staging.give(row, host)
+        self._calls.follow(call, rows, sum(row.nbytes for row in rows), plan, staged)
 
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
             return [
-                Copy((source, 0, 0), (rank, 1 + source, 0), memory[source].regions[0].size)
+                Task(
+                    [(source, 0, 0)],
+                    [(rank, 1 + source, 0) for rank in range(self.size)],
+                    memory[source].regions[0].size,
+                )
                 for source in range(self.size)
-                for rank in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
+        def staged() -> None:
             if not any(target.numel() for target in targets):
                 return
-            host = shared.staging.take(row)
-            hosts = [shared.staging.room_for(target) for target in targets]
+            host = self._staging.take(row)
+            hosts = [self._staging.room_for(target) for target in targets]
             self._calls.run_engine(call, Operation.ALL_GATHER, hosts, host, GPU_MARK)
             for target, arrived in zip(targets, hosts, strict=True):
-                shared.staging.give(target, arrived)
+                self._staging.give(target, arrived)
 
         total = sum(target.nbytes for target in targets)
         self._calls.follow(call, [row, *targets], total, plan, staged)
@@ -240,18 +219,18 @@ class Cuda(RowTransport):
         def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
             sends = [[count * width for count in peer.sends] for peer in calls]
             return [
-                Copy(
-                    (source, 1, sum(sends[source][:target])),
-                    (target, 0, sum(sends[before][target] for before in range(source))),
+                Task(
+                    [(source, 1, sum(sends[source][:target]))],
+                    [(target, 0, sum(sends[before][target] for before in range(source)))],
                     sends[source][target],
                 )
                 for source in range(self.size)
                 for target in range(self.size)
             ]
 
-        def staged(shared: SharedGpu) -> None:
-            sent = shared.staging.take(input)
-            arrived = shared.staging.room_for(output)
+        def staged() -> None:
+            sent = self._staging.take(input)
+            arrived = self._staging.room_for(output)
             self._calls.run_engine(
                 call,
                 Operation.ALL_TO_ALL,
@@ -259,6 +238,6 @@ class Cuda(RowTransport):
                 list(torch.split(sent, list(to_each))),
                 GPU_MARK,
             )
-            shared.staging.give(output, arrived)
+            self._staging.give(output, arrived)
 
         self._calls.follow(call, [output, input], max(output.nbytes, input.nbytes), plan, staged)

@@ -67,6 +67,11 @@ class Driver:
             raise DriverError(name, getattr(status, "name", str(status)))
         return results[0] if len(results) == 1 else results
 
+    def _check(self, name: str, answer: tuple[Any]) -> None:
+        """The same for a function that returns its status alone, and is called often."""
+        if answer[0] != self._success:
+            raise DriverError(name, answer[0].name)
+
     def has_mps(self, index: int) -> bool:
         """Whether this process computes on a GPU through the Multi-Process Service."""
         kind = getattr(self._cu.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
@@ -116,37 +121,27 @@ class Driver:
 
     def synchronize(self, stream: int) -> None:
         """Return once a stream has done all that it was given."""
-        (status,) = self._synchronize(stream)
-        if status != self._success:
-            raise DriverError("cuStreamSynchronize", status.name)
+        self._check("cuStreamSynchronize", self._synchronize(stream))
 
     def write_flag(self, stream: int, flag: int, value: int) -> None:
         """Write a number of 32 bits once the stream has done all that it was given so far, and
         everybody sees what it has written."""
-        (status,) = self._write(stream, flag, value, 0)
-        if status != self._success:
-            raise DriverError("cuStreamWriteValue32", status.name)
+        self._check("cuStreamWriteValue32", self._write(stream, flag, value, 0))
 
     def await_flag(self, stream: int, flag: int, value: int) -> None:
         """Let the stream go on once a number has come to `value`; where 32 bits end, it goes on
         from 0."""
-        (status,) = self._await(stream, flag, value, 0)
-        if status != self._success:
-            raise DriverError("cuStreamWaitValue32", status.name)
+        self._check("cuStreamWaitValue32", self._await(stream, flag, value, 0))
 
     # -- copies ----------------------------------------------------------------------------------
 
     def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
         """From the GPU to pinned memory: always the copy engine's."""
-        (status,) = self._to_host(host, device, size, stream)
-        if status != self._success:
-            raise DriverError("cuMemcpyDtoHAsync", status.name)
+        self._check("cuMemcpyDtoHAsync", self._to_host(host, device, size, stream))
 
     def copy_to_device(self, device: int, host: int, size: int, stream: int) -> None:
         """From pinned memory to the GPU."""
-        (status,) = self._to_device(device, host, size, stream)
-        if status != self._success:
-            raise DriverError("cuMemcpyHtoDAsync", status.name)
+        self._check("cuMemcpyHtoDAsync", self._to_device(device, host, size, stream))
 
     def copy_rows_to_device(
         self, device: int, host: int, width: int, height: int, stream: int
@@ -156,9 +151,7 @@ class Driver:
         copy = self._rows(width, height)
         copy.srcHost = host
         copy.dstDevice = device
-        (status,) = self._cu.cuMemcpy2DAsync(copy, stream)
-        if status != self._success:
-            raise DriverError("cuMemcpy2DAsync", status.name)
+        self._check("cuMemcpy2DAsync", self._cu.cuMemcpy2DAsync(copy, stream))
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - there is one driver per process
     def _rows(self, width: int, height: int) -> Any:

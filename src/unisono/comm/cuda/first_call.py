@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.cuda.conducting import Orchestra
+from unisono.comm.cuda.calls import CudaCalls
+from unisono.comm.cuda.conducting import Flags, Orchestra, flags_bytes
 from unisono.comm.cuda.cuda_transport import Cuda
 from unisono.comm.cuda.driver import Driver, DriverError, DriverMissing, load_driver
-from unisono.comm.cuda.flags import Flags, flags_bytes
 from unisono.comm.cuda.kernels import MOST_ROWS
 from unisono.comm.cuda.routing import (
     SHARED,
@@ -24,7 +24,6 @@ from unisono.comm.cuda.routing import (
     process_token,
     why_no_mapping,
 )
-from unisono.comm.cuda.shared_gpu import SharedGpu
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.transport import Transport
@@ -66,10 +65,10 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
                 orchestra = Orchestra(driver, comm.rank, [gpu.token for gpu in gpus], flags)
             elif flags is not None:
                 flags.close()
-    shared = SharedGpu(driver, orchestra)
+    calls = CudaCalls(comm, device, driver, orchestra)
     if why:
-        shared.warn_of_staging(comm.rank, why)
-    return Cuda(comm, device, shared)
+        calls.warn_of_staging(why)
+    return Cuda(comm, calls)
 
 
 def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:

@@ -11,7 +11,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from unisono.comm.cuda.driver import Driver
+from unisono.comm.reductions import Reduction
 
 MOST_ROWS = 64
 """What one launch can combine: its arguments have room for the addresses of so many rows."""
@@ -103,35 +106,15 @@ extern "C" __global__ void reduce_rows(Rows rows, int ranks, int outputs, long l
 }}
 """
 
-_COMPLEX_PRODUCT = """
-typedef {stored} R;
-#define ROWS {rows}
-struct Rows {{ const R *from[ROWS]; R *to[ROWS]; }};
-extern "C" __global__ void reduce_rows(Rows rows, int ranks, int outputs, long long count,
-                                       double factor, int aligned) {{
-    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    R re = rows.from[0][2 * i], im = rows.from[0][2 * i + 1];
-    for (int rank = 1; rank < ranks; rank++) {{
-        R c = rows.from[rank][2 * i], d = rows.from[rank][2 * i + 1];
-        R product = re * c - im * d;
-        im = re * d + im * c;
-        re = product;
-    }}
-    for (int output = 0; output < outputs; output++) {{
-        rows.to[output][2 * i] = re;
-        rows.to[output][2 * i + 1] = im;
-    }}
-}}
-"""
+
+def has_kernel(reduction: str, dtype: str) -> bool:
+    """Whether the GPU reduces so: products of complex numbers are the CPU's alone."""
+    return reduction != "product" or dtype not in _COMPLEX
 
 
 def source_of(reduction: str, dtype: str) -> str:
     """The program of a reduction that has a meaning for a dtype, both by name."""
-    if dtype in _COMPLEX:
-        dtype = _COMPLEX[dtype]
-        if reduction == "product":
-            return _COMPLEX_PRODUCT.format(stored=_TYPES[dtype][0], rows=MOST_ROWS)
+    dtype = _COMPLEX.get(dtype, dtype)
     if dtype == "bool":
         reduction = _OF_BOOLS.get(reduction, reduction)
     stored, combined, load, finish = _TYPES[dtype]
@@ -178,8 +161,7 @@ class Kernels:
 
     def reduce(
         self,
-        reduction: str,
-        factor: float,
+        reduction: Reduction,
         dtype: str,
         sources: Sequence[int],
         targets: Sequence[int],
@@ -188,21 +170,18 @@ class Kernels:
     ) -> None:
         """Combine rows of `size` bytes in their order into every target; a target may be one of
         the rows. There are at most MOST_ROWS of either."""
-        function = self._functions.get((reduction, dtype))
+        key = reduction.name, dtype
+        function = self._functions.get(key)
         if function is None:
-            function = self._driver.compile(source_of(reduction, dtype), "reduce_rows")
-            self._functions[reduction, dtype] = function
-        by_pairs = dtype in _COMPLEX and reduction == "product"
-        plain = _COMPLEX.get(dtype, dtype)
-        item_bytes = ctypes.sizeof(_C_TYPES[plain]) * (2 if by_pairs else 1)
+            function = self._functions[key] = self._driver.compile(source_of(*key), "reduce_rows")
+        item_bytes = int(getattr(torch, _COMPLEX.get(dtype, dtype)).itemsize)
         table = (ctypes.c_void_p * (2 * MOST_ROWS))()
         table[: len(sources)] = list(sources)
         table[MOST_ROWS : MOST_ROWS + len(targets)] = list(targets)
         addresses = [*sources, *targets]
         aligned = not any(address % _VECTOR_BYTES for address in addresses)
         count = size // item_bytes
-        per_thread = 1 if by_pairs else _VECTOR_BYTES // item_bytes
-        threads = -(-count // per_thread)
+        threads = -(-count // (_VECTOR_BYTES // item_bytes))
         self._driver.launch(
             function,
             -(-threads // _THREADS),
@@ -212,23 +191,6 @@ class Kernels:
             ctypes.c_int(len(sources)),
             ctypes.c_int(len(targets)),
             ctypes.c_longlong(count),
-            ctypes.c_double(factor),
+            ctypes.c_double(reduction.factor),
             ctypes.c_int(aligned),
         )
-
-
-_C_TYPES: dict[str, Any] = {
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
-    "float16": ctypes.c_uint16,
-    "bfloat16": ctypes.c_uint16,
-    "int8": ctypes.c_int8,
-    "int16": ctypes.c_int16,
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "uint8": ctypes.c_uint8,
-    "uint16": ctypes.c_uint16,
-    "uint32": ctypes.c_uint32,
-    "uint64": ctypes.c_uint64,
-    "bool": ctypes.c_uint8,
-}

@@ -1,9 +1,12 @@
-"""What a rank tells the conductor of its memory: regions of allocations, and how to open these."""
+"""What a rank tells the conductor of its memory: regions of allocations, and how to open these; and
+what the conductor has opened."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,48 +74,144 @@ class ExportedMemory:
     asks the driver after one of them, and tells when it has gone.
     """
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver | None) -> None:
         self._driver = driver
         self._handles: dict[int, bytes] = {}
         self._known: deque[tuple[int, int]] = deque()
         self.refusal: DriverError | None = None
         """Why others cannot open memory of this process, once the driver has said so."""
 
-    def describe(self, rows: Sequence[tuple[int, int]]) -> RankMemory:
-        """What these rows of memory, as addresses and sizes, are for other processes."""
+    def describe(
+        self, rows: Sequence[tuple[int, int]], moved_bytes: int = 0, can_map: bool = True
+    ) -> RankMemory:
+        """What these rows of memory, as addresses and sizes, are for other processes, which without
+        `can_map` open none of it."""
         regions = []
-        can_map = self.refusal is None
+        driver = self._driver if can_map else None
+        can_map = driver is not None and self.refusal is None
         for address, size in rows:
             region = Region(_NO_HANDLE, 0, 0, 0, address, size)
-            if size and can_map:
+            if size and can_map and driver is not None:
                 try:
-                    region = self._region(address, size)
+                    region = self._region(driver, address, size)
                 except DriverError as error:  # expandable segments, MIG, a sandbox
                     self.refusal = error
                     can_map = False
             regions.append(region)
-        return RankMemory(tuple(regions), 0, self._find_gone(), can_map)
+        gone = self._find_gone(driver) if driver is not None else 0
+        return RankMemory(tuple(regions), moved_bytes, gone, can_map)
 
-    def _region(self, address: int, size: int) -> Region:
-        allocation = self._driver.allocation_of(address)
+    def _region(self, driver: Driver, address: int, size: int) -> Region:
+        allocation = driver.allocation_of(address)
         handle = self._handles.get(allocation.number)
         if handle is None:
-            handle = self._driver.export_memory(allocation.base)
+            handle = driver.export_memory(allocation.base)
             self._handles[allocation.number] = handle
             self._known.append((allocation.number, allocation.base))
         return Region(handle, allocation.number, allocation.base, allocation.size, address, size)
 
-    def _find_gone(self) -> int:
+    def _find_gone(self, driver: Driver) -> int:
         """Ask after the allocation that nobody has asked after for longest: its number, if it has
         gone; else 0."""
         if not self._known:
             return 0
         number, base = self._known.popleft()
         try:
-            if self._driver.number_of(base) == number:
+            if driver.number_of(base) == number:
                 self._known.append((number, base))
                 return 0
         except DriverError:
             pass  # nothing lies there any more
         del self._handles[number]
         return number
+
+
+class Mappings:
+    """Memory of other processes in this one: opened once, closed when its owner or its group has
+    gone, and nobody holds it. An owner is a token that no other process has.
+
+    A handle may be open once in a process, whatever the number of groups that use it: so the
+    mappings of all groups are in one place. An allocation is known by its owner and its number,
+    which the driver never gives out twice: memory that was freed and comes back at the same address
+    is another one.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._bases: dict[tuple[str, int], int] = {}
+        self._groups: Counter[str] = Counter()
+        self._held: Counter[tuple[str, int]] = Counter()
+        self._gone: set[tuple[str, int]] = set()  # which groups do not need, but somebody holds
+        self._lock = threading.RLock()  # whoever lets go may be found by the garbage collector
+
+    def __len__(self) -> int:
+        return len(self._bases)
+
+    def enter(self, owner: str) -> None:
+        """One more group has this process as a member."""
+        with self._lock:
+            self._groups[owner] += 1
+
+    def leave(self, owner: str) -> None:
+        """One group less has; with the last one its memory is closed."""
+        with self._lock:
+            self._groups[owner] -= 1
+            if self._groups[owner] > 0:
+                return
+            del self._groups[owner]
+            for key in [key for key in self._bases if key[0] == owner]:
+                self._close(key)
+
+    def address_of(self, owner: str, region: Region) -> int:
+        """Where a region of another process lies here. Raises DriverError where the driver does
+        not open it."""
+        key = owner, region.number
+        with self._lock:
+            self._gone.discard(key)
+            base = self._bases.get(key)
+            if base is None:
+                base = self._bases[key] = self._driver.open_memory(region.handle)
+        return base + region.address - region.base
+
+    def find(self, owner: str, region: Region) -> int | None:
+        """Where a region lies here; None: it is not open."""
+        base = self._bases.get((owner, region.number))
+        return None if base is None else base + region.address - region.base
+
+    def hold(self, owner: str, region: Region) -> int:
+        """The same, of memory that stays open until it is let go as often as it was held, whatever
+        becomes of its owner."""
+        key = owner, region.number
+        with self._lock:
+            self._held[key] += 1
+            try:
+                return self.address_of(owner, region)
+            except DriverError:
+                del self._held[key]  # what is not open, nobody else holds
+                raise
+
+    def let_go(self, owner: str, number: int) -> None:
+        """Hold an allocation once less; the last one closes it, unless a group may use it."""
+        key = owner, number
+        with self._lock:
+            self._held[key] -= 1
+            if self._held[key] > 0:
+                return
+            del self._held[key]
+            if key in self._gone or not self._groups[owner]:
+                self._close(key)
+
+    def forget(self, owner: str, number: int) -> None:
+        """An allocation has gone: close it, unless it is held."""
+        with self._lock:
+            if (owner, number) in self._bases:
+                self._close((owner, number))
+
+    def _close(self, key: tuple[str, int]) -> None:
+        if self._held[key]:
+            self._gone.add(key)
+            return
+        self._gone.discard(key)
+        base = self._bases.pop(key)
+        with contextlib.suppress(DriverError):  # the GPU may have failed, or this process ends
+            self._driver.close_memory(base)

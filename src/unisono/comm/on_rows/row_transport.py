@@ -63,9 +63,16 @@ class RowTransport(Transport):
     def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
         """Our part of the reduction of all ranks' rows, of which there is one for each rank."""
 
-    @abstractmethod
     def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
         """A row of bytes becomes the root's."""
+        raise NotImplementedError
+
+    def broadcast_rows(self, rows: Rows, root: int, call: AnnouncedCall) -> None:
+        """Rows of bytes become the root's: one message, but where a transport needs none."""
+        whole = concatenate(rows)
+        self.broadcast_row(whole, root, call)
+        if self.rank != root:
+            copy_into(whole, rows)
 
     @abstractmethod
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
@@ -125,17 +132,12 @@ def _broadcast(transport: RowTransport, call: Call, async_op: bool) -> Work | No
 
     def job() -> None:
         rows = [row_of(tensor) for tensor in tensors]
-        moved = [bytes_of(row) for row in rows]
-        if not moved:
+        if not rows:
             return
-        whole = concatenate(moved)
-        transport.broadcast_row(whole, root, announced)
-        if transport.rank == root:
-            return
-        parts = torch.split(whole, [row.numel() for row in moved])
-        for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
-            copy_into(part, [target])  # in order: tied weights stand in many lists twice
-            write_back(tensor, row)
+        transport.broadcast_rows([bytes_of(row) for row in rows], root, announced)
+        if transport.rank != root:
+            for tensor, row in zip(tensors, rows, strict=True):
+                write_back(tensor, row)
 
     return transport.carry_out(announced, job, tensors, async_op)
 

@@ -19,21 +19,12 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_neg() or tensor.is_conj()
 
 
-def resolve(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy tensor's numbers as they read, in a tensor of their own; another one itself."""
-    return tensor.detach().resolve_conj().resolve_neg()
-
-
-@torch.inference_mode()  # in which tensors of both kinds can be written to
-def write_resolved(tensor: torch.Tensor, resolved: torch.Tensor) -> None:
-    """Write what `resolve` returned, and a call has changed since, back into the tensor."""
-    tensor.detach().copy_(resolved)
-
-
 def row_of(tensor: Any) -> torch.Tensor:
     """The elements of a tensor or array in order, in one piece."""
     if isinstance(tensor, torch.Tensor):
-        plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
+        plain = tensor.detach()
+        if is_lazy(tensor):
+            plain = plain.resolve_conj().resolve_neg()
         if not plain.is_contiguous():
             try:
                 plain = plain.contiguous()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from unisono import variables
 from unisono.comm.arguments import Call, flatten
@@ -27,10 +28,16 @@ from unisono.comm.on_rows.announced_calls import (
 from unisono.comm.on_rows.row_transport import Rows, RowTransport, device_of
 from unisono.comm.on_rows.rows import bytes_of, row_of, write_back
 from unisono.comm.on_rows.thread_executor import INTERRUPTED, ThreadExecutor
-from unisono.comm.over_torch.backend_reductions import averages, check_supported
 from unisono.comm.over_torch.faults import Faults
-from unisono.comm.over_torch.process_group_calls import ON_STREAMS, ProcessGroupCalls
-from unisono.comm.over_torch.process_groups import new_group
+from unisono.comm.over_torch.held_group import (
+    ON_STREAMS,
+    HeldGroup,
+    averages,
+    check_supported,
+    reduce_op,
+    wait_for,
+)
+from unisono.comm.over_torch.process_groups import destroy, new_group
 from unisono.comm.over_torch.stream_executor import (
     StreamExecutor,
     StreamMessage,
@@ -62,18 +69,18 @@ class OverTorch(RowTransport):
         owns: bool = False,
         remake: Remake | None = None,
     ) -> None:
-        self._calls = ProcessGroupCalls(group, keep or owns)
+        self._held = HeldGroup(group, keep or owns)
         self._owns = owns
         self._remake = remake or new_in_world
         self._is_in_world = remake is None
-        self.rank = self._calls.rank
-        self.size = self._calls.size
+        self.rank = group.rank()
+        self.size = group.size()
         self.name = "world" if group is dist.group.WORLD else str(group.group_name)
         self.global_ranks = None
         with contextlib.suppress(KeyError, ValueError, RuntimeError):  # torch may not know it
             self.global_ranks = tuple(dist.get_process_group_ranks(group))
-        self.timeout_s = self._calls.timeout_s
-        kinds = self._calls.backends
+        self.timeout_s = self._held.timeout_s
+        kinds = self._held.backends
         # of "cpu:gloo,cuda:nccl" it is nccl
         self.backend = next(
             (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
@@ -90,7 +97,7 @@ class OverTorch(RowTransport):
     @property
     def process_group(self) -> Any:
         """The torch process group, for `torch.distributed`'s own functions."""
-        return self._calls.group
+        return self._held.group
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
         self._faults.check()
@@ -111,8 +118,8 @@ class OverTorch(RowTransport):
         """Have every call that is under way fail, here and on the other ranks."""
         if self.size == 1:
             return
-        group = self._calls.group
-        if self._calls.backends.get("cpu") != "gloo":
+        group = self._held.group
+        if self._held.backends.get("cpu") != "gloo":
             group.abort()
             return
         with contextlib.suppress(RuntimeError):
@@ -143,9 +150,9 @@ class OverTorch(RowTransport):
             self._hang_up()
         self._thread.close()
         if not self._is_in_world:
-            self._calls.release()
-        elif self._calls.group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(self._calls.group)
+            self._held.release()
+        else:
+            destroy(self._held.group)
 
     # -- how a call is carried out ---------------------------------------------------------------
 
@@ -163,9 +170,9 @@ class OverTorch(RowTransport):
     def carry_out(
         self, call: AnnouncedCall, job: Callable[[], None], tensors: list[Any], async_op: bool
     ) -> Work | None:
-        device = device_of(tensors) if tensors or "cpu" in self._calls.backends else _this_gpu()
+        device = device_of(tensors) if tensors or "cpu" in self._held.backends else _this_gpu()
         doing = call.operation
-        if self._calls.backend(device) in ON_STREAMS:
+        if self._held.backend(device) in ON_STREAMS:
             with self._translated(doing):
                 if async_op:
                     return self._streams.begin(job, doing, device, tensors)
@@ -200,7 +207,7 @@ class OverTorch(RowTransport):
             return
         mine = encode_call(call, self.size)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self._calls.all_gather(rows, mine, call.timeout_s)
+        self._held.run("allgather", call.timeout_s, c10d.AllgatherOptions(), [rows], [mine])
         error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
         if error is not None:
             raise self._faults.end(error, tell=False)  # all see it
@@ -231,7 +238,7 @@ class OverTorch(RowTransport):
         if call.reduction is None:
             return
         for tensor in flatten(call.outputs):
-            backend = self._calls.backend(torch.device(getattr(tensor, "device", "cpu")))
+            backend = self._held.backend(torch.device(getattr(tensor, "device", "cpu")))
             check_supported(call.reduction, dtype_name(tensor), backend)
 
     # -- rows ------------------------------------------------------------------------------------
@@ -241,35 +248,45 @@ class OverTorch(RowTransport):
     ) -> torch.Tensor:
         wire = row.clone() if keep else row
         numbers = torch.view_as_real(wire) if wire.is_complex() else wire
+        backend = self._held.backend(row.device)
+        how: dict[str, Any] = {"reduceOp": reduce_op(op, backend)}
         if root is None:
-            self._calls.all_reduce(numbers, op, call.timeout_s)
+            self._held.run("allreduce", call.timeout_s, c10d.AllreduceOptions(), [numbers], **how)
         else:
-            self._calls.reduce(numbers, root, op, call.timeout_s)
-        if op.name == "avg" and not averages(self._calls.backend(row.device)):
+            how["rootRank"] = root
+            self._held.run("reduce", call.timeout_s, c10d.ReduceOptions(), [numbers], **how)
+        if op.name == "avg" and not averages(backend):
             numbers.div_(self.size)
         return wire
 
     def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
         """Our part of the reduction. gloo's own reduce_scatter is an all_reduce as well."""
         lengths = [part.numel() for part in by_rank]
-        on_stream = self._calls.backend(by_rank[0].device) in ON_STREAMS
-        if on_stream and len(set(lengths)) == 1 and not by_rank[0].is_complex():
+        backend = self._held.backend(by_rank[0].device)
+        if backend in ON_STREAMS and len(set(lengths)) == 1 and not by_rank[0].is_complex():
             result = torch.empty_like(by_rank[0])
-            self._calls.reduce_scatter(result, by_rank, op, call.timeout_s)
+            given, how = ([result], [by_rank]), reduce_op(op, backend)
+            options = c10d.ReduceScatterOptions()
+            self._held.run("reduce_scatter", call.timeout_s, options, *given, reduceOp=how)
             return result
         whole = self.reduce_row(torch.cat(by_rank), op, None, call, False)
         begin = sum(lengths[: self.rank])
         return whole[begin : begin + lengths[self.rank]]
 
     def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
-        self._calls.broadcast([row], [root], call.timeout_s)
+        wait_for([self._begin_broadcast(row, root, call)])
+
+    def _begin_broadcast(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> Any:
+        options = c10d.BroadcastOptions()
+        how = {"rootRank": root, "rootTensor": 0}
+        return self._held.begin("broadcast", call.timeout_s, options, [row], **how)
 
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         if len({target.numel() for target in targets}) == 1:
-            self._calls.all_gather(targets, row, call.timeout_s)
-        else:
-            targets[self.rank].copy_(row)
-            self._calls.broadcast(targets, range(self.size), call.timeout_s)
+            self._held.run("allgather", call.timeout_s, c10d.AllgatherOptions(), [targets], [row])
+            return
+        targets[self.rank].copy_(row)
+        wait_for([self._begin_broadcast(row, root, call) for root, row in enumerate(targets)])
 
     def exchange_rows(
         self,
@@ -280,11 +297,19 @@ class OverTorch(RowTransport):
         width: int,
         call: AnnouncedCall,
     ) -> None:
-        self._calls.exchange(output, input, from_each, to_each, call.timeout_s)
+        is_new = hasattr(self._held.group, "all_to_all_single")
+        name = "all_to_all_single" if is_new else "alltoall_base"
+        given = output, input, list(from_each), list(to_each)
+        self._held.run(name, call.timeout_s, c10d.AllToAllOptions(), *given)
 
     def meet(self, call: AnnouncedCall) -> None:
-        if not self._checks:  # where calls are checked all ranks have met already
-            self._calls.barrier(call.timeout_s)
+        if self._checks:  # all ranks have met already
+            return
+        options: Any = c10d.BarrierOptions()
+        if "cpu" not in self._held.backends:
+            options.device = _this_gpu()
+            options.device_ids = [torch.cuda.current_device()]
+        self._held.run("barrier", call.timeout_s, options)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -303,7 +328,7 @@ class OverTorch(RowTransport):
     def isend(self, tensor: Any, peer: int, tag: int) -> Work:
         row = row_of(tensor)
         return self._begin_message(
-            lambda: self._calls.group.send([bytes_of(row)], peer, tag),
+            lambda: self._held.group.send([bytes_of(row)], peer, tag),
             lambda work: None,
             tensor,
             f"send to rank {peer} (tag {tag})",
@@ -315,8 +340,8 @@ class OverTorch(RowTransport):
 
         def begin() -> Any:
             if peer is None:
-                return self._calls.group.recv_anysource(data, tag)
-            return self._calls.group.recv(data, peer, tag)
+                return self._held.group.recv_anysource(data, tag)
+            return self._held.group.recv(data, peer, tag)
 
         def end(work: Any) -> int:
             write_back(tensor, row)
@@ -327,10 +352,10 @@ class OverTorch(RowTransport):
 
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
         devices = {device_of([tensor]) for tensor in tensors}
-        if not any(self._calls.backend(device) in ON_STREAMS for device in devices):
+        if not any(self._held.backend(device) in ON_STREAMS for device in devices):
             return begin()
         (device,) = devices  # nccl carries them out together, in any order, if it is told to
-        group = self._calls.group
+        group = self._held.group
         group._start_coalescing(device)
         works = begin()
         whole = group._end_coalescing(device)
@@ -342,7 +367,7 @@ class OverTorch(RowTransport):
     def _begin_message(
         self, begin: Callable[[], Any], end: Callable[[Any], int | None], tensor: Any, doing: str
     ) -> Work:
-        if self._calls.backend(device_of([tensor])) in ON_STREAMS:
+        if self._held.backend(device_of([tensor])) in ON_STREAMS:
             with self._translated(doing):
                 return StreamMessage(begin(), end, doing)
         limit = timedelta(seconds=self.timeout_s)

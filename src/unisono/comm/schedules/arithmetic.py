@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from unisono.comm.schedules.flat import Row, is_torch
@@ -39,42 +37,42 @@ def combine(into: Row, other: Row, op: str) -> None:
 
 def divide(row: Row, number: int) -> None:
     """Divide every element; complex ones part by part."""
-    if dtype_name(row).startswith("complex"):
-        if is_torch(row):
-            import torch
-
-            row = torch.view_as_real(row)
-        else:
-            row = row.view(row.real.dtype)
+    row = _parts(row)
     if is_torch(row):
         row.div_(number)
     else:
         np.divide(row, number, out=row)
 
 
-def scale(tensor: Any, factor: float) -> None:
+def scale(row: Row, factor: float) -> None:
     """Multiply in place as the engine does: integers wrap, half precision is rounded once, and
     complex numbers are scaled part by part."""
-    if dtype_name(tensor).startswith("complex"):
-        tensor = tensor.detach() if is_torch(tensor) else tensor
-        scale(tensor.real, factor)
-        scale(tensor.imag, factor)
-        return
-    dtype = dtype_name(tensor)
-    if is_torch(tensor):
-        tensor = tensor.detach()
+    row = _parts(row)
+    dtype = dtype_name(row)
+    if is_torch(row):
         if "int" not in dtype:
-            wide = tensor.float() if dtype in ("float16", "bfloat16") else tensor
-            tensor.copy_(wide * factor)
+            wide = row.float() if dtype in ("float16", "bfloat16") else row
+            row.copy_(wide * factor)
             return
-        if tensor.device.type != "cpu":  # torch itself cannot multiply all integers
-            copy_here = tensor.cpu()
+        if row.device.type != "cpu":  # torch itself cannot multiply all integers
+            copy_here = row.cpu()
             scale(copy_here, factor)
-            tensor.copy_(copy_here)
+            row.copy_(copy_here)
             return
-        tensor = tensor.numpy()
+        row = row.numpy()
     if "int" in dtype:
-        number = np.array(int(factor)).astype(tensor.dtype)
+        number = np.array(int(factor)).astype(row.dtype)
     else:
-        number = np.array(factor, dtype="float32" if dtype == "float16" else tensor.dtype)
-    np.multiply(tensor, number, out=tensor, casting="unsafe")
+        number = np.array(factor, dtype="float32" if dtype == "float16" else row.dtype)
+    np.multiply(row, number, out=row, casting="unsafe")
+
+
+def _parts(row: Row) -> Row:
+    """Complex numbers as pairs of real ones, in the same memory; other rows as they are."""
+    if not dtype_name(row).startswith("complex"):
+        return row
+    if not is_torch(row):
+        return row.view(row.real.dtype)
+    import torch
+
+    return torch.view_as_real(row)

@@ -1,17 +1,21 @@
-"""Run a schedule on any Communicator, over point to point."""
+"""Run a schedule on any Communicator, over point to point; and a collective by an algorithm."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unisono.comm.arguments import Call, WideSide, check_call, check_root, flatten
+from unisono.comm.engine.numbers import Operation
 from unisono.comm.on_rows.mismatches import find_minority
-from unisono.comm.reductions import AnyReduction
+from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules import flat
 from unisono.comm.schedules.arithmetic import combine
 from unisono.comm.schedules.compiled_schedules import (
@@ -19,16 +23,18 @@ from unisono.comm.schedules.compiled_schedules import (
     Move,
     Round,
     compile_schedule,
+    schedule_for,
 )
 from unisono.comm.schedules.flat import Row
-from unisono.comm.schedules.workspace import Workspace
-from unisono.comm.tensors import Tensor
+from unisono.comm.schedules.workspace import IN_PLACE, Workspace
+from unisono.comm.tensors import Tensors, dtype_name
 from unisono.comm.work import Message, Work
 from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
+    from unisono.comm.transport import Transport
 
 FIRST_TAG = 1 << 30
 """Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""
@@ -37,6 +43,7 @@ SLICE_BYTES = 1 << 20
 _MOST_SLICES = 64
 _MOST_SENDS = 64  # that nobody has waited for yet
 _TEXT_BYTES = 248
+_PARTS_OF_BYTES = re.compile("u?int[1-7]")
 
 _executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
@@ -44,8 +51,8 @@ _executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDicti
 def execute(
     schedule: Schedule,
     comm: Communicator,
-    output: Tensor | None = None,
-    input: Tensor | None = None,
+    output: Tensors | None = None,
+    input: Tensors | None = None,
     op: AnyReduction = "sum",
 ) -> None:
     """Do what `schedule` says, on `comm`, by messages between its ranks.
@@ -59,9 +66,9 @@ def execute(
         execute(scatter_schedule, comm, output, input)           input None but on the root
         execute(barrier_schedule, comm)
 
-    Each side is one tensor; a wide one is cut evenly. Every rank calls it with an equal schedule.
-    Sums are taken in the schedule's order and rounded to the tensor's type at every step; with
-    "avg" as `op` the result is divided once, `PremulSum` scales every contribution first.
+    A wide side is cut evenly, or is a list of parts of one size. Every rank calls it with an equal
+    schedule. Sums are taken in the schedule's order and rounded to the tensor's type at every
+    step; with "avg" as `op` the result is divided once, `PremulSum` scales each contribution first.
 
     Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
     of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
@@ -78,23 +85,106 @@ def execute(
         if schedule.ranks != comm.size:
             raise ValueError(f"{schedule.title()}: group {comm.name} has {comm.size}")
         compiled = compile_schedule(schedule, comm.rank)
-        workspace = Workspace(schedule, comm.rank, compiled.receives, output, input, op)
+        jobs, reduction = _check(schedule, comm, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(schedule.collective, error)
-    tag = _agree(comm, compiled, workspace)
+    if not jobs:
+        comm.barrier()  # nothing to move, but peers that have something must learn of it
+    for outputs, inputs in jobs:
+        workspace = Workspace(schedule, comm.rank, compiled.receives, outputs, inputs, reduction)
+        tag = _agree(comm, compiled, workspace)
+        try:
+            workspace.begin()
+            if comm.size > 1:
+                _Execution(comm, compiled, workspace, tag).run()
+            workspace.end()
+        except UnisonoError:
+            raise
+        except Exception as error:  # the others must not wait for what this rank could not do
+            comm.abort(f"{schedule.title()} failed on rank {comm.rank}: {error!r}")
+            raise
+
+
+def run_by(
+    algorithm: str | Schedule,
+    comm: Communicator,
+    transport: Transport,
+    operation: Operation,
+    output: Any,
+    input: Any,
+    root: Any,
+    op: Any,
+    async_op: bool,
+) -> Work | None:
+    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
+
+    Raises ValueError on every rank, and the group goes on, for an algorithm that there is not, and
+    with `async_op` but for an all_reduce of the engine's; else as `execute`.
+    """
+    name = operation.name.lower()
     try:
-        workspace.begin()
-        if comm.size > 1:
-            _Execution(comm, compiled, workspace, tag).run()
-        workspace.end()
-    except UnisonoError:
-        raise
-    except Exception as error:  # the others must not wait for what this rank could not do
-        comm.abort(f"{schedule.title()} failed on rank {comm.rank}: {error!r}")
-        raise
+        check_root(root, comm.size)
+        if operation == Operation.ALL_REDUCE and transport is not comm.transport:
+            raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
+        schedule = schedule_for(name, algorithm, comm.size, root)
+        if transport.run_schedule is not None and operation == Operation.ALL_REDUCE:
+            call = check_call(operation, output, input, root, op, transport)
+            return transport.run_schedule(call, schedule, async_op)
+        if async_op:
+            raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
+    except (ValueError, TypeError, ScheduleError) as error:
+        comm._refuse_for(name, error)
+    execute(schedule, comm, output, None if name in IN_PLACE else input, op)
+    return None
 
 
 # -- before anything moves -------------------------------------------------------------------------
+
+_Job = tuple[list[Any], list[Any]]
+"""The tensors of both sides that travel together."""
+
+
+def _check(
+    schedule: Schedule, comm: Communicator, output: Any, input: Any, op: Any
+) -> tuple[list[_Job], Reduction | None]:
+    """What is executed one after the other, and the reduction."""
+    if schedule.collective == "barrier":
+        return [([] if output is None else [output], [])], None
+    if schedule.collective in IN_PLACE and input is not None:
+        raise ValueError(f"{schedule.collective} works in place, and takes no input")
+    # Messages carry tensors of any device; what a group cannot send, they refuse.
+    everywhere: Any = SimpleNamespace(
+        rank=comm.rank, size=comm.size, devices=("cpu", "cuda"), check_call=lambda call: None
+    )
+    operation = Operation[schedule.collective.upper()]
+    call = check_call(operation, output, input, schedule.root, op, everywhere)
+    for tensor in call.tensors:
+        if _PARTS_OF_BYTES.fullmatch(dtype_name(tensor)):
+            raise TypeError(
+                f"torch cannot copy elements of {dtype_name(tensor)}: pass .view(torch.uint8)"
+            )
+    for side in (*call.outputs, *call.inputs):
+        if isinstance(side, WideSide) and len(set(side.counts)) > 1:
+            raise ValueError(
+                f"parts of {list(side.counts)} elements: an algorithm cuts a wide side evenly; "
+                "leave out algorithm= for parts of different sizes"
+            )
+    jobs = _jobs(call)
+    if any(len({flat.is_torch(tensor) for tensor in to + source}) > 1 for to, source in jobs):
+        raise TypeError("torch tensors and NumPy arrays in one call by an algorithm")
+    return jobs, call.reduction
+
+
+def _jobs(call: Call) -> list[_Job]:
+    if call.name in IN_PLACE:
+        alike: dict[tuple[str, bool], list[Any]] = {}
+        for tensor in call.outputs:
+            alike.setdefault((dtype_name(tensor), flat.is_torch(tensor)), []).append(tensor)
+        return [(tensors, []) for tensors in alike.values()]
+    if not call.is_coalesced:
+        return [(flatten(call.outputs), flatten(call.inputs))]
+    pairs = zip(call.outputs, call.inputs, strict=True)
+    return [(flatten([to]), flatten([source])) for to, source in pairs]
 
 
 def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace) -> int:
@@ -225,8 +315,6 @@ class _Execution:
         ]
 
     def _gathered(self, spans: list[tuple[int, int]]) -> Row:
-        if len(spans) == 1:
-            return self._whole[spans[0][0] : spans[0][1]]
         return flat.concatenate([self._whole[begin:end] for begin, end in spans])
 
     def _expect(

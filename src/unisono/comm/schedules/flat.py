@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.tensors import count
+from unisono.comm.tensors import address_of, count
 
 Row = Any
 """A contiguous one-dimensional torch.Tensor or numpy.ndarray."""
@@ -27,13 +27,20 @@ def flat(tensor: Any) -> Row:
 
 def write_back(tensor: Any, row: Row) -> None:
     """Write a row into a tensor of any shape, unless that is where it lies."""
-    own = flat(tensor)
-    if _address(own) == _address(row) != 0:
+    if not count(row) or address_of(flat(tensor)) == address_of(row):
         return
     if is_torch(tensor):
         tensor.detach().copy_(row.reshape(tensor.shape))
     else:
         tensor[...] = row.reshape(tensor.shape)
+
+
+def write_back_all(tensors: list[Any], row: Row) -> None:
+    """Write a row into tensors, one after the other."""
+    begin = 0
+    for tensor in tensors:
+        write_back(tensor, row[begin : begin + count(tensor)])
+        begin += count(tensor)
 
 
 def empty_like(row: Row, elements: int) -> Row:
@@ -47,15 +54,11 @@ def copy_of(row: Row) -> Row:
 
 
 def concatenate(rows: list[Row]) -> Row:
-    """Rows of one kind as one new row."""
+    """Rows of one kind as one row; a single one is itself."""
+    if len(rows) == 1:
+        return rows[0]
     if is_torch(rows[0]):
         import torch
 
         return torch.cat(rows)
     return np.concatenate(rows)
-
-
-def _address(row: Row) -> int:
-    if not count(row):
-        return 0
-    return int(row.data_ptr() if is_torch(row) else row.__array_interface__["data"][0])

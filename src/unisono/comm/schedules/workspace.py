@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
-from unisono.comm.arguments import check_overlaps, check_reduction, check_tensor
-from unisono.comm.engine.numbers import Operation
+from unisono.comm.reductions import Reduction
 from unisono.comm.schedules import flat
 from unisono.comm.schedules.arithmetic import divide, scale
-from unisono.comm.tensors import count, dtype_name
+from unisono.comm.tensors import dtype_name
 from unisono.plan.schedule import Schedule
 
-_IN_PLACE = ("all_reduce", "broadcast", "reduce")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-_PARTS_OF_BYTES = re.compile("u?int[1-7]")
-_ANY_DEVICE = ("cpu", "cuda")
-"""What a group cannot send, its messages refuse."""
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 class Workspace:
@@ -28,44 +22,46 @@ class Workspace:
     or each pair of ranks, or one in all. A block consists of slices and a slice of chunks, both as
     equal as may be. `text` says in words what all ranks must have in common beside the schedule.
 
-    Raises ValueError or TypeError if the arguments do not fit the schedule's collective.
+    A side of several tensors is as one that holds them all.
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int, receives: bool, output: Any, input: Any, op: Any
+        self,
+        schedule: Schedule,
+        rank: int,
+        receives: bool,
+        outputs: list[Any],
+        inputs: list[Any],
+        reduction: Reduction | None,
     ) -> None:
         self._collective = schedule.collective
         self._ranks, self._rank = schedule.ranks, rank
         self._is_root = rank == schedule.root
         self._blocks, self._chunks = schedule.blocks, schedule.chunks
-        self._output, self._input = output, input
-        self.op = "sum"
-        self._factor = 1.0
+        self._outputs, self._inputs = outputs, inputs
+        self.op, self._factor = "sum", 1.0
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
-            self.whole = _bytes_of_barrier(output, schedule.chunks)
+            self.whole = _bytes_of_barrier(outputs, schedule.chunks)
             self._elements = schedule.chunks
             return
-        self._check()
-        like = input if output is None else output
-        if self._collective in _REDUCING:
-            reduction = check_reduction(op, [dtype_name(like)])
+        if reduction is not None:
             self.op, self._factor = reduction.name, reduction.factor
         self.whole = self._make_whole(receives)
         self._elements = len(self.whole)  # torch takes its time to tell
-        what = self.op if self.op != "premul_sum" else f"{self.op}({self._factor})"
-        counted = f"{self._elements} elements of {dtype_name(like)}"
-        self.text = counted + (f", {what}" if self._collective in _REDUCING else "")
+        self.text = f"{self._elements} elements of {dtype_name(self.whole)}"
+        if reduction is not None:
+            self.text += f", {reduction}"
 
     # -- before and after ------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Put what this rank brings into the row."""
         if self._collective in ("all_gather", "gather"):
-            self.whole[self._own()] = flat.flat(self._input)
+            self.whole[self._own()] = _row(self._inputs)
         elif self._collective == "all_to_all":
             row = len(self.whole) // self._ranks
-            self.whole[self._rank * row : (self._rank + 1) * row] = flat.flat(self._input)
+            self.whole[self._rank * row : (self._rank + 1) * row] = _row(self._inputs)
         if self.op == "premul_sum":
             scale(self.whole, self._factor)
 
@@ -84,22 +80,22 @@ class Workspace:
         if self.op == "avg":
             divide(result, self._ranks)
         if self._collective != "barrier":
-            flat.write_back(self._output, result)
+            flat.write_back_all(self._outputs, result)
 
     def _make_whole(self, receives: bool) -> flat.Row:
         collective = self._collective
-        if collective in _IN_PLACE:
-            row = flat.flat(self._output)
+        if collective in IN_PLACE:
+            row = _row(self._outputs)
             own = collective == "reduce" and not self._is_root and (receives or self._factor != 1)
             return flat.copy_of(row) if own else row
         if collective == "reduce_scatter":
-            return flat.copy_of(flat.flat(self._input))
+            return flat.copy_of(_row(self._inputs))
         if collective == "all_gather" or (collective == "gather" and self._is_root):
-            return flat.flat(self._output)
+            return _row(self._outputs)
         if collective == "scatter" and self._is_root:
-            row = flat.flat(self._input)
+            row = _row(self._inputs)
             return flat.copy_of(row) if receives else row
-        part = flat.flat(self._output if collective == "scatter" else self._input)
+        part = _row(self._outputs if collective == "scatter" else self._inputs)
         return flat.empty_like(part, len(part) * self._ranks)  # memory that is used when written
 
     def _own(self) -> slice:
@@ -135,56 +131,18 @@ class Workspace:
             chunk, count = chunk + here, count - here
         return spans
 
-    # -- what makes no sense ---------------------------------------------------------------------
 
-    def _check(self) -> None:
-        collective, output, input = self._collective, self._output, self._input
-        wants_output = collective != "gather" or self._is_root
-        wants_input = collective not in _IN_PLACE and (collective != "scatter" or self._is_root)
-        for tensor, wanted, side in (
-            (output, wants_output, "output"),
-            (input, wants_input, "input"),
-        ):
-            if wanted and tensor is None:
-                raise ValueError(f"a schedule needs an {side} on this rank")
-            if not wanted and tensor is not None:
-                raise ValueError(f"a schedule takes no {side} on this rank")
-            if tensor is not None and not (hasattr(tensor, "dtype") and hasattr(tensor, "shape")):
-                raise TypeError(
-                    f"a schedule takes one tensor as {side}, not {type(tensor).__name__}"
-                )
-            if tensor is not None:
-                check_tensor(tensor, side == "output", _ANY_DEVICE)
-                if _PARTS_OF_BYTES.fullmatch(dtype_name(tensor)):
-                    raise TypeError(
-                        f"torch cannot copy elements of {dtype_name(tensor)}: pass "
-                        ".view(torch.uint8)"
-                    )
-        if output is None or input is None:
-            return
-        if dtype_name(output) != dtype_name(input) or flat.is_torch(output) != flat.is_torch(input):
-            raise TypeError("input and output have different dtypes")
-        given, taken = count(input), count(output)
-        if collective in ("all_gather", "gather"):
-            given *= self._ranks
-        elif collective in ("reduce_scatter", "scatter"):
-            taken *= self._ranks
-        if given != taken or (collective == "all_to_all" and given % self._ranks):
-            raise ValueError(
-                f"{count(input)} elements in the input and {count(output)} in the output do not "
-                f"fit together on {self._ranks} ranks"
-            )
-        operation = Operation[collective.upper()]
-        check_overlaps(operation, [output], [input], self._rank, self._ranks)
+def _row(tensors: list[Any]) -> flat.Row:
+    return flat.concatenate([flat.flat(tensor) for tensor in tensors])
 
 
-def _bytes_of_barrier(like: Any, chunks: int) -> flat.Row:
+def _bytes_of_barrier(like: list[Any], chunks: int) -> flat.Row:
     """What the messages of a barrier carry: a byte for each chunk, where messages may lie."""
-    if like is None or not flat.is_torch(like):
+    if not like or not flat.is_torch(like[0]):
         return np.ones(chunks, np.uint8)
     import torch
 
-    return torch.ones(chunks, dtype=torch.uint8, device=like.device)
+    return torch.ones(chunks, dtype=torch.uint8, device=like[0].device)
 
 
 def _cut(elements: int, parts: int, part: int) -> int:
