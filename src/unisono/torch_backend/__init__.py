@@ -7,7 +7,6 @@ signatures.py        the signatures by which torch calls the methods of a proces
 work.py              works as torch knows them
 futures.py           the Futures that DDP and `work.get_future()` wait for
 shared_buffers.py    memory that FSDP2 asks a backend for: shared tensors
-flight_recorder.py   torch's Flight Recorder, where it is asked for
 autoload.py          what torch calls at `import torch`
 replacement.py       UNISONO_REPLACE: our groups for programs that name gloo
 """
