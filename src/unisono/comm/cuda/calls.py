@@ -21,7 +21,7 @@ from unisono.comm.cuda.conducting import CONDUCTOR, Task
 from unisono.comm.cuda.driver import DriverError
 from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
 from unisono.comm.cuda.shared_gpu import STAGED_BYTES, SharedGpu
-from unisono.comm.engine import GPU_MARK, site_of
+from unisono.comm.engine import GPU_MARK, native
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
@@ -69,7 +69,7 @@ class CudaCalls:
 
     def announce(self, text: str, sends: Sequence[int], takes: Sequence[int]) -> AnnouncedCall:
         self.engine.raise_if_ended()
-        site = site_of(_caller(1)) or ""
+        site = native.site_of(_caller(1)) or ""
         return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(

@@ -184,9 +184,9 @@ def about_me(address: str) -> Announcement:
         "boot": boot_id(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
-        "layout": engine.layout_version(),
+        "layout": engine.native.LAYOUT_VERSION,
         "cpus": sorted(os.sched_getaffinity(0)),
-        "quota": engine.cpu_quota(),
+        "quota": engine.native.cpu_quota(),
         "net": namespace("net"),
     }
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.errors import (
     CollectiveMismatch,
@@ -101,7 +101,7 @@ class GroupExceptions:
         if status == Status.NO_MEMORY:
             return SegmentError(
                 f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
-                f"the memory limits leave {max(0, memory_room())} bytes"
+                f"the memory limits leave {max(0, native.memory_room())} bytes"
             )
         if status == Status.NOT_YET:
             return self._under_way(what)
