@@ -50,9 +50,9 @@ from unisono.torch_backend.signatures import (
 from unisono.torch_support import never_compiled
 
 if TYPE_CHECKING:
-    from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
+    from unisono.torch_backend.futures import Completer, MessageCompleter
     from unisono.torch_backend.shared_buffers import SharedBuffers
-    from unisono.torch_backend.work import FinishedTorchWork, TorchWork
+    from unisono.torch_backend.work import TorchWork
 
 NAME = "unisono"
 Tensors = Sequence[torch.Tensor]
@@ -372,9 +372,7 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
             work = call(*args, async_op=True)
         finally:
             self.comm.timeout_s = usual_s
-        if work is None:
-            return self._finished_work(result, self._completer)
-        return self._work(work, result, self._completer)
+        return self._work(work or FinishedWork(), result, self._completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
         """A Future that holds `result` once a work of the group's Communicator is over; None: it
@@ -419,7 +417,7 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
         )
         tensor.copy_(total.coalesce())
-        return self._finished_work([tensor], self._completer)
+        return self._work(FinishedWork(), [tensor], self._completer)
 
     # -- made when they are needed: a program whose calls all block has no works -------------------
 
@@ -430,16 +428,10 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
         return TorchWork
 
     @functools.cached_property
-    def _finished_work(self) -> type[FinishedTorchWork]:
-        from unisono.torch_backend.work import FinishedTorchWork
+    def _completer(self) -> Completer:
+        from unisono.torch_backend.futures import Completer
 
-        return FinishedTorchWork
-
-    @functools.cached_property
-    def _completer(self) -> CollectiveCompleter:
-        from unisono.torch_backend.futures import CollectiveCompleter
-
-        return CollectiveCompleter(self.comm.name)
+        return Completer(self.comm)
 
     @functools.cached_property
     def _buffers(self) -> SharedBuffers:

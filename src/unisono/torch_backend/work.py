@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.work import FinishedWork, Work
+from unisono.comm.work import Work
 from unisono.torch_backend.futures import Completer, future_of
 from unisono.torch_support import never_compiled
 
@@ -60,17 +60,3 @@ class TorchWork(dist.Work):
             awaited = self._was_awaited
             self._future = future_of(self._work, self._result, self._completer, awaited)
         return self._future
-
-
-@never_compiled
-class FinishedTorchWork(TorchWork):
-    """What was over before torch could wait for it."""
-
-    def __init__(self, result: Tensors, completer: Completer) -> None:
-        super().__init__(FinishedWork(), result, completer)
-
-    def get_future(self) -> Any:
-        gpus = {tensor.device for tensor in self._result if tensor.device.type == "cuda"}
-        future: Any = torch.futures.Future(devices=list(gpus))
-        future.set_result(self._result)
-        return future
