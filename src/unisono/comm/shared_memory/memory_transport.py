@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from array import array
@@ -280,19 +279,8 @@ class SharedMemory(Transport):
         if self._lobby is None:
             raise self.exceptions.closed()
         try:
-            try:
-                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
-            except OSError as error:  # it is not imported yet, and no descriptor is left
-                allocator, wanted = None, -(error.errno or 1)
-            sizes = self._exchange(array("q", [wanted]))
-            if allocator is None or min(sizes) < 0:
-                unable = [
-                    f"rank {rank} cannot map it: {os.strerror(-size)}"
-                    for rank, size in enumerate(sizes)
-                    if size < 0
-                ]
-                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
-            return allocator.allocate(sizes, self._exchange)
+            sizes = self._exchange(array("q", [min(size_bytes, _MOST_BYTES)]))
+            return self._allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
