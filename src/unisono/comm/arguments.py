@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono.comm import engine
+from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.reductions import (
     REDUCTIONS,
@@ -288,7 +288,7 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         _check_torch_tensor(tensor, devices)
     else:
         _check_array(tensor, writable, devices)
-    if writable and engine.overlaps_itself(_memory(tensor)):
+    if writable and native.overlaps_itself(_memory(tensor)):
         raise ValueError(
             "an expanded or overlapping tensor cannot receive a result: several of its "
             "elements share an address; pass a .clone()"
@@ -386,7 +386,7 @@ def check_overlaps(
         sides = tuple(
             side[0] if len(side) == 1 and not is_coalesced else side for side in (to, source)
         )  # type: ignore[assignment]
-    clash = engine.find_clash(operation, *sides, rank, size, is_coalesced)
+    clash = native.find_clash(operation, *sides, rank, size, is_coalesced)
     if clash is None:
         return
     both_written, one, other = clash

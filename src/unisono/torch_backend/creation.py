@@ -21,7 +21,8 @@ from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_backend.autoload import NAME
+from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 _ProcessGroup: Any = dist.ProcessGroup
@@ -98,7 +99,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator."""
-    load_soon("unisono.torch_backend.work")
+    load_soon("unisono.torch_backend.futures")
     group = UnisonoProcessGroup(comm, store)
     if hasattr(_distributed_c10d, "FlightRecorderHook"):  # torch 2.15 looks for a backend in C++
         kind = _ProcessGroup.BackendType.CUSTOM

@@ -1,4 +1,5 @@
-"""Futures of works, for DDP and for `work.get_future()`, and who completes them.
+"""Works as torch knows them; their Futures, for DDP and for `work.get_future()`, and who completes
+them.
 
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -209,3 +211,49 @@ class MessageCompleter(Completer):
         name = f"unisono message of {self._comm.name}"
         args = self._comm.timeout_s, whatever_happens
         threading.Thread(target=future.complete, args=args, name=name, daemon=True).start()
+
+
+@never_compiled
+class TorchWork(dist.Work):
+    """One of our works, for torch. `result` are the tensors that it fills."""
+
+    def __init__(self, work: Work, result: Sequence[torch.Tensor], completer: Completer) -> None:
+        super().__init__()
+        self._work = work
+        self._result = list(result)
+        self._completer = completer
+        self._future: Any = None
+        self._was_awaited = False
+        completer.keep(self, self._result)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds()
+        self._was_awaited = True
+        self._work.wait(seconds if seconds > 0 else None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_completed() and self._work.exception() is None
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            awaited = self._was_awaited
+            self._future = future_of(self._work, self._result, self._completer, awaited)
+        return self._future

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Missing:
-    """In the engine's place where it cannot be loaded: whoever asks for it is told why."""
+    """In the engine's place where it cannot be loaded: whoever needs it is told why. What is only
+    a check, or for what the engine does itself, does nothing."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -33,14 +34,22 @@ class _Missing:
             "arm64 and a built package (`make native` in a source tree)"
         )
 
+    def _do_nothing(self, *_: Any) -> None:
+        return None
+
+    find_clash = overlaps_itself = describe_shapes = _do_nothing
+    know_torch = keep_sites = compare_shapes = prepare_sites = _do_nothing
+
 
 native: Any
 """The engine: csrc/python/binding.c lists what it can do."""
-_is_here = True
+works: tuple[type, ...] = ()
+"""The classes of the works and messages that groups return."""
 try:
     native = importlib.import_module("unisono._native")
+    works = native.Work, native.Message
 except ImportError as error:
-    native, _is_here = _Missing(str(error)), False
+    native = _Missing(str(error))
 
 
 GPU_MARK = -2
@@ -77,43 +86,6 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return group
-
-
-def work_types() -> tuple[type, ...]:
-    """The classes of the works and messages that groups return."""
-    return () if not _is_here else (native.Work, native.Message)
-
-
-def find_clash(operation: int, *call: Any) -> tuple[bool, int, int] | None:
-    """Two tensors of a call that share memory as they may not: whether both are outputs, and their
-    places. A call is its output, its input or None, rank and size of its group, and whether it is
-    coalesced. Without the engine nobody looks."""
-    clash: tuple[bool, int, int] | None = None
-    if _is_here:
-        clash = native.find_clash(operation, *call)
-    return clash
-
-
-def overlaps_itself(tensor: Any) -> bool:
-    """Whether two elements of a tensor or array share memory; without the engine nobody looks."""
-    return _is_here and bool(native.overlaps_itself(tensor))
-
-
-def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:
-    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of
-    the first of each dtype, and whether none is there twice; None where the engine, which may be
-    missing, cannot look at one."""
-    described: tuple[bytes, tuple[int, ...], bool] | None = None
-    if _is_here:
-        described = native.describe_shapes(tensors)
-    return described
-
-
-def know_torch(is_profiling: Callable[[], bool], hashes: tuple[int, ...]) -> None:
-    """Let the engine read options of torch's: what its reductions hash to, in the order of the
-    engine's numbers, and what says whether torch's profiler is on."""
-    if _is_here:
-        native.know_torch(is_profiling, hashes)
 
 
 SUM_DIVIDED = 10
@@ -153,15 +125,8 @@ def end_abandoned_groups() -> None:
 def compare_shapes(by_default: bool) -> None:
     """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
     UNISONO_CHECK_SHAPES says otherwise."""
-    if _is_here:
-        asked = variables.CHECK_SHAPES.read_or_warn()
-        native.compare_shapes(by_default if asked is None else asked)
-
-
-def keep_sites(wanted: bool) -> None:
-    """Whether blocking calls of all groups of this process keep their line in their records."""
-    if _is_here:
-        native.keep_sites(wanted)
+    asked = variables.CHECK_SHAPES.read_or_warn()
+    native.compare_shapes(by_default if asked is None else asked)
 
 
 def where_is_program() -> str:
@@ -193,9 +158,8 @@ def show_files(folder: str) -> None:
 
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
-    if _is_here:
-        hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
-        native.prepare_sites(hidden, shown, where)
+    hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
+    native.prepare_sites(hidden, shown, where)
 
 
 _prepare_sites(where_is_program)

@@ -8,7 +8,6 @@ import hashlib
 import multiprocessing
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
         f"{name}-{rank}",
         f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
     ):
-        yield _runtime_folder() / name
+        yield _folders()[0] / name
 
 
 @contextlib.contextmanager
@@ -123,16 +122,6 @@ def _parent_pid() -> int:
             f"started all ranks: {_INSTEAD}"
         )
     return parent
-
-
-def _runtime_folder() -> Path:
-    """A folder of this user alone if there is one.
-
-    In the one for temporary files nobody can replace our file unnoticed:
-    whoever reads it looks at the owner.
-    """
-    folder = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(folder if folder and is_private(folder) else tempfile.gettempdir())
 
 
 def is_private(folder: str) -> bool:

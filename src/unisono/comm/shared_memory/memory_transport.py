@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from array import array
@@ -16,7 +17,7 @@ from unisono.comm.engine import (
     abandon_group,
     end_abandoned_groups,
     engine_ns,
-    work_types,
+    works,
 )
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _LISTS = (list, tuple)
 _MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
-for _kind in work_types():
+for _kind in works:
     Work.register(_kind)
 
 
@@ -279,8 +280,19 @@ class SharedMemory(Transport):
         if self._lobby is None:
             raise self.exceptions.closed()
         try:
-            sizes = self._exchange(array("q", [min(size_bytes, _MOST_BYTES)]))
-            return self._allocator.allocate(sizes, self._exchange)
+            try:
+                allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
+            except OSError as error:  # it is not imported yet, and no descriptor is left
+                allocator, wanted = None, -(error.errno or 1)
+            sizes = self._exchange(array("q", [wanted]))
+            if allocator is None or min(sizes) < 0:
+                unable = [
+                    f"rank {rank} cannot map it: {os.strerror(-size)}"
+                    for rank, size in enumerate(sizes)
+                    if size < 0
+                ]
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+            return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
         except BaseException as error:  # the others wait for this rank's word
