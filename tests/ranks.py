@@ -44,7 +44,7 @@ Error = TypeVar("Error", bound=BaseException)
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
 # What a thread would import in every rank: tests count threads.
-for _module in (*NEEDED_LATER, "unisono.torch_backend.work"):
+for _module in (*NEEDED_LATER, "unisono.torch_backend.futures"):
     importlib.import_module(_module)
 
 _context = multiprocessing.get_context("forkserver")

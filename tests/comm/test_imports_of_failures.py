@@ -71,7 +71,7 @@ def fail_in_every_way(comm, has_deadlocks=True):
 
 
 comm = unisono.init(rank=rank, size=2, rendezvous=f"{folder}/meeting", timeout_s=60)
-needed = {*NEEDED_LATER, "unisono.torch_backend.work"}
+needed = {*NEEDED_LATER, "unisono.torch_backend.futures"}
 end = time.monotonic() + 60
 while not needed <= sys.modules.keys() and time.monotonic() < end:
     time.sleep(0.01)

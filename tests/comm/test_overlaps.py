@@ -23,7 +23,7 @@ from ranks import attempt, raised, subgroup
 from unisono import execute
 from unisono.comm.arguments import check_overlaps
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import overlaps_itself
+from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Operation
 from unisono.errors import CollectiveMismatch
 from unisono.plan import find
@@ -442,7 +442,9 @@ def test_overlaps_are_found_exactly(other_type: bool) -> None:
     ):
         view = memory.as_strided((a, b), (s, t), first)
         addresses = [first + i * s + j * t for i in range(a) for j in range(b)]
-        assert overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (view.stride(),)
+        assert native.overlaps_itself(view) == (len(set(addresses)) < len(addresses)), (
+            view.stride(),
+        )
         views.append((view, set(addresses)))
     for view, its in views[::7]:
         for other, others in views[::11]:

@@ -18,7 +18,7 @@ import torch
 from ranks import attempt, subgroup
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import site_of
+from unisono.comm.engine import native
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.solo import Solo
 from unisono.errors import (
@@ -218,7 +218,7 @@ def test_code_that_is_no_longer_used_is_let_go() -> None:
     codes = []
     for number in range(3000):
         cell = code_of_its_own(number)
-        cell(lambda: site_of(sys._getframe(1)))
+        cell(lambda: native.site_of(sys._getframe(1)))
         codes.append(weakref.ref(cell.__code__))
     del cell
     assert sum(code() is not None for code in codes) < 2000
@@ -230,7 +230,7 @@ def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) 
     cell = code_of_its_own(1)
 
     def where() -> str | None:
-        return cell(lambda: site_of(sys._getframe(1)))  # the program
+        return cell(lambda: native.site_of(sys._getframe(1)))  # the program
 
     assert str(where()).startswith("/notebook/cell-1.py:2")
     engine.hide_files("/notebook")
@@ -251,9 +251,9 @@ def test_files_that_are_shown_are_a_program_in_a_hidden_folder(
     cell = code_of_its_own(1)
     try:
         engine.show_files("/notebook/other")
-        hidden = cell(lambda: site_of(sys._getframe(1)))
+        hidden = cell(lambda: native.site_of(sys._getframe(1)))
         engine.show_files("/notebook")
-        shown = cell(lambda: site_of(sys._getframe(1)))
+        shown = cell(lambda: native.site_of(sys._getframe(1)))
     finally:
         monkeypatch.undo()
         engine._prepare_sites(engine.where_is_program)

@@ -361,13 +361,13 @@ def test_buckets_under_way_are_left_to_a_thread_where_cores_are_idle(
     """Moving the bucket takes much longer than a backward pass to come to its end, at least on the
     rank that comes last."""
     left: list[bool] = []
-    add = futures.CollectiveCompleter.add
+    add = futures.Completer.add
 
     def note(self: Any, future: Any, whatever_happens: bool = False) -> None:
         left.append(whatever_happens)
         add(self, future, whatever_happens)
 
-    monkeypatch.setattr(futures.CollectiveCompleter, "add", note)
+    monkeypatch.setattr(futures.Completer, "add", note)
     model = Scaled()
     weight = model.weight
     wrapped = DistributedDataParallel(model, process_group=roomy_group, **options)

@@ -43,7 +43,6 @@ for_need = {
     "unisono.plan",
     "unisono.launcher",
     "unisono.torch_backend.futures",
-    "unisono.torch_backend.work",
     "unisono.watch",
     "hmac",
     "secrets",

@@ -209,10 +209,10 @@ def _check_device(settings: BenchSettings) -> None:
         if not torch.cuda.is_available():
             raise ValueError("there is no CUDA device here to measure on")
         return
-    from unisono.comm.engine import memory_room
+    from unisono.comm.engine import native
     from unisono.plan.sizes import format_size
 
-    room = MEMORY_SHARE * memory_room()
+    room = MEMORY_SHARE * native.memory_room()
     need, what = settings.memory_bytes()
     if need > room:
         raise ValueError(

@@ -26,7 +26,7 @@ from unisono.collectives.arguments import reduction, refuse_type, result_or_work
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.ragged import all_gather_integers, device_of
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import describe_shapes
+from unisono.comm.engine import native
 from unisono.comm.reductions import NamedReduction as Op
 from unisono.comm.reductions import PremulSum, has_meaning
 from unisono.comm.shared_memory.error_texts import dtype_code
@@ -157,7 +157,7 @@ def take_apart(structure: Any) -> Tree:
     """Raises TypeError, with the path, for a leaf that is neither tensor, number nor None."""
     tree = Tree([], [])
     tree.skeleton = _walk(structure, tree, ())
-    described = describe_shapes(tree.tensors)
+    described = native.describe_shapes(tree.tensors)
     if described is not None:
         tree.shapes, places, tree.are_distinct = described
         tree.dtypes = tuple(tree.tensors[place].dtype for place in places)

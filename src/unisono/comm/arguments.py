@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unisono.comm import engine
+from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.reductions import (
     REDUCTIONS,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LISTS = (list, tuple)
 _IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)
 _ROOTED = (Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER)
+_REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
 _WIDE_OUTPUT = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
 _WIDE_INPUT = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 
@@ -47,30 +48,19 @@ class WideSide:
         self.dtype = dtype_name(self.tensors[0])
 
 
-class Call:
+class Call(NamedTuple):
     """A collective whose arguments make sense.
 
     In place, `outputs` are its tensors and there are no `inputs`. Elsewhere there is one of each
     side, or of a coalesced call several; a wide side is a WideSide. Of a gather or scatter, ranks
     other than the root have nothing on that side."""
 
-    __slots__ = ("inputs", "is_coalesced", "operation", "outputs", "reduction", "root")
-
-    def __init__(
-        self,
-        operation: Operation,
-        outputs: list[Any],
-        inputs: list[Any],
-        root: int,
-        reduction: Reduction | None,
-        is_coalesced: bool,
-    ) -> None:
-        self.operation = operation
-        self.outputs = outputs
-        self.inputs = inputs
-        self.root = root
-        self.reduction = reduction
-        self.is_coalesced = is_coalesced
+    operation: Operation
+    outputs: list[Any]
+    inputs: list[Any]
+    root: int
+    reduction: Reduction | None
+    is_coalesced: bool
 
     @property
     def name(self) -> str:
@@ -99,54 +89,39 @@ def check_call(
     if operation in _ROOTED:
         check_root(root, size)
     if operation in _IN_PLACE:
-        outputs = check_tensors(output, True, devices)
-        reduction = None
-        if operation != Operation.BROADCAST:
-            reduction = check_reduction(op, map(dtype_name, outputs))
+        outputs, inputs = check_tensors(output, True, devices), []
+        is_coalesced = isinstance(output, LISTS)
         check_overlaps(operation, outputs, [], rank, size)
-        call = Call(operation, outputs, [], root, reduction, isinstance(output, LISTS))
-        transport.check_call(call)
-        return call
-    if operation == Operation.GATHER:
-        check_wide_side(root, rank, output, "output")
-    elif operation == Operation.SCATTER:
-        check_wide_side(root, rank, input, "input")
-    narrow = output if operation == Operation.REDUCE_SCATTER else input
-    has_pairs = operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
-    is_coalesced = has_pairs and isinstance(narrow, LISTS)
-    if is_coalesced:
-        check_coalesced(output, input)
-    given_outputs, given_inputs = (output, input) if is_coalesced else ([output], [input])
-
-    may_lack = operation in (Operation.GATHER, Operation.SCATTER)
-
-    def check_sides(given: Sequence[Any], writable: bool, wide: bool) -> list[Any]:
-        if not wide:
-            return [check_tensors([side], writable, devices)[0] for side in given]
-        present = [side for side in given if side is not None or not may_lack]
-        return [WideSide(side, writable, size, devices) for side in present]
-
-    def outputs_of() -> list[Any]:
-        return check_sides(given_outputs, True, operation in _WIDE_OUTPUT)
-
-    def inputs_of() -> list[Any]:
-        return check_sides(given_inputs, False, operation in _WIDE_INPUT)
-
-    if operation in (Operation.ALL_GATHER, Operation.GATHER):  # the narrow side first
-        inputs = inputs_of()
-        outputs = outputs_of()
     else:
-        outputs = outputs_of()
-        inputs = inputs_of()
+        if operation == Operation.GATHER:
+            check_wide_side(root, rank, output, "output")
+        elif operation == Operation.SCATTER:
+            check_wide_side(root, rank, input, "input")
+        narrow = output if operation == Operation.REDUCE_SCATTER else input
+        has_pairs = operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+        is_coalesced = has_pairs and isinstance(narrow, LISTS)
+        if is_coalesced:
+            check_coalesced(output, input)
+        given_outputs, given_inputs = (output, input) if is_coalesced else ([output], [input])
+        is_rooted = operation in _ROOTED
+
+        def check_sides(given: Sequence[Any], writable: bool, is_wide: bool) -> list[Any]:
+            if not is_wide:
+                return [check_tensors([side], writable, devices)[0] for side in given]
+            present = [side for side in given if side is not None or not is_rooted]
+            return [WideSide(side, writable, size, devices) for side in present]
+
+        inputs = check_sides(given_inputs, False, operation in _WIDE_INPUT)
+        outputs = check_sides(given_outputs, True, operation in _WIDE_OUTPUT)
+        for to, source in zip(outputs, inputs, strict=False):
+            _check_own_part(to, source, rank)
+        if outputs and inputs:
+            same = output is input and operation == Operation.ALL_TO_ALL
+            flat_inputs = [] if same else flatten(inputs)
+            check_overlaps(operation, flatten(outputs), flat_inputs, rank, size, is_coalesced)
     reduction = None
-    if operation == Operation.REDUCE_SCATTER:
+    if operation in _REDUCING:
         reduction = check_reduction(op, map(dtype_name, outputs))
-    for to, source in zip(outputs, inputs, strict=False):
-        _check_own_part(to, source, rank)
-    same = output is input and operation == Operation.ALL_TO_ALL
-    flat_inputs = [] if same else flatten(inputs)
-    if outputs and inputs:
-        check_overlaps(operation, flatten(outputs), flat_inputs, rank, size, is_coalesced)
     call = Call(operation, outputs, inputs, root, reduction, is_coalesced)
     transport.check_call(call)
     return call
@@ -154,13 +129,13 @@ def check_call(
 
 def _check_own_part(to: Any, source: Any, rank: int) -> None:
     """What a rank gives itself must be as long as what it takes, and of one dtype."""
-    given, taken = (
-        side.counts[rank] if isinstance(side, WideSide) else count(side) for side in (source, to)
+    (given, its_dtype), (taken, dtype) = (
+        (side.counts[rank], side.dtype)
+        if isinstance(side, WideSide)
+        else (count(side), dtype_name(side))
+        for side in (source, to)
     )
-    dtypes = [
-        side.dtype if isinstance(side, WideSide) else dtype_name(side) for side in (source, to)
-    ]
-    if dtypes[0] != dtypes[1]:
+    if its_dtype != dtype:
         raise TypeError("input and output have different dtypes")
     if given != taken:
         raise ValueError(
@@ -313,7 +288,7 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         _check_torch_tensor(tensor, devices)
     else:
         _check_array(tensor, writable, devices)
-    if writable and engine.overlaps_itself(_memory(tensor)):
+    if writable and native.overlaps_itself(_memory(tensor)):
         raise ValueError(
             "an expanded or overlapping tensor cannot receive a result: several of its "
             "elements share an address; pass a .clone()"
@@ -411,7 +386,7 @@ def check_overlaps(
         sides = tuple(
             side[0] if len(side) == 1 and not is_coalesced else side for side in (to, source)
         )  # type: ignore[assignment]
-    clash = engine.find_clash(operation, *sides, rank, size, is_coalesced)
+    clash = native.find_clash(operation, *sides, rank, size, is_coalesced)
     if clash is None:
         return
     both_written, one, other = clash

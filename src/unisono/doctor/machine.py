@@ -92,7 +92,7 @@ def _opens(open_descriptor: Callable[[], int]) -> bool:
 
 def _memory(ranks: int) -> Finding:
     try:
-        room = engine.memory_room()
+        room = engine.native.memory_room()
     except EngineUnavailable:
         room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fitting = room // RANK_BYTES

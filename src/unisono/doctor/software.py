@@ -58,7 +58,7 @@ def _torch() -> Iterator[Finding]:
 
 def _unisono() -> Finding:
     try:
-        layout = engine.layout_version()
+        layout = engine.native.LAYOUT_VERSION
     except EngineUnavailable as error:
         return fail("engine", str(error), "Install a wheel for this machine, or run `make native`.")
     return ok("engine", f"unisono {unisono.__version__}, native engine, memory layout {layout}")

@@ -27,7 +27,7 @@ def cores() -> list[int]:
 def core_count() -> int:
     """How many cores' time this process may use: its affinity, cut by the CPU quota."""
     try:
-        return max(1, min(len(cores()), engine.cpu_quota()))
+        return max(1, min(len(cores()), int(engine.native.cpu_quota())))
     except EngineUnavailable:
         return len(cores())
 
@@ -36,7 +36,7 @@ def check_room(ranks: int) -> None:
     """Refuse ranks that could not even start: too many, or (FileNotFoundError) without /proc."""
     boot_id()  # without /proc no rank could read its instructions
     try:
-        room = engine.memory_room()
+        room = engine.native.memory_room()
     except EngineUnavailable:
         return
     if ranks * _LEAST_BYTES > room:

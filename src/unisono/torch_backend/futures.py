@@ -1,4 +1,5 @@
-"""Futures of works, for DDP and for `work.get_future()`, and who completes them.
+"""Works as torch knows them; their Futures, for DDP and for `work.get_future()`, and who completes
+them.
 
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
 ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
@@ -18,9 +19,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.work import Work
+from unisono.comm.work import FinishedWork, Work
 from unisono.torch_support import never_compiled
 
 _KEPT_WORKS = 8
@@ -39,10 +40,12 @@ _LOOKS = 50
 def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
     """A Future that will hold `result`, on its way to be completed."""
     future = WorkFuture(work, result)
-    if not _in_backward():
-        completer.add(future)
-    elif was_awaited or torch._C._current_autograd_node() is None:
+    in_backward = _in_backward()
+    is_too_late = in_backward and torch._C._current_autograd_node() is None
+    if isinstance(work, FinishedWork) or is_too_late or (in_backward and was_awaited):
         future.finish()
+    elif not in_backward:
+        completer.add(future)
     else:
         _queue_callback(partial(_end_in_backward, future, completer))
     return future
@@ -162,47 +165,35 @@ class WorkFuture(torch.futures.Future[Any]):
                         self.set_exception(error)
 
 
-class Completer(ABC):
-    """Completes the Futures of a group's works where the program does not wait for them.
+class Completer:
+    """Completes the Futures of a group's collectives where the program does not wait for them: in
+    one thread, for they end in the order in which they began.
 
     It also keeps the latest works on one element. DDP's join starts one in each forward pass, holds
     its C++ half alone, and waits for that in backward: for ever, if the Python half is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
         self._kept: deque[dist.Work] = deque(maxlen=_KEPT_WORKS)
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def keep(self, work: dist.Work, result: Sequence[torch.Tensor]) -> None:
         if len(result) == 1 and result[0].numel() == 1:
             self._kept.append(work)
 
-    @abstractmethod
     def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         """Have the Future completed; see its `complete`."""
-
-    def close(self) -> None:
-        """End what was begun for it."""
-        self._kept.clear()
-
-
-class CollectiveCompleter(Completer):
-    """One thread, for collectives end in the order in which they began."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         if self._thread is None:
-            name = f"unisono futures of {self._name}"
+            name = f"unisono futures of {self._comm.name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
         self._todo.put(partial(future.complete, whatever_happens=whatever_happens))
 
     def close(self) -> None:
-        super().close()
+        """End what was begun for it."""
+        self._kept.clear()
         if self._thread is not None:
             self._todo.put(None)
 
@@ -212,16 +203,57 @@ class CollectiveCompleter(Completer):
 
 
 class MessageCompleter(Completer):
-    """A thread for each message, which may be matched long after those that began later. The
-    program itself may go on, so the wait has a limit: one without counts as the rank's own and
-    could be taken for part of a deadlock."""
-
-    def __init__(self, comm: Communicator) -> None:
-        super().__init__()
-        self._comm = comm
+    """The same for messages, each in a thread of its own: it may be matched long after those that
+    began later. The program itself may go on, so the wait has a limit: one without counts as the
+    rank's own and could be taken for part of a deadlock."""
 
     def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         name = f"unisono message of {self._comm.name}"
-        limit_s = self._comm.timeout_s
-        args = limit_s, whatever_happens
+        args = self._comm.timeout_s, whatever_happens
         threading.Thread(target=future.complete, args=args, name=name, daemon=True).start()
+
+
+@never_compiled
+class TorchWork(dist.Work):
+    """One of our works, for torch. `result` are the tensors that it fills."""
+
+    def __init__(self, work: Work, result: Sequence[torch.Tensor], completer: Completer) -> None:
+        super().__init__()
+        self._work = work
+        self._result = list(result)
+        self._completer = completer
+        self._future: Any = None
+        self._was_awaited = False
+        completer.keep(self, self._result)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds()
+        self._was_awaited = True
+        self._work.wait(seconds if seconds > 0 else None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        return self._work.is_completed() and self._work.exception() is None
+
+    def exception(self) -> Any:
+        return self._work.exception()
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def source_rank(self) -> int:
+        return self._work.source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        if self._future is None:
+            awaited = self._was_awaited
+            self._future = future_of(self._work, self._result, self._completer, awaited)
+        return self._future

@@ -1,48 +1,31 @@
-"""Blocking calls on their way from torch's options straight into the engine.
+"""How torch calls the methods of a process group: decorators for them.
 
 Most calls of most programs are blocking, on plain CPU tensors. Such a call is one call into C,
 which reads tensors and options by itself. What it does not take, as a look at this rank's arguments
 decides, goes on as any other: works, GPUs, sparse tensors, averages, short signatures, profiles.
+
+The full signature of a method is `group.allreduce([tensor], options)`. torch's own groups, and code
+like DDP's, know shorter ones: `group.allreduce(tensor)`, `group.allreduce([tensor], ReduceOp.MAX)`,
+`group.broadcast(tensor, 1)`, `group.barrier()`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
-from unisono import variables
-from unisono.comm.communicator import Communicator
+import torch
+
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_autograd import mark_written
 
 Method = Callable[..., Any]
 
 
-class GivenCalls:
-    """A process group whose blocking calls may go straight to the engine of its Communicator."""
-
-    def _prepare_given_calls(self, comm: Communicator) -> None:
-        self._names_of_ops = reductions_by_hash()
-        self._run_given: Callable[..., int] = comm.transport.short.run_given
-        if (
-            variables.ALGO.read() is not None
-        ):  # the short way knows the engine's own algorithm alone
-            self._run_given = functools.partial(_run_but_all_reduce, self._run_given)
-        self._error_given = comm.transport.call_error
-
-    def _raise_unless_unheard(
-        self, status: int, operation: Operation, tensors: Any, options: Any
-    ) -> None:
-        """After a status that is not OK: raise, unless the call has not begun."""
-        if status not in (Status.ASK_AGAIN, Status.ON_DEVICE):
-            reduces = hasattr(options, "reduceOp")
-            op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
-            raise self._error_given(status, operation, op, tensors)
-
-
-def _run_but_all_reduce(run: Callable[..., int], operation: int, *given: Any) -> int:
+def run_but_all_reduce(run: Callable[..., int], operation: int, *given: Any) -> int:
+    """Where UNISONO_ALGO names an algorithm: the short way knows the engine's own alone."""
     is_all_reduce = operation == Operation.ALL_REDUCE
     return Status.ASK_AGAIN if is_all_reduce else run(operation, *given)
 
@@ -118,3 +101,57 @@ def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
         return call
 
     return decorate
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
+    """Let a method that takes tensors and options of this kind be called by every signature.
+
+    `tensors` says for each of its arguments how to bring it into the full signature.
+    """
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def either(self: Any, *given: Any, **named: Any) -> Any:
+            if named:
+                given = (*given, *named.values())
+            if given and type(given[-1]) is kind:
+                return method(self, *given)
+            wide = [how(value) for how, value in zip(tensors, given, strict=False)]
+            return method(self, *wide, _options(kind, given[len(tensors) :]))
+
+        return either
+
+    return decorate
+
+
+def _options(kind: type, fields: tuple[Any, ...]) -> Any:
+    """What was given beside the tensors: options, or what would have stood in them."""
+    options = kind()
+    for value in fields:
+        if type(value) is kind:
+            return value
+        if isinstance(value, timedelta):
+            options.timeout = value
+        elif isinstance(value, int):
+            options.rootRank = value
+        elif value is not None:
+            options.reduceOp = value
+    return options
+
+
+def as_list(tensors: Any) -> Any:
+    """A list of tensors, also where one was given."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def as_nested_list(tensors: Any) -> Any:
+    """A list of one list of tensors, also where that one was given."""
+    return [tensors] if len(tensors) and isinstance(tensors[0], torch.Tensor) else tensors
+
+
+def unchanged(value: Any) -> Any:
+    """What is always passed in one way."""
+    return value

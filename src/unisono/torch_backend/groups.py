@@ -9,7 +9,8 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.over_torch.process_groups import make_group
 from unisono.errors import UnisonoError
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_backend.autoload import NAME
+from unisono.torch_backend.process_group import UnisonoProcessGroup
 
 
 def moves_data_elsewhere(group: Any) -> bool:

@@ -30,31 +30,30 @@ from torch._C._distributed_c10d import (
 )
 from torch._C._profiler import _RecordFunctionFast
 
+from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import Operation, hide_files
+from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
+from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.comm.work import FinishedWork, Work
 from unisono.torch_autograd import mark_written
+from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.given_calls import (
-    GivenCalls,
-    straight,
-    straight_if_even,
-    straight_in_place,
-)
-from unisono.torch_backend.signatures import (
     accept_short_signatures,
     as_list,
     as_nested_list,
+    run_but_all_reduce,
+    straight,
+    straight_if_even,
+    straight_in_place,
     unchanged,
 )
 from unisono.torch_support import never_compiled
 
 if TYPE_CHECKING:
-    from unisono.torch_backend.futures import CollectiveCompleter, MessageCompleter
+    from unisono.torch_backend.futures import Completer, MessageCompleter, TorchWork
     from unisono.torch_backend.shared_buffers import SharedBuffers
-    from unisono.torch_backend.work import FinishedTorchWork, TorchWork
 
-NAME = "unisono"
 Tensors = Sequence[torch.Tensor]
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
@@ -85,7 +84,7 @@ ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks no
 
 
 @never_compiled
-class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
+class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     """A torch process group whose data is moved by a Communicator, `comm`."""
 
     supports_splitting = False
@@ -95,7 +94,10 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
-        self._prepare_given_calls(comm)
+        self._names_of_ops = reductions_by_hash()
+        self._run_given: Callable[..., int] = comm.transport.short.run_given
+        if variables.ALGO.read() is not None:
+            self._run_given = functools.partial(run_but_all_reduce, self._run_given)
         self._store = store
         self._group_name = comm.name
         self._description = ""
@@ -343,6 +345,15 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
 
     # -- how it is done --------------------------------------------------------------------------
 
+    def _raise_unless_unheard(
+        self, status: int, operation: Operation, tensors: Any, options: Any
+    ) -> None:
+        """After a status that is not OK: raise, unless the call has not begun."""
+        if status not in (Status.ASK_AGAIN, Status.ON_DEVICE):
+            reduces = hasattr(options, "reduceOp")
+            op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
+            raise self.comm.transport.call_error(status, operation, op, tensors)
+
     def _run(
         self,
         call: Callable[..., Work | None],
@@ -372,9 +383,7 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
             work = call(*args, async_op=True)
         finally:
             self.comm.timeout_s = usual_s
-        if work is None:
-            return self._finished_work(result, self._completer)
-        return self._work(work, result, self._completer)
+        return self._work(work or FinishedWork(), result, self._completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
         """A Future that holds `result` once a work of the group's Communicator is over; None: it
@@ -419,27 +428,21 @@ class UnisonoProcessGroup(GivenCalls, ProcessGroup):  # type: ignore[misc]
             torch.cat(indices, 1), torch.cat(values), tensor.shape, check_invariants=False
         )
         tensor.copy_(total.coalesce())
-        return self._finished_work([tensor], self._completer)
+        return self._work(FinishedWork(), [tensor], self._completer)
 
     # -- made when they are needed: a program whose calls all block has no works -------------------
 
     @functools.cached_property
     def _work(self) -> type[TorchWork]:
-        from unisono.torch_backend.work import TorchWork
+        from unisono.torch_backend.futures import TorchWork
 
         return TorchWork
 
     @functools.cached_property
-    def _finished_work(self) -> type[FinishedTorchWork]:
-        from unisono.torch_backend.work import FinishedTorchWork
+    def _completer(self) -> Completer:
+        from unisono.torch_backend.futures import Completer
 
-        return FinishedTorchWork
-
-    @functools.cached_property
-    def _completer(self) -> CollectiveCompleter:
-        from unisono.torch_backend.futures import CollectiveCompleter
-
-        return CollectiveCompleter(self.comm.name)
+        return Completer(self.comm)
 
     @functools.cached_property
     def _buffers(self) -> SharedBuffers:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from unisono.comm.engine import keep_sites
+from unisono.comm.engine import native
 from unisono.comm.shared_memory.record_reader import read_process, segments_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
@@ -133,7 +133,7 @@ class Monitor:
         _follow(trace, trace.peers(), is_new=False)
         self._trace = trace  # from here on the thread collects
         listeners.append(self._follow_new)
-        keep_sites(True)
+        native.keep_sites(True)
 
     def end_trace(self) -> None:
         """Write the trace. Other ranks hold the records open for the one that writes."""
@@ -141,7 +141,7 @@ class Monitor:
         if trace is None:
             return
         listeners.remove(self._follow_new)
-        keep_sites(steps.are_counted)
+        native.keep_sites(steps.are_counted)
         self._retire()
         trace.settle(_SETTLE_S)
         if self._held is not None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.comm.engine import count_step, keep_sites
+from unisono.comm.engine import native
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.errors import name_number, name_ranks
 from unisono.watch.calls import line_of
@@ -57,8 +57,8 @@ def _count(*_: Any) -> None:
     global are_counted
     if not are_counted:
         are_counted = True
-        keep_sites(True)  # a verdict without a line is half a verdict
-    count_step()
+        native.keep_sites(True)  # a verdict without a line is half a verdict
+    native.count_step()
 
 
 @dataclass(frozen=True)

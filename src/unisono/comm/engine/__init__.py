@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
@@ -21,12 +20,36 @@ from unisono.errors import EngineUnavailable, SegmentError
 if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
 
-_native: Any = None
-_why_missing = ""
+
+class _Missing:
+    """In the engine's place where it cannot be loaded: whoever needs it is told why. What is only
+    a check, or for what the engine does itself, does nothing."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise EngineUnavailable(
+            f"the native engine is not available ({self._reason}): it needs Linux on x86-64 or "
+            "arm64 and a built package (`make native` in a source tree)"
+        )
+
+    def _do_nothing(self, *_: Any) -> None:
+        return None
+
+    find_clash = overlaps_itself = describe_shapes = _do_nothing
+    know_torch = keep_sites = compare_shapes = prepare_sites = _do_nothing
+
+
+native: Any
+"""The engine: csrc/python/binding.c lists what it can do."""
+works: tuple[type, ...] = ()
+"""The classes of the works and messages that groups return."""
 try:
-    _native = importlib.import_module("unisono._native")
+    native = importlib.import_module("unisono._native")
+    works = native.Work, native.Message
 except ImportError as error:
-    _why_missing = str(error)
+    native = _Missing(str(error))
 
 
 GPU_MARK = -2
@@ -40,60 +63,15 @@ ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 
 
-def _module() -> Any:
-    if _native is None:
-        raise EngineUnavailable(
-            f"the native engine is not available ({_why_missing}): it needs Linux on x86-64 or "
-            "arm64 and a built package (`make native` in a source tree)"
-        )
-    return _native
-
-
-def layout_version() -> int:
-    """The version of the segment's layout; members of a group must have the same."""
-    return int(_module().LAYOUT_VERSION)
-
-
-def cpu_quota() -> int:
-    """How many cores the cgroup's CPU quota pays for (a very large number: no quota)."""
-    return int(_module().cpu_quota())
-
-
-def memory_room() -> int:
-    """How many bytes the memory limits of this process leave free."""
-    return int(_module().memory_room())
-
-
 def create_segment(ranks: int, cores: int, nonce: int) -> int:
     """Make the shared memory of a group and return its descriptor."""
     try:
-        return int(_module().create_segment(ranks, cores, nonce))
+        return int(native.create_segment(ranks, cores, nonce))
     except OSError as error:
         raise SegmentError(
             f"cannot make shared memory for {ranks} ranks: {error.strerror}. "
             "memfd_create and an unnamed file in /dev/shm were both tried"
         ) from error
-
-
-def create_block(sizes: Sequence[int]) -> int:
-    """Make a block in which each rank has so many bytes, and return its descriptor."""
-    return int(_module().create_block(sizes))
-
-
-def share_pages(address: int, shared_address: int, size_bytes: int) -> bool:
-    """Give whole pages at an address those of a block at another, with what is in them; False:
-    the system does not do that, and nothing has changed. Nobody may write to them meanwhile."""
-    return bool(_module().share_pages(address, shared_address, size_bytes))
-
-
-def unshare_pages(address: int, size_bytes: int) -> bool:
-    """Give them pages of this process's own again, with what is in them; False: no memory."""
-    return bool(_module().unshare_pages(address, size_bytes))
-
-
-def protect_pages(address: int, size_bytes: int) -> bool:
-    """Have nobody write to them any more."""
-    return bool(_module().protect_pages(address, size_bytes))
 
 
 def engine_ns(seconds: float) -> int:
@@ -104,47 +82,10 @@ def engine_ns(seconds: float) -> int:
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
     """Become rank `rank` of the group whose segment `descriptor` is."""
     try:
-        group: Group = _module().Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
+        group: Group = native.Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return group
-
-
-def work_types() -> tuple[type, ...]:
-    """The classes of the works and messages that groups return."""
-    return () if _native is None else (_native.Work, _native.Message)
-
-
-def find_clash(operation: int, *call: Any) -> tuple[bool, int, int] | None:
-    """Two tensors of a call that share memory as they may not: whether both are outputs, and their
-    places. A call is its output, its input or None, rank and size of its group, and whether it is
-    coalesced. Without the engine nobody looks."""
-    clash: tuple[bool, int, int] | None = None
-    if _native is not None:
-        clash = _native.find_clash(operation, *call)
-    return clash
-
-
-def overlaps_itself(tensor: Any) -> bool:
-    """Whether two elements of a tensor or array share memory; without the engine nobody looks."""
-    return _native is not None and bool(_native.overlaps_itself(tensor))
-
-
-def describe_shapes(tensors: list[Any]) -> tuple[bytes, tuple[int, ...], bool] | None:
-    """The tensors' dtypes, numbers of dimensions and shapes, as bytes of integers, the places of
-    the first of each dtype, and whether none is there twice; None where the engine, which may be
-    missing, cannot look at one."""
-    described: tuple[bytes, tuple[int, ...], bool] | None = None
-    if _native is not None:
-        described = _native.describe_shapes(tensors)
-    return described
-
-
-def know_torch(is_profiling: Callable[[], bool], hashes: tuple[int, ...]) -> None:
-    """Let the engine read options of torch's: what its reductions hash to, in the order of the
-    engine's numbers, and what says whether torch's profiler is on."""
-    if _native is not None:
-        _native.know_torch(is_profiling, hashes)
 
 
 SUM_DIVIDED = 10
@@ -154,7 +95,7 @@ SUM_DIVIDED = 10
 def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
     """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
     in this process alone. `to` may be one of them."""
-    _module().combine([to, *sources], reduction, factor)
+    native.combine([to, *sources], reduction, factor)
 
 
 # -- groups whose communicators are gone ---------------------------------------------------------
@@ -181,41 +122,11 @@ def end_abandoned_groups() -> None:
 # -- records and sites -------------------------------------------------------------------------
 
 
-def records_layout(ranks: int) -> tuple[int, ...]:
-    """Where the records lie in the segment of a group of so many ranks: un_layout_of_records."""
-    layout: tuple[int, ...] = _module().records_layout(ranks)
-    return layout
-
-
-def now_by_both_clocks() -> tuple[int, int]:
-    """This moment in the ticks of the records and in nanoseconds of CLOCK_MONOTONIC."""
-    ticks, ns = _module().now()
-    return ticks, ns
-
-
-def count_step() -> None:
-    """This thread begins its next step: its calls' records bear that number from now on."""
-    _module().count_step()
-
-
 def compare_shapes(by_default: bool) -> None:
     """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
     UNISONO_CHECK_SHAPES says otherwise."""
-    if _native is not None:
-        asked = variables.CHECK_SHAPES.read_or_warn()
-        _native.compare_shapes(by_default if asked is None else asked)
-
-
-def keep_sites(wanted: bool) -> None:
-    """Whether blocking calls of all groups of this process keep their line in their records."""
-    if _native is not None:
-        _native.keep_sites(wanted)
-
-
-def site_of(frame: FrameType) -> str | None:
-    """The innermost line of the user's program, from this frame outwards: "a.py:7 in step"."""
-    site: str | None = _module().site_of(frame)
-    return site
+    asked = variables.CHECK_SHAPES.read_or_warn()
+    native.compare_shapes(by_default if asked is None else asked)
 
 
 def where_is_program() -> str:
@@ -223,10 +134,10 @@ def where_is_program() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         frame = frame.f_back  # a program that waits in one of our calls, by Python's means
-    return (frame is not None and site_of(frame)) or "an unknown line"
+    return (frame is not None and native.site_of(frame)) or "an unknown line"
 
 
-_hidden = [os.path.dirname(os.path.dirname(os.path.dirname(__file__)))]
+_hidden = [os.path.dirname(variables.__file__)]
 _shown: list[str] = []
 
 
@@ -247,9 +158,8 @@ def show_files(folder: str) -> None:
 
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
-    if _native is not None:
-        hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
-        _native.prepare_sites(hidden, shown, where)
+    hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
+    native.prepare_sites(hidden, shown, where)
 
 
 _prepare_sites(where_is_program)

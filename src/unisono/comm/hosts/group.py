@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from unisono.comm.engine import site_of
+from unisono.comm.engine import native
 from unisono.comm.hosts.call_records import CallRecords
 from unisono.comm.hosts.causes import Cause, decode_cause, late_cause
 from unisono.comm.hosts.link import Frame, Kind, Link
@@ -361,7 +361,7 @@ class HostsGroup(RowTransport):
     ) -> AnnouncedCall:
         self._raise_if_ended()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        site = site_of(_caller(1)) or ""  # the innermost line that is not ours
+        site = native.site_of(_caller(1)) or ""  # the innermost line that is not ours
         return AnnouncedCall(text, sends, takes, timeout_s=limit_s, site=site)
 
     def carry_out(
@@ -450,7 +450,7 @@ class HostsGroup(RowTransport):
 
     def refuse(self, operation: str) -> None:
         if self._cause is None:
-            site = site_of(_caller(1)) or ""
+            site = native.site_of(_caller(1)) or ""
             call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s, site=site)
             job = lambda: self._carry_out(call, lambda: None)  # noqa: E731
             self._refusal = self._thread.begin(job, operation)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sys import _getframe as _caller
 from typing import Any
 
-from unisono.comm.engine import site_of
+from unisono.comm.engine import native
 from unisono.comm.hosts.any_source import AnySource
 from unisono.comm.hosts.deadlocks import DeadlockSearch
 from unisono.comm.hosts.group import HostsGroup
@@ -172,7 +172,7 @@ class HostsMessages(HostsGroup):
 
 
 def _describe(tensor: Any) -> str:
-    site = site_of(_caller(1))
+    site = native.site_of(_caller(1))
     return describe_side(dtype_name(tensor), int(tensor.nbytes), tuple(tensor.shape), site)
 
 

@@ -91,7 +91,8 @@ class FileAnnouncements(Announcements):
             if not isinstance(error, OSError):
                 raise
             raise RendezvousError(
-                f"cannot write the rendezvous file {path}: {error.strerror}{_what_is_at(path)}"
+                f"cannot write the rendezvous file {path}: {error.strerror}; it must be a file "
+                f"of user {os.geteuid()}"
             ) from error
 
     def _read(self) -> bytes:
@@ -120,7 +121,7 @@ def _read_own_file(path: str | os.PathLike[str]) -> bytes:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, f"no file of user {os.geteuid()}")
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             return os.read(descriptor, 1 << 16)
         finally:
             os.close(descriptor)
@@ -128,23 +129,9 @@ def _read_own_file(path: str | os.PathLike[str]) -> bytes:
         return b""
     except OSError as error:
         raise RendezvousError(
-            f"the rendezvous file {path} cannot be read: {error.strerror}{_what_is_at(path)}; use "
-            "a path of your own"
+            f"the rendezvous file {path} cannot be read: {error.strerror}; it must be a file of "
+            f"user {os.geteuid()}"
         ) from error
-
-
-def _what_is_at(path: str | os.PathLike[str]) -> str:
-    """ ", for a FIFO of user 7 is in its place", where there is something that we cannot use."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return ""
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-        return ""
-    kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
-    kinds |= {stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
-    kind = kinds.get(stat.S_IFMT(status.st_mode), "a device")
-    return f", for {kind} of user {status.st_uid} is in its place"
 
 
 class StoreAnnouncements(Announcements):
@@ -184,9 +171,9 @@ def about_me(address: str) -> Announcement:
         "boot": boot_id(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
-        "layout": engine.layout_version(),
+        "layout": engine.native.LAYOUT_VERSION,
         "cpus": sorted(os.sched_getaffinity(0)),
-        "quota": engine.cpu_quota(),
+        "quota": engine.native.cpu_quota(),
         "net": namespace("net"),
     }
 

@@ -111,7 +111,7 @@ class Leader:
         wrong = None
         if "error" in hello:
             wrong = f"cannot come: {hello['error']}"
-        elif hello.get("layout") != engine.layout_version():
+        elif hello.get("layout") != engine.native.LAYOUT_VERSION:
             wrong = "runs another build of unisono"
         elif hello.get("size") != size:
             wrong = f"thinks the group has {hello.get('size')} ranks, not {size}"

@@ -4,13 +4,10 @@ told them nothing but their numbers, and processes started separately that know 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import multiprocessing
 import os
 import stat
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from unisono.comm.rendezvous.announcements import (
     about_me,
     clear_if_over,
 )
-from unisono.comm.rendezvous.unix_socket import new_socket, peer_uid
+from unisono.comm.rendezvous.unix_socket import new_socket
 from unisono.errors import RendezvousError
 from unisono.processes import namespace, start_time
 
@@ -57,7 +54,7 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
         f"{name}-{rank}",
         f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
     ):
-        yield _runtime_folder() / name
+        yield _folders()[0] / name
 
 
 @contextlib.contextmanager
@@ -103,34 +100,15 @@ def _remove_stale_files() -> None:
 @contextlib.contextmanager
 def _claim_name(name: str, complaint: str) -> Iterator[None]:
     """Hold a name that one process at a time can have, and that goes with it; else raise
-    RendezvousError with the complaint.
-
-    Whoever holds it accepts connections, so that the kernel tells others who it is.
-    """
-    address = b"\0" + name.encode()
+    RendezvousError with the complaint."""
     with new_socket() as taken:
         try:
-            taken.bind(address)
-            taken.listen(1024)
+            taken.bind(b"\0" + name.encode())
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or _holder(address) == os.geteuid():
-                raise RendezvousError(complaint) from error
             raise RendezvousError(
-                f"the name @{name}, which a rank holds while it waits, is taken by another user's "
-                "process or by no rank of unisono: meet by another name, or in a store"
+                f"{complaint} (some process holds the name @{name}: {error.strerror})"
             ) from error
         yield
-
-
-def _holder(address: bytes) -> int | None:
-    """The user whose process listens there; None where none does."""
-    with new_socket() as caller:
-        for _ in range(10):
-            with contextlib.suppress(OSError):
-                caller.connect(address)
-                return peer_uid(caller)
-            time.sleep(0.01)  # it has the name, and listens in a moment
-    return None
 
 
 def _parent_pid() -> int:
@@ -144,16 +122,6 @@ def _parent_pid() -> int:
             f"started all ranks: {_INSTEAD}"
         )
     return parent
-
-
-def _runtime_folder() -> Path:
-    """A folder of this user alone if there is one.
-
-    In the one for temporary files nobody can replace our file unnoticed:
-    whoever reads it looks at the owner.
-    """
-    folder = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(folder if folder and is_private(folder) else tempfile.gettempdir())
 
 
 def is_private(folder: str) -> bool:

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from unisono.comm.engine import create_block, memory_room
+from unisono.comm.engine import native
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_tensors import Memory
 from unisono.errors import SegmentError
@@ -108,7 +108,7 @@ class Allocator:
         """Make the file. Returns its descriptor, and what to show the others: this process, the
         descriptor and the inode, or what went wrong."""
         try:
-            made = create_block(sizes)
+            made = native.create_block(sizes)
         except OSError as error:
             return -1, (0, -1, error.errno or 0)
         return made, (os.getpid(), made, os.fstat(made).st_ino)
@@ -123,7 +123,7 @@ class Allocator:
                 made = opened = _open_shown(*where)
             return self._group.open_block(made, sizes), (_OPENED, 0)
         except MemoryError:
-            return None, (_NO_ROOM, max(0, memory_room()))
+            return None, (_NO_ROOM, max(0, native.memory_room()))
         except LookupError:
             return None, (_OUT_OF_REACH, 0)
         except OSError as error:

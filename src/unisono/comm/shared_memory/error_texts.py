@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
 from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of
 from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
-from unisono.errors import list_ranks, name_ranks
+from unisono.errors import name_ranks
 from unisono.processes import describe_exit
 
 if TYPE_CHECKING:
@@ -174,26 +174,6 @@ def mismatch_text(
         lines.append(f"  {name_ranks(ranks)}: {text or 'has not arrived'}{at}")
     lines.append("Nothing was moved. Make every rank call the same, in the same order.")
     return "\n".join(lines)
-
-
-def timeout_text(
-    name: str,
-    call: int,
-    what: str | None,
-    arrived: Sequence[int],
-    missing: Sequence[int],
-    stalled: Sequence[int],
-    whereabouts: Sequence[str],
-) -> str:
-    """The text of a `CollectiveTimeout`: who came, who did not or went no further, and where those
-    are."""
-    waited = f"{what or 'a call'} (call #{call} of group {name}) reached its timeout"
-    if not missing:
-        who = name_ranks(stalled) if stalled else "one"
-        text = f"{waited} although all ranks arrived: {who} stopped moving data"
-        return "\n".join([text, *whereabouts])
-    who = f"{name_ranks(missing)} never came; here: {list_ranks(arrived) or 'nobody'}"
-    return "\n".join([f"{waited} because {who}", *whereabouts])
 
 
 def stalled_ranks(progress: Sequence[int]) -> list[int]:

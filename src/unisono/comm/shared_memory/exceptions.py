@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, memory_room
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
+    GroupAborted,
     GroupClosed,
     GroupError,
     SegmentError,
@@ -101,7 +102,7 @@ class GroupExceptions:
         if status == Status.NO_MEMORY:
             return SegmentError(
                 f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
-                f"the memory limits leave {max(0, memory_room())} bytes"
+                f"the memory limits leave {max(0, native.memory_room())} bytes"
             )
         if status == Status.NOT_YET:
             return self._under_way(what)
@@ -118,13 +119,13 @@ class GroupExceptions:
 
     def failure(self, doing: str) -> GroupError:
         """The first cause of the group's end, as an exception of this rank."""
-        from unisono.comm.shared_memory.failures import describe_failure, with_global_ranks
+        from unisono.comm.shared_memory.failures import describe_failure
 
         if self.cause is None:
             self.cause = describe_failure(self._membership, self._name, doing)
         if not self._is_worded:  # in whichever words
             self._is_worded = True
-            text = with_global_ranks(self.cause, self._global_ranks)
+            text = self._with_global_ranks(self.cause)
             if self.left_out_of and isinstance(self.cause, (CollectiveMismatch, CollectiveTimeout)):
                 text += (
                     f"\nrank {self._rank} got None from split({list(self.left_out_of)}), whose "
@@ -144,11 +145,20 @@ class GroupExceptions:
         peer, detail = next(iter(lost.items()))
         if group.failure()[:2] == (Status.PEER_LOST, peer):
             return self.failure(doing)
-        from unisono.comm.shared_memory.failures import describe_loss, with_global_ranks
+        from unisono.comm.shared_memory.failures import describe_loss
 
         error = describe_loss(self._membership, self._name, doing, peer, detail)
-        error.args = (with_global_ranks(error, self._global_ranks),)
+        error.args = (self._with_global_ranks(error),)
         return error
+
+    def _with_global_ranks(self, error: GroupError) -> str:
+        """The text of an exception of a group whose ranks have other numbers in the world. What a
+        rank wrote itself, the reason of an `abort`, stays as it is."""
+        from unisono.comm.shared_memory.error_texts import with_global_ranks
+
+        reason = error.reason if isinstance(error, GroupAborted) else ""
+        ours, quoted, rest = str(error).partition(reason) if reason else (str(error), "", "")
+        return with_global_ranks(ours, self._global_ranks) + quoted + rest
 
     def forked(self) -> GroupClosed:
         return self._of_group(

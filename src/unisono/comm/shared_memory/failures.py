@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
@@ -18,6 +18,8 @@ from unisono.errors import (
     GroupError,
     MessageMismatch,
     PeerLost,
+    list_ranks,
+    name_ranks,
 )
 from unisono.processes import state_of
 
@@ -85,15 +87,6 @@ def describe_loss(
     return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
 
 
-def with_global_ranks(error: GroupError, global_ranks: Sequence[int] | None) -> str:
-    """The text of an exception of a group whose ranks have other numbers in the world. What a rank
-    wrote itself (`abort`'s reason, its last words) stays as it is."""
-    if not isinstance(error, GroupAborted) or not error.reason:
-        return error_texts.with_global_ranks(str(error), global_ranks)
-    ours, reason, rest = str(error).partition(error.reason)
-    return error_texts.with_global_ranks(ours, global_ranks) + reason + rest
-
-
 def whereabouts(membership: Membership, rank: int, about: int) -> str:
     """Where a rank that did not come is: what it answered, or what the system says of it."""
     pid = membership.members[rank].pid
@@ -139,32 +132,34 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
 
 def _timeout(membership: Membership, name: str, call: int, awaited: int) -> CollectiveTimeout:
     """`awaited` is the rank that the first one to give up was waiting for."""
-    calls = [
-        error_texts.describe_post(membership.group, rank, call) for rank in range(membership.size)
-    ]
-    arrived = [rank for rank, what in enumerate(calls) if what is not None]
-    missing = [rank for rank, what in enumerate(calls) if what is None]
-    what = next((what for what in calls if what is not None), None)
+    group, ranks = membership.group, range(membership.size)
+    posted = {
+        rank: what for rank in ranks if (what := error_texts.describe_post(group, rank, call))
+    }
+    missing = [rank for rank in ranks if rank not in posted]
+    what = next(iter(posted.values()), "a call")
+    text = f"{what} (call #{call} of group {name}) reached its timeout "
     stalled: list[int] = []
-    if not missing:
-        behind = error_texts.stalled_ranks(
-            [membership.group.progress(rank) for rank in range(membership.size)]
-        )
-        if awaited not in behind:  # it went on meanwhile
+    if missing:
+        here = list_ranks(list(posted)) or "nobody"
+        text += f"because {name_ranks(missing)} never came; here: {here}"
+    else:
+        stalled = error_texts.stalled_ranks([group.progress(rank) for rank in ranks])
+        if awaited not in stalled:  # it went on meanwhile
             members = enumerate(membership.members)
-            behind = [rank for rank, member in members if state_of(member.pid).is_stopped]
-            behind = behind or [awaited]
-        stalled = behind
+            stopped = [rank for rank, member in members if state_of(member.pid).is_stopped]
+            stalled = stopped or [awaited]
+        text += f"although all ranks arrived: {name_ranks(stalled)} stopped moving data"
     where = [whereabouts(membership, rank, call) for rank in missing or stalled]
     if stalled:  # a stopped process cannot tell its line, which is that of our own call
-        sites = _sites(membership.group, [membership.rank], call)
-        where = [f"{line}; the call is at {sites[0]}" if sites[0] else line for line in where]
+        (site,) = _sites(group, [membership.rank], call)
+        where = [f"{line}; the call is at {site}" if site else line for line in where]
     return CollectiveTimeout(
-        error_texts.timeout_text(name, call, what, arrived, missing, stalled, where),
+        "\n".join([text, *where]),
         rank=membership.rank,
         group=name,
         call=call,
-        arrived=arrived,
+        arrived=list(posted),
         missing=missing,
         stalled=stalled,
     )

@@ -17,7 +17,7 @@ from unisono.comm.engine import (
     abandon_group,
     end_abandoned_groups,
     engine_ns,
-    work_types,
+    works,
 )
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _LISTS = (list, tuple)
 _MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
-for _kind in work_types():
+for _kind in works:
     Work.register(_kind)
 
 

@@ -19,9 +19,7 @@ from unisono.comm.engine import (
     ABOUT_MESSAGES,
     Operation,
     Status,
-    layout_version,
-    now_by_both_clocks,
-    records_layout,
+    native,
 )
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
@@ -125,9 +123,9 @@ def map_segment(
     magic, version, size, _, _ = _HEADER.unpack(header)
     if magic != _MAGIC:
         return None
-    if version != layout_version():
+    if version != native.LAYOUT_VERSION:
         raise UnisonoError("this shared memory was written by another version of unisono")
-    layout = RecordsLayout(*records_layout(size))
+    layout = RecordsLayout(*native.records_layout(size))
     return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
 
 
@@ -207,8 +205,8 @@ class _Clock:
 
     def look_again(self) -> None:
         """The second moment is now: the later, the better."""
-        ticks, ns = now_by_both_clocks()
-        self._ns_per_tick = (ns - self._ns) / max(1, ticks - self._ticks)
+        ticks, ns = native.now()
+        self._ns_per_tick: float = (ns - self._ns) / max(1, ticks - self._ticks)
 
     def seconds(self, moment: int) -> float:
         """A moment of CLOCK_MONOTONIC."""

@@ -13,7 +13,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.engine import protect_pages, share_pages, unshare_pages
+from unisono.comm.engine import native
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.errors import SegmentError
 
@@ -66,7 +66,7 @@ class SharedPages:
         self._bytes = (address + tensor.nbytes) // page * page - self._begin
         if self._memory is None:
             return
-        if share_pages(self._begin, self._memory.data_ptr(), self._bytes):
+        if native.share_pages(self._begin, self._memory.data_ptr(), self._bytes):
             begin = address + page - self._begin
             self.middle = self._memory[begin : begin + self.middle.nbytes].view(tensor.dtype)
             self._is_shared = True
@@ -77,7 +77,7 @@ class SharedPages:
         if self._is_shared:
             self._is_shared = False
             _in_use.discard(self)
-            if not unshare_pages(self._begin, self._bytes):
+            if not native.unshare_pages(self._begin, self._bytes):
                 _kept_for_ever.append(self._memory)
         self._tensor = None
         self.edges, self.middle = [], None
@@ -88,7 +88,7 @@ class SharedPages:
     def protect(self) -> None:
         """In a forked child: what it wrote its parent would read, and the other ranks."""
         self._is_shared = False
-        protect_pages(self._begin, self._bytes)
+        native.protect_pages(self._begin, self._bytes)
         _kept_for_ever.append(self)
 
     @staticmethod

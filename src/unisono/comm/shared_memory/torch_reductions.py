@@ -12,7 +12,7 @@ from typing import Any
 from torch._C._autograd import _profiler_enabled
 from torch._C._distributed_c10d import ReduceOp, _make_nccl_premul_sum
 
-from unisono.comm.engine import know_torch
+from unisono.comm.engine import native
 from unisono.comm.reductions import REDUCTIONS
 
 _Type: Any = ReduceOp.RedOpType
@@ -30,7 +30,7 @@ def reductions_by_hash() -> dict[int, str]:
             "unisono cannot tell this torch's reductions apart: the hash of a ReduceOp no longer "
             "depends on its kind alone. Use a torch that `unisono doctor` does not warn of"
         )
-    know_torch(_profiler_enabled, hashes)
+    native.know_torch(_profiler_enabled, hashes)
     return dict(zip(hashes, names, strict=True))
 
 
