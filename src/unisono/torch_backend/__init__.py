@@ -6,6 +6,7 @@ groups.py            groups that their members alone make, in any order
 futures.py           works as torch knows them, and the Futures that DDP waits for
 given_calls.py       how torch calls the methods: its signatures, and the short way into the engine
 shared_buffers.py    memory that FSDP2 asks a backend for: shared tensors
+flight_recorder.py   torch's Flight Recorder, where it is asked for
 autoload.py          what torch calls at `import torch`
 replacement.py       UNISONO_REPLACE: our groups for programs that name gloo
 """

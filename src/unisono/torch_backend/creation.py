@@ -25,9 +25,6 @@ from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
-_ProcessGroup: Any = dist.ProcessGroup
-_Backend: Any = _distributed_c10d.Backend
-
 
 def create(options: Any, over: Any) -> UnisonoProcessGroup:
     """What torch calls to make a group; on its members only. Where torch passes a Communicator on
@@ -98,22 +95,13 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
-    """A torch process group over a Communicator."""
+    """A torch process group over a Communicator, such that this torch's hooks can be attached."""
     load_soon("unisono.torch_backend.futures")
-    group = UnisonoProcessGroup(comm, store)
-    if hasattr(_distributed_c10d, "FlightRecorderHook"):  # torch 2.15 looks for a backend in C++
-        kind = _ProcessGroup.BackendType.CUSTOM
-        group.stand_in = _StandIn(comm.rank, comm.size)  # torch keeps its C++ half alone
-        group._register_backend(torch.device("cpu"), kind, group.stand_in)
-        group._set_default_backend(kind)
-    return group
+    if hasattr(_distributed_c10d, "FlightRecorderHook"):
+        from unisono.torch_backend.flight_recorder import recorded_group_over
 
-
-class _StandIn(_Backend):  # type: ignore[misc]
-    """A backend that torch can attach its hooks to; no call comes to it."""
-
-    def getBackendName(self) -> str:
-        return NAME
+        return recorded_group_over(comm, store)
+    return UnisonoProcessGroup(comm, store)
 
 
 def _world() -> Transport | None:

@@ -15,7 +15,7 @@ from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls
 from unisono.comm.cuda.conducting import Task
 from unisono.comm.cuda.kernels import has_kernel
 from unisono.comm.cuda.regions import RankMemory
-from unisono.comm.engine import GPU_MARK, site_of
+from unisono.comm.engine import GPU_MARK, native
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import AnnouncedCall, PeerCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
@@ -77,7 +77,7 @@ class Cuda(RowTransport):
         timeout_s: float | None = None,
     ) -> AnnouncedCall:
         self._engine.raise_if_ended()
-        site = site_of(_caller(1)) or ""
+        site = native.site_of(_caller(1)) or ""
         return AnnouncedCall(f"{text} on a GPU", sends, takes, site=site)
 
     def carry_out(
