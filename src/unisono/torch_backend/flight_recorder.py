@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from unisono.comm.communicator import Communicator
-from unisono.torch_backend.process_group import NAME, UnisonoProcessGroup
+from unisono.torch_backend.autoload import NAME
+from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import never_compiled
 
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"
