@@ -54,6 +54,12 @@ def write_back(tensor: Any, row: torch.Tensor) -> None:
         tensor[...] = row.numpy().view(tensor.dtype).reshape(tensor.shape)
 
 
+def write_back_all(tensors: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
+    """The same for many, in order: tied weights stand in many lists twice."""
+    for tensor, row in zip(tensors, rows, strict=True):
+        write_back(tensor, row)
+
+
 def bytes_of(row: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, which every backend can move."""
     return row.view(torch.uint8) if row.numel() else row.new_empty(0, dtype=torch.uint8)

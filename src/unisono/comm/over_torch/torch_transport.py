@@ -32,7 +32,6 @@ from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.held_group import (
     ON_STREAMS,
     HeldGroup,
-    averages,
     check_supported,
     reduce_op,
     wait_for,
@@ -255,7 +254,7 @@ class OverTorch(RowTransport):
         else:
             how["rootRank"] = root
             self._held.run("reduce", call.timeout_s, c10d.ReduceOptions(), [numbers], **how)
-        if op.name == "avg" and not averages(backend):
+        if op.name == "avg" and backend != "nccl":
             numbers.div_(self.size)
         return wire
 

@@ -279,13 +279,13 @@ class _Execution:
         outgoing = [
             (peer, self._spans(moves, part))
             for part, round in active
-            for peer, moves in round.sends_by_peer
+            for peer, moves in _by_peer(round.sends)
         ]
         sent = [span for _, spans in outgoing for span in spans]
         arrivals = {
             (part, peer): self._expect(moves, self._spans(moves, part), sent)
             for part, round in active
-            for peer, moves in round.receives_by_peer
+            for peer, moves in _by_peer(round.receives)
         }
         messages = [
             Message("recv", arrival.row, peer, self._tag)
@@ -353,6 +353,14 @@ class _Execution:
         """Wait until at most so many sends are under way."""
         while len(self._sends) > most:
             self._sends.pop(0).work.wait()
+
+
+def _by_peer(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
+    """What goes to one peer, or comes from one, is one message."""
+    peers: dict[int, list[Move]] = {}
+    for move in moves:
+        peers.setdefault(move.peer, []).append(move)
+    return list(peers.items())
 
 
 def _length(spans: list[tuple[int, int]]) -> int:
