@@ -226,12 +226,7 @@ class OverTorch(RowTransport):
         """The peers learn of it in their meeting."""
         if self._checks and self._faults.cause is None:
             call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s)
-
-            def tell() -> None:
-                with self._translated(operation):
-                    self._compare(call)
-
-            self._thread.begin(tell, operation)
+            self.carry_out(call, lambda: None, [], True)
 
     def check_call(self, call: Call) -> None:
         if call.reduction is None:

@@ -202,7 +202,7 @@ def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace)
 
 
 def _compare(comm: Communicator, line: bytes, like: Row) -> None:
-    mine = _bytes_as(np.frombuffer(line, np.uint8).copy(), like)
+    mine = flat.placed_like(np.frombuffer(line, np.uint8).copy(), like)
     all_lines = flat.empty_like(mine, comm.size * len(line))
     comm.all_gather(all_lines, mine)
     raw = (all_lines.cpu().numpy() if flat.is_torch(all_lines) else all_lines).tobytes()
@@ -220,15 +220,6 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
         sites=[None] * comm.size,
         culprits=find_minority(calls),
     )
-
-
-def _bytes_as(row: Any, like: Row) -> Row:
-    """A row of bytes where messages of `like`'s kind may lie."""
-    if not flat.is_torch(like):
-        return row
-    import torch
-
-    return torch.from_numpy(row).to(like.device)
 
 
 # -- moving ----------------------------------------------------------------------------------------
