@@ -61,7 +61,7 @@ def register() -> None:
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         if _inherited_file is not None:
-            from unisono.comm.over_torch.store import meet_in_file
+            from unisono.comm.over_torch.stores import meet_in_file
 
             meet_in_file(_inherited_file)
 

@@ -18,8 +18,7 @@ from typing import Any
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host, solo
 from unisono.comm.hosts.identity import identify_host
-from unisono.comm.over_torch.master_store import store_at
-from unisono.comm.over_torch.store import store_of
+from unisono.comm.over_torch.stores import store_at, store_of
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s

@@ -25,7 +25,6 @@ from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
-    PeerCall,
     are_alike,
     bytes_given,
     decode_call,
@@ -50,7 +49,7 @@ longer."""
 _PINNED_BYTES = 8 * STAGED_BYTES
 _OUTCOME_BYTES = 256
 _log = logging.getLogger("unisono")
-_Plan = Callable[[Sequence[RankMemory], Sequence[PeerCall]], list[Task]]
+_Plan = Callable[[Sequence[RankMemory], Sequence[AnnouncedCall]], list[Task]]
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
@@ -134,20 +133,6 @@ class CudaCalls:
             group.record_cover(False)
             group.record_end(record, status)
 
-    def check(self, tensors: Sequence[Any]) -> None:
-        """Raise ValueError for tensors that no call of this group can take."""
-        others = {str(tensor.device) for tensor in tensors if tensor.device != self.device}
-        if others:
-            raise ValueError(
-                f"tensors on {', '.join(sorted(others))} in a group whose CUDA calls are on "
-                f"{self.device}: a rank keeps to one GPU"
-            )
-        if is_capturing():
-            raise ValueError(
-                "a CUDA graph is being captured: the ranks' calls meet on their CPUs, which a "
-                "graph cannot hold; call it outside of the capture"
-            )
-
     @contextlib.contextmanager
     def _told_of_failure(self, what: str) -> Iterator[None]:
         """A rank that cannot go on, since its GPU has no memory left or has failed, ends the group,
@@ -219,7 +204,7 @@ class CudaCalls:
 
     def _meet(
         self, call: AnnouncedCall, rows: Rows, moved_bytes: int
-    ) -> tuple[list[RankMemory], list[PeerCall]]:
+    ) -> tuple[list[RankMemory], list[AnnouncedCall]]:
         """What everybody brings. Raises CollectiveMismatch where the calls differ."""
         mine = self.describe(rows, moved_bytes)
         said = encode_call(call, self.size)

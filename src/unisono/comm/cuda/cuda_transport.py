@@ -11,13 +11,13 @@ import torch
 
 from unisono.comm.arguments import Call
 from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged_row
-from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls
+from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls, is_capturing
 from unisono.comm.cuda.conducting import Task
 from unisono.comm.cuda.kernels import has_kernel
 from unisono.comm.cuda.regions import RankMemory
 from unisono.comm.engine import GPU_MARK, native
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.on_rows.announced_calls import AnnouncedCall, PeerCall
+from unisono.comm.on_rows.announced_calls import AnnouncedCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
 from unisono.comm.on_rows.rows import concatenate, copy_into
 from unisono.comm.reductions import Reduction
@@ -55,7 +55,19 @@ class Cuda(RowTransport):
         return self._all_reduces.run_plain(output, op)
 
     def check_call(self, call: Call) -> None:
-        self._calls.check(call.tensors)
+        others = {
+            str(tensor.device) for tensor in call.tensors if tensor.device != self._calls.device
+        }
+        if others:
+            raise ValueError(
+                f"tensors on {', '.join(sorted(others))} in a group whose CUDA calls are on "
+                f"{self._calls.device}: a rank keeps to one GPU"
+            )
+        if is_capturing():
+            raise ValueError(
+                "a CUDA graph is being captured: the ranks' calls meet on their CPUs, which a "
+                "graph cannot hold; call it outside of the capture"
+            )
 
     def run(self, call: Call, async_op: bool) -> Work | None:
         if call.operation == Operation.ALL_REDUCE and not call.is_coalesced:
@@ -118,7 +130,7 @@ class Cuda(RowTransport):
     def reduce_row(
         self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             everyone = [(rank, 0, 0) for rank in range(self.size)]
             targets = everyone if root is None else [everyone[root]]
             return [Task(everyone, targets, row.nbytes, op, dtype_name(row))]
@@ -134,7 +146,7 @@ class Cuda(RowTransport):
         result = torch.empty_like(by_rank[self.rank])
         dtype = dtype_name(result)
 
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             return [
                 Task(
                     [(source, target, 0) for source in range(self.size)],
@@ -161,7 +173,7 @@ class Cuda(RowTransport):
     def broadcast_rows(self, rows: Rows, root: int, call: AnnouncedCall) -> None:
         """From memory to memory: nothing is packed where the conductor copies."""
 
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             return [
                 Task(
                     [(root, index, 0)],
@@ -185,7 +197,7 @@ class Cuda(RowTransport):
         self._calls.follow(call, rows, sum(row.nbytes for row in rows), plan, staged)
 
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             return [
                 Task(
                     [(source, 0, 0)],
@@ -216,7 +228,7 @@ class Cuda(RowTransport):
         width: int,
         call: AnnouncedCall,
     ) -> None:
-        def plan(memory: Sequence[RankMemory], calls: Sequence[PeerCall]) -> list[Task]:
+        def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             sends = [[count * width for count in peer.sends] for peer in calls]
             return [
                 Task(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,7 +59,7 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
         orchestra = None
         if driver is not None and not why:
             flags, refusal = _share_flags(comm, driver)
-            why = why_no_mapping(_exchange(comm, replace(mine, refusal=refusal), operation))
+            why = why_no_mapping(_exchange(comm, mine._replace(refusal=refusal), operation))
             if flags is not None and not why:
                 orchestra = Orchestra(driver, comm.rank, [gpu.token for gpu in gpus], flags)
             elif flags is not None:

@@ -42,11 +42,6 @@ class RankMemory:
     can_map: bool
 
 
-def encoded_bytes(regions: int) -> int:
-    """How long an encoded RankMemory of so many regions is."""
-    return _HEADER.size + regions * _REGION.size
-
-
 def encode_memory(memory: RankMemory, most_regions: int) -> bytes:
     """As bytes, of the same length for every rank of a call."""
     head = _HEADER.pack(len(memory.regions), memory.can_map, memory.bytes, memory.gone)
@@ -54,7 +49,7 @@ def encode_memory(memory: RankMemory, most_regions: int) -> bytes:
         _REGION.pack(each.handle, each.number, each.base, each.extent, each.address, each.size)
         for each in memory.regions
     ]
-    return b"".join([head, *rows]).ljust(encoded_bytes(most_regions), b"\0")
+    return b"".join([head, *rows]).ljust(_HEADER.size + most_regions * _REGION.size, b"\0")
 
 
 def decode_memory(data: bytes, most_regions: int) -> RankMemory:

@@ -13,8 +13,7 @@ import functools
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from unisono.errors import name_ranks
 
@@ -23,8 +22,7 @@ SHARED: Way = "shared"
 NCCL: Way = "nccl"
 
 
-@dataclass(frozen=True)
-class RankGpu:
+class RankGpu(NamedTuple):
     """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
     its memory cannot be opened by others, "" where it can."""
 
@@ -35,12 +33,12 @@ class RankGpu:
     refusal: str
 
     def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(self).encode()
 
 
 def decode_gpu(data: bytes) -> RankGpu:
     """The reverse of `RankGpu.encode`."""
-    return RankGpu(**json.loads(data))
+    return RankGpu(*json.loads(data))
 
 
 def choose_way(gpus: Sequence[RankGpu]) -> Way | None:

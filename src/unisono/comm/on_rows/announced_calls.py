@@ -28,7 +28,8 @@ _ANY = -1
 @dataclass(frozen=True)
 class AnnouncedCall:
     """What a rank is about to do. `text` must be the same on all ranks; `sends` and `takes` say
-    how much it has for each rank and wants from each, where that differs from rank to rank."""
+    how much it has for each rank and wants from each, where that differs from rank to rank. As a
+    peer has told it, `text` is cut, and `digest` stands for all of it; `host` is the peer's."""
 
     text: str
     sends: Sequence[int] = ()
@@ -36,6 +37,8 @@ class AnnouncedCall:
     refused: bool = False
     timeout_s: float = field(default=0.0, compare=False)
     site: str = field(default="", compare=False)
+    digest: bytes = b""
+    host: str = ""
 
     @property
     def operation(self) -> str:
@@ -83,20 +86,7 @@ def are_alike(rows: Sequence[torch.Tensor]) -> bool:
     return all(numpy.array_equal(row.numpy()[:said], first[:said]) for row in rows[1:])
 
 
-@dataclass(frozen=True)
-class PeerCall:
-    """What a rank was about to do, as it told the others; with its host, if there are several."""
-
-    refused: bool
-    digest: bytes
-    sends: tuple[int, ...]
-    takes: tuple[int, ...]
-    text: str
-    site: str
-    host: str = ""
-
-
-def decode_call(row: torch.Tensor, size: int, host: str = "") -> PeerCall:
+def decode_call(row: torch.Tensor, size: int, host: str = "") -> AnnouncedCall:
     """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
@@ -104,13 +94,12 @@ def decode_call(row: torch.Tensor, size: int, host: str = "") -> PeerCall:
     text, site = (
         part.rstrip(b"\0").decode(errors="replace") for part in (rest[:_TEXT], rest[_TEXT:])
     )
-    refused = bool(data[0])
-    digest = data[1 : 1 + _DIGEST]
-    return PeerCall(refused, digest, tuple(pairs[:size]), tuple(pairs[size:]), text, site, host)
+    sends, takes, digest = pairs[:size], pairs[size:], data[1 : 1 + _DIGEST]
+    return AnnouncedCall(text, sends, takes, bool(data[0]), site=site, digest=digest, host=host)
 
 
 def find_mismatch(
-    peer_calls: Sequence[PeerCall], rank: int, group: str, number: int = 0
+    peer_calls: Sequence[AnnouncedCall], rank: int, group: str, number: int = 0
 ) -> CollectiveMismatch | None:
     """What every member raises, if they do not mean the same call."""
     if all(call.refused for call in peer_calls):
@@ -128,7 +117,7 @@ def find_mismatch(
     return _mismatch(peer_calls, rank, group, number, culprits, f"{blamed}{sizes.verdict()}")
 
 
-def _name_on_hosts(ranks: Sequence[int], peer_calls: Sequence[PeerCall]) -> str:
+def _name_on_hosts(ranks: Sequence[int], peer_calls: Sequence[AnnouncedCall]) -> str:
     """ "ranks 2 and 3 on node7"."""
     hosts = filter(None, dict.fromkeys(peer_calls[rank].host for rank in ranks))
     return " on ".join(filter(None, [name_ranks(ranks), " and ".join(hosts)]))
@@ -139,7 +128,7 @@ def _known(sizes: Sequence[int]) -> list[int | None]:
 
 
 def _mismatch(
-    peer_calls: Sequence[PeerCall],
+    peer_calls: Sequence[AnnouncedCall],
     rank: int,
     group: str,
     number: int,

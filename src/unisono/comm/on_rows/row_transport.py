@@ -22,7 +22,7 @@ from unisono.comm.on_rows.rows import (
     cut,
     overlap,
     row_of,
-    write_back,
+    write_back_all,
 )
 from unisono.comm.reductions import Reduction
 from unisono.comm.tensors import count, dtype_name
@@ -120,8 +120,7 @@ def _reduce(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
             result = transport.reduce_row(whole, op, root, announced, root is not None)
             if root in (None, transport.rank):
                 copy_into(result, rows)
-                for tensor, row in zip(same, rows, strict=True):
-                    write_back(tensor, row)
+                write_back_all(same, rows)
 
     return transport.carry_out(announced, job, tensors, async_op)
 
@@ -136,21 +135,21 @@ def _broadcast(transport: RowTransport, call: Call, async_op: bool) -> Work | No
             return
         transport.broadcast_rows([bytes_of(row) for row in rows], root, announced)
         if transport.rank != root:
-            for tensor, row in zip(tensors, rows, strict=True):
-                write_back(tensor, row)
+            write_back_all(tensors, rows)
 
     return transport.carry_out(announced, job, tensors, async_op)
 
 
 def _all_gather(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
-    inputs, sides = call.inputs, list(map(_WideRows, call.outputs))
-    announced = transport.announce(f"all_gather of {_counts(call.outputs)}")
+    inputs, outputs = call.inputs, call.outputs
+    announced = transport.announce(f"all_gather of {_counts(outputs)}")
 
     def job() -> None:
         if not inputs:
             return
         message = concatenate([bytes_of(row_of(tensor)) for tensor in inputs])
-        parts = [[bytes_of(part) for part in side.parts()] for side in sides]
+        wide = [[row_of(tensor) for tensor in side.tensors] for side in outputs]
+        parts = [list(map(bytes_of, _parts(*pair))) for pair in zip(outputs, wide, strict=True)]
         by_rank = [[part[rank] for part in parts] for rank in range(transport.size)]
         lengths = [sum(part.numel() for part in rows) for rows in by_rank]
         targets = [
@@ -160,10 +159,10 @@ def _all_gather(transport: RowTransport, call: Call, async_op: bool) -> Work | N
         transport.gather_rows(targets, message, announced)
         for target, rows in zip(targets, by_rank, strict=True):
             copy_into(target, rows)
-        for side in sides:
-            side.write_back()
+        for side, rows in zip(outputs, wide, strict=True):
+            write_back_all(side.tensors, rows)
 
-    return transport.carry_out(announced, job, [*inputs, *flatten(call.outputs)], async_op)
+    return transport.carry_out(announced, job, [*inputs, *flatten(outputs)], async_op)
 
 
 def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
@@ -173,15 +172,18 @@ def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work
 
     def job() -> None:
         for dtype in dict.fromkeys(side.dtype for side in call.inputs):
-            same = [_WideRows(side).parts() for side in call.inputs if side.dtype == dtype]
+            same = [
+                _parts(side, [row_of(tensor) for tensor in side.tensors])
+                for side in call.inputs
+                if side.dtype == dtype
+            ]
             mine = [tensor for tensor in outputs if dtype_name(tensor) == dtype]
             by_rank = [
                 concatenate([parts[rank] for parts in same]) for rank in range(transport.size)
             ]
             rows = [row_of(tensor) for tensor in mine]
             copy_into(transport.scatter_rows(by_rank, op, announced), rows)
-            for tensor, row in zip(mine, rows, strict=True):
-                write_back(tensor, row)
+            write_back_all(mine, rows)
 
     return transport.carry_out(announced, job, call.tensors, async_op)
 
@@ -210,7 +212,7 @@ def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | Non
     device = device_of(call.tensors)
 
     def job() -> None:
-        width = _width(call.tensors)
+        width = int(call.tensors[0].itemsize)
         rows = [row_of(tensor) for tensor in outputs]
         to = [bytes_of(row) for row in rows]
         source = [bytes_of(row_of(tensor)) for tensor in inputs]
@@ -229,8 +231,7 @@ def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | Non
         )
         if to:
             copy_into(arriving, to)
-        for tensor, row in zip(outputs, rows, strict=True):
-            write_back(tensor, row)
+        write_back_all(outputs, rows)
 
     return transport.carry_out(announced, job, call.tensors, async_op)
 
@@ -247,28 +248,9 @@ _ON_ROWS: dict[Operation, Callable[[RowTransport, Call, bool], Work | None]] = {
 }
 
 
-class _WideRows:
-    """A wide side as rows, one for each rank."""
-
-    def __init__(self, side: WideSide) -> None:
-        self._side = side
-        self._rows: Rows = []
-
-    def parts(self) -> Rows:
-        self._rows = [row_of(tensor) for tensor in self._side.tensors]
-        return self._rows if self._side.is_list else cut(self._rows[0], len(self._side.counts))
-
-    def write_back(self) -> None:
-        """Write what the rows have become into the tensors."""
-        for tensor, row in zip(self._side.tensors, self._rows, strict=True):
-            write_back(tensor, row)
-
-
-def _width(tensors: Sequence[Any]) -> int:
-    return next(
-        int(tensor.element_size() if hasattr(tensor, "element_size") else tensor.itemsize)
-        for tensor in tensors
-    )
+def _parts(side: WideSide, rows: Rows) -> Rows:
+    """The rows of a wide side's tensors as rows for each rank."""
+    return rows if side.is_list else cut(rows[0], len(side.counts))
 
 
 def _by_dtype(tensors: list[Any]) -> list[list[Any]]:

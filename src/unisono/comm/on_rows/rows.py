@@ -19,12 +19,22 @@ def is_lazy(tensor: torch.Tensor) -> bool:
     return tensor.is_neg() or tensor.is_conj()
 
 
+def resolve(tensor: torch.Tensor) -> torch.Tensor:
+    """A lazy tensor's numbers as they read, in a tensor of their own; another one itself. The
+    engine calls this, and `write_resolved`."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+@torch.inference_mode()  # in which tensors of both kinds can be written to
+def write_resolved(tensor: torch.Tensor, resolved: torch.Tensor) -> None:
+    """Write what `resolve` returned, and a call has changed since, back into the tensor."""
+    tensor.detach().copy_(resolved)
+
+
 def row_of(tensor: Any) -> torch.Tensor:
     """The elements of a tensor or array in order, in one piece."""
     if isinstance(tensor, torch.Tensor):
-        plain = tensor.detach()
-        if is_lazy(tensor):
-            plain = plain.resolve_conj().resolve_neg()
+        plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
         if not plain.is_contiguous():
             try:
                 plain = plain.contiguous()
@@ -52,6 +62,12 @@ def write_back(tensor: Any, row: torch.Tensor) -> None:
             plain.view(torch.uint8).copy_(row.view(torch.uint8).view(tensor.shape))
     elif not tensor.flags.c_contiguous:
         tensor[...] = row.numpy().view(tensor.dtype).reshape(tensor.shape)
+
+
+def write_back_all(tensors: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
+    """The same for many, in order: tied weights stand in many lists twice."""
+    for tensor, row in zip(tensors, rows, strict=True):
+        write_back(tensor, row)
 
 
 def bytes_of(row: torch.Tensor) -> torch.Tensor:

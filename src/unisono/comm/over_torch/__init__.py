@@ -6,6 +6,5 @@ stream_executor.py  calls that a device carries out, on a stream beside the call
 faults.py           how such a group ends: one cause for all members
 process_groups.py   groups of torch that their members alone make, in any order
 stateless.py        groups outside torch's world, of processes that have a store in common
-store.py            a torch Store for one machine, without a port
-master_store.py     the one at MASTER_ADDR, without its silence
+stores.py           torch's stores: for one machine, without a port; and the one at MASTER_ADDR
 """

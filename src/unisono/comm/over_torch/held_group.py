@@ -107,12 +107,7 @@ def check_supported(reduction: Reduction, dtype: str, backend: str) -> None:
         )
 
 
-def averages(backend: str) -> bool:
-    """Whether a backend divides by itself; of others the sum is taken, and divided here."""
-    return backend == "nccl"
-
-
 def reduce_op(op: Reduction, backend: str) -> Any:
-    """torch's object for a reduction that is supported."""
-    name = "sum" if op.name == "avg" and not averages(backend) else op.name
+    """torch's object for a reduction that is supported: of an average the sum, but for nccl's."""
+    name = "sum" if op.name == "avg" and backend != "nccl" else op.name
     return getattr(dist.ReduceOp, name.upper())

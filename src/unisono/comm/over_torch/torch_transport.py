@@ -32,7 +32,6 @@ from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.held_group import (
     ON_STREAMS,
     HeldGroup,
-    averages,
     check_supported,
     reduce_op,
     wait_for,
@@ -227,12 +226,7 @@ class OverTorch(RowTransport):
         """The peers learn of it in their meeting."""
         if self._checks and self._faults.cause is None:
             call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s)
-
-            def tell() -> None:
-                with self._translated(operation):
-                    self._compare(call)
-
-            self._thread.begin(tell, operation)
+            self.carry_out(call, lambda: None, [], True)
 
     def check_call(self, call: Call) -> None:
         if call.reduction is None:
@@ -255,7 +249,7 @@ class OverTorch(RowTransport):
         else:
             how["rootRank"] = root
             self._held.run("reduce", call.timeout_s, c10d.ReduceOptions(), [numbers], **how)
-        if op.name == "avg" and not averages(backend):
+        if op.name == "avg" and backend != "nccl":
             numbers.div_(self.size)
         return wire
 

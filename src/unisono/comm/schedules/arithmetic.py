@@ -8,9 +8,6 @@ from unisono.comm.schedules.flat import Row, is_torch
 from unisono.comm.tensors import dtype_name
 
 _FUNCTIONS = {
-    "sum": "add",
-    "avg": "add",
-    "premul_sum": "add",
     "product": "multiply",
     "min": "minimum",
     "max": "maximum",
@@ -23,7 +20,7 @@ _NUMPY_ADDS = ("uint16", "uint32", "uint64")  # and torch does not, on the CPU
 
 def combine(into: Row, other: Row, op: str) -> None:
     """`into` becomes `into` op `other`, rounded to its own type."""
-    name = _FUNCTIONS[op]
+    name = _FUNCTIONS.get(op, "add")
     if not is_torch(into):
         getattr(np, name)(into, other, out=into)
         return

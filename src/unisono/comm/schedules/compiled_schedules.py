@@ -35,20 +35,12 @@ class Move:
     reduces: bool
 
 
-ByPeer = tuple[tuple[int, tuple[Move, ...]], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a rank sends and receives in one step, in the order in which the schedule lists it.
-
-    What goes to one peer, or comes from one, is one message.
-    """
+    """What a rank sends and receives in one step, in the order in which the schedule lists it."""
 
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
-    sends_by_peer: ByPeer
-    receives_by_peer: ByPeer
 
 
 @dataclass(frozen=True)
@@ -142,7 +134,7 @@ def _compile_for(schedule: Schedule, rank: int) -> CompiledSchedule:
         np.add.at(sent, step.source * schedule.ranks + step.destination, step.count)
         sends = _moves(step, step.destination, step.source == rank)
         receives = _moves(step, step.source, step.destination == rank)
-        rounds.append(Round(sends, receives, _by_peer(sends), _by_peer(receives)))
+        rounds.append(Round(sends, receives))
     digest = hashlib.blake2b(schedule.to_json().encode(), digest_size=8).digest()
     return CompiledSchedule(
         schedule.title(),
@@ -158,10 +150,3 @@ def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tup
     return tuple(
         Move(*row) for row in zip(*(column[which].tolist() for column in columns), strict=True)
     )
-
-
-def _by_peer(moves: tuple[Move, ...]) -> ByPeer:
-    peers: dict[int, list[Move]] = {}
-    for move in moves:
-        peers.setdefault(move.peer, []).append(move)
-    return tuple((peer, tuple(of_peer)) for peer, of_peer in peers.items())

@@ -202,7 +202,7 @@ def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace)
 
 
 def _compare(comm: Communicator, line: bytes, like: Row) -> None:
-    mine = _bytes_as(np.frombuffer(line, np.uint8).copy(), like)
+    mine = flat.placed_like(np.frombuffer(line, np.uint8).copy(), like)
     all_lines = flat.empty_like(mine, comm.size * len(line))
     comm.all_gather(all_lines, mine)
     raw = (all_lines.cpu().numpy() if flat.is_torch(all_lines) else all_lines).tobytes()
@@ -220,15 +220,6 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
         sites=[None] * comm.size,
         culprits=find_minority(calls),
     )
-
-
-def _bytes_as(row: Any, like: Row) -> Row:
-    """A row of bytes where messages of `like`'s kind may lie."""
-    if not flat.is_torch(like):
-        return row
-    import torch
-
-    return torch.from_numpy(row).to(like.device)
 
 
 # -- moving ----------------------------------------------------------------------------------------
@@ -279,13 +270,13 @@ class _Execution:
         outgoing = [
             (peer, self._spans(moves, part))
             for part, round in active
-            for peer, moves in round.sends_by_peer
+            for peer, moves in _by_peer(round.sends)
         ]
         sent = [span for _, spans in outgoing for span in spans]
         arrivals = {
             (part, peer): self._expect(moves, self._spans(moves, part), sent)
             for part, round in active
-            for peer, moves in round.receives_by_peer
+            for peer, moves in _by_peer(round.receives)
         }
         messages = [
             Message("recv", arrival.row, peer, self._tag)
@@ -353,6 +344,14 @@ class _Execution:
         """Wait until at most so many sends are under way."""
         while len(self._sends) > most:
             self._sends.pop(0).work.wait()
+
+
+def _by_peer(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
+    """What goes to one peer, or comes from one, is one message."""
+    peers: dict[int, list[Move]] = {}
+    for move in moves:
+        peers.setdefault(move.peer, []).append(move)
+    return list(peers.items())
 
 
 def _length(spans: list[tuple[int, int]]) -> int:

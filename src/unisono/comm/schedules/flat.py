@@ -48,6 +48,15 @@ def empty_like(row: Row, elements: int) -> Row:
     return row.new_empty(elements) if is_torch(row) else np.empty(elements, row.dtype)
 
 
+def placed_like(array: Any, like: Any) -> Row:
+    """A new array as a row of the kind of `like`, where that lies."""
+    if like is None or not is_torch(like):
+        return array
+    import torch
+
+    return torch.from_numpy(array).to(like.device)
+
+
 def copy_of(row: Row) -> Row:
     """A row of its own with the same elements."""
     return row.clone() if is_torch(row) else row.copy()

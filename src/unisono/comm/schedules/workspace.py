@@ -42,7 +42,8 @@ class Workspace:
         self.op, self._factor = "sum", 1.0
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
-            self.whole = _bytes_of_barrier(outputs, schedule.chunks)
+            like = outputs[0] if outputs else None  # messages must lie where it does
+            self.whole = flat.placed_like(np.ones(schedule.chunks, np.uint8), like)
             self._elements = schedule.chunks
             return
         if reduction is not None:
@@ -134,15 +135,6 @@ class Workspace:
 
 def _row(tensors: list[Any]) -> flat.Row:
     return flat.concatenate([flat.flat(tensor) for tensor in tensors])
-
-
-def _bytes_of_barrier(like: list[Any], chunks: int) -> flat.Row:
-    """What the messages of a barrier carry: a byte for each chunk, where messages may lie."""
-    if not like or not flat.is_torch(like[0]):
-        return np.ones(chunks, np.uint8)
-    import torch
-
-    return torch.ones(chunks, dtype=torch.uint8, device=like[0].device)
 
 
 def _cut(elements: int, parts: int, part: int) -> int:
