@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from unisono.comm.engine import (
@@ -227,18 +227,81 @@ class _NotASegment(UnisonoError):
     """Something else is behind a descriptor."""
 
 
-@dataclass
 class _RankRing:
-    """How far one rank's ring has been read. `under_way` are the records that were not over when
-    they were last seen, by their number."""
+    """One rank's records, and how far they have been read. `under_way` are those that were not over
+    when they were last seen, by their number."""
 
-    rank: int
-    global_rank: int
-    pid: int
-    clock: _Clock
-    next: int = 1
-    dropped: int = 0
-    under_way: dict[int, Record] = field(default_factory=dict)
+    def __init__(
+        self, memory: mmap.mmap, layout: RecordsLayout, rank: int, identity: _Identity
+    ) -> None:
+        self.rank = rank
+        _, self.pid, self.global_rank, self._clock = identity
+        self.dropped = 0
+        self._memory, self._layout = memory, layout
+        self._base = layout.control(rank)
+        self._next = 1
+        self._under_way: dict[int, Record] = {}
+
+    def read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
+        """What is new, and what was under way and is over now; at most the newest `last`."""
+        if not self._under_way and not to_the_end and self._number_at(self._next) < self._next:
+            return []  # nothing new, as most often
+        self._clock.look_again()
+        layout, start = self._layout, self._base + self._layout.sites
+        sites = self._memory[start : start + layout.site_count * layout.site_bytes]
+        found = []
+        for number, before in list(self._under_way.items()):
+            record = self._record(number, sites)
+            if record is None or record.ended_s is not None:
+                del self._under_way[number]
+            if record is not None and record.state != before.state:
+                found.append(record)
+        records = self._memory[self._base + layout.records : start]
+        newest = max(number for (number,) in _NUMBER.iter_unpack(records))
+        # Whoever writes may be faster than we read.
+        if last is not None:
+            self._next = max(self._next, newest - last + 1)
+        while self._next <= newest:
+            record = self._record(self._next, sites)
+            if record is not None:
+                found.append(record)
+                if record.ended_s is None:
+                    self._under_way[self._next] = record
+                self._next += 1
+                continue
+            oldest = self._number_at(self._next) - layout.record_count + 1
+            if oldest > self._next:  # written over, with all that are as old
+                self.dropped += oldest - self._next
+                self._next = oldest
+            elif to_the_end:
+                self.dropped += 1
+                self._next += 1
+            else:
+                break
+        return found
+
+    def known(self, records: tuple[Record, ...]) -> RankRecords:
+        """The rank, with these records and what else it has left behind."""
+        about, reason = _NOTE.unpack_from(self._memory, self._base + self._layout.reason)
+        text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
+        (progress,) = _WORD.unpack_from(self._memory, self._base + self._layout.progress)
+        return RankRecords(self.rank, self.global_rank, self.pid, records, text, progress)
+
+    def _number_at(self, number: int) -> int:
+        """Which record now stands where this number's was; 0 while one is being written."""
+        return int(_WORD.unpack_from(self._memory, self._offset(number))[0])
+
+    def _offset(self, number: int) -> int:
+        layout = self._layout
+        return self._base + layout.records + number % layout.record_count * layout.record_bytes
+
+    def _record(self, number: int, sites: bytes) -> Record | None:
+        """The record of this number, if it stands there, whole."""
+        at = self._offset(number)
+        whole = self._memory[at : at + self._layout.record_bytes]
+        if _WORD.unpack_from(whole)[0] != number or self._number_at(number) != number:
+            return None
+        return _parse_record(whole, self._layout, self._clock, sites)
 
 
 class RecordFollower:
@@ -260,10 +323,7 @@ class RecordFollower:
 
     def group(self) -> GroupRecords:
         """Who is in it, without records."""
-        rings = [ring for _, ring in sorted(self._rings.items())]
-        return self._identify(
-            [RankRecords(ring.rank, ring.global_rank, ring.pid, ()) for ring in rings]
-        )
+        return self._identify([ring.known(()) for _, ring in sorted(self._rings.items())])
 
     def dropped(self) -> dict[int, int]:
         """How many records of each rank were written over before they were read."""
@@ -287,32 +347,24 @@ class RecordFollower:
         """What is new, and what was under way and is over now, with its rank. `to_the_end` says
         that nobody writes any more: what was never finished writing is passed over."""
         found = [
-            (ring.rank, record)
-            for ring in self._joined_rings()
-            for record in self._read_ring(ring, to_the_end)
+            (ring.rank, record) for ring in self._joined_rings() for record in ring.read(to_the_end)
         ]
-        return self._in_whole_group(found) if found else found
+        numbers = {rank: part.rank for rank, part in self._parts().items()} if found else {}
+        if not numbers:
+            return found
+        return [(numbers[rank], in_whole_group(record, numbers)) for rank, record in found]
 
     def read_group(self, last: int | None) -> GroupRecords:
         """All that is there now, and of each rank the newest `last` records at most."""
-        members = []
-        for ring in self._joined_rings():
-            records = tuple(self._read_ring(ring, True, last))
-            base = self._layout.control(ring.rank)
-            about, reason = _NOTE.unpack_from(self._memory, base + self._layout.reason)
-            text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
-            (progress,) = _WORD.unpack_from(self._memory, base + self._layout.progress)
-            known = ring.rank, ring.global_rank, ring.pid
-            members.append(RankRecords(*known, records, text, progress))
-        return self._identify(members)
+        rings = self._joined_rings()
+        return self._identify([ring.known(tuple(ring.read(True, last))) for ring in rings])
 
     def _joined_rings(self) -> list[_RankRing]:
         for rank in range(self.size):
             if rank not in self._rings:
                 known = _read_identity(self._memory, self._layout, rank)
                 if known is not None:
-                    _, pid, global_rank, clock = known
-                    self._rings[rank] = _RankRing(rank, global_rank, pid, clock)
+                    self._rings[rank] = _RankRing(self._memory, self._layout, rank, known)
         return [ring for _, ring in sorted(self._rings.items())]
 
     def _name_of(self, rank: int) -> str:
@@ -320,97 +372,30 @@ class RecordFollower:
         identity = _read_identity(self._memory, self._layout, rank)
         return "" if identity is None else identity[0]
 
-    def _parts(self, ranks: Sequence[int]) -> list[Part]:
-        """Which part of a larger group these ranks are; none unless all of them know."""
-        parts = [read_name(self._name_of(rank))[2] for rank in ranks]
-        known = [part for part in parts if part is not None]
-        return known if len(known) == len(parts) else []
+    def _parts(self) -> dict[int, Part]:
+        """Which part of a larger group each rank is; none unless all of them know."""
+        parts = {rank: read_name(self._name_of(rank))[2] for rank in self._rings}
+        known = {rank: part for rank, part in parts.items() if part is not None}
+        return known if len(known) == len(parts) else {}
 
     def _identify(self, members: Sequence[RankRecords]) -> GroupRecords:
         """The group of which this segment has these ranks, in ranks of the whole group where it is
         one host's part of it."""
         name, backend, _ = read_name(self._name_of(members[0].rank) if members else "?")
-        parts = self._parts([member.rank for member in members])
+        parts = self._parts()
         if not parts:
             return GroupRecords(name, self.size, tuple(members), backend, self.segment)
-        pairs = list(zip(members, parts, strict=True))
-        numbers = {member.rank: part.rank for member, part in pairs}
+        numbers = {rank: part.rank for rank, part in parts.items()}
         whole = [
             replace(
                 member,
-                rank=part.rank,
-                host=part.host,
+                rank=numbers[member.rank],
+                host=parts[member.rank].host,
                 records=tuple(in_whole_group(record, numbers) for record in member.records),
             )
-            for member, part in pairs
+            for member in members
         ]
         ordered = tuple(sorted(whole, key=lambda member: member.rank))
-        segment = segment_of_key(parts[0].key)
-        return GroupRecords(name, parts[0].size, ordered, backend, segment, is_part=True)
-
-    def _in_whole_group(self, found: list[tuple[int, Record]]) -> list[tuple[int, Record]]:
-        """The same in ranks of the whole group, where this is one host's part of it."""
-        parts = self._parts(list(self._rings))
-        if not parts:
-            return found
-        numbers = {rank: part.rank for rank, part in zip(self._rings, parts, strict=True)}
-        return [(numbers[rank], in_whole_group(record, numbers)) for rank, record in found]
-
-    def _read_ring(
-        self, ring: _RankRing, to_the_end: bool, last: int | None = None
-    ) -> list[Record]:
-        if not ring.under_way and not to_the_end and self._number_at(ring, ring.next) < ring.next:
-            return []  # nothing new, as most often
-        ring.clock.look_again()
-        start = self._layout.control(ring.rank) + self._layout.sites
-        sites = self._memory[start : start + self._layout.site_count * self._layout.site_bytes]
-        found = []
-        for number, before in list(ring.under_way.items()):
-            record = self._record(ring, number, sites)
-            if record is None or record.ended_s is not None:
-                del ring.under_way[number]
-            if record is not None and record.state != before.state:
-                found.append(record)
-        newest = self._newest(ring)  # whoever writes may be faster than we read
-        if last is not None:
-            ring.next = max(ring.next, newest - last + 1)
-        while ring.next <= newest:
-            record = self._record(ring, ring.next, sites)
-            if record is not None:
-                found.append(record)
-                if record.ended_s is None:
-                    ring.under_way[ring.next] = record
-                ring.next += 1
-                continue
-            oldest = self._number_at(ring, ring.next) - self._layout.record_count + 1
-            if oldest > ring.next:  # written over, with all that are as old
-                ring.dropped += oldest - ring.next
-                ring.next = oldest
-            elif to_the_end:
-                ring.dropped += 1
-                ring.next += 1
-            else:
-                break
-        return found
-
-    def _newest(self, ring: _RankRing) -> int:
-        base = self._layout.control(ring.rank)
-        records = self._memory[base + self._layout.records : base + self._layout.sites]
-        return int(max(number for (number,) in _NUMBER.iter_unpack(records)))
-
-    def _number_at(self, ring: _RankRing, number: int) -> int:
-        """Which record now stands where this number's was; 0 while one is being written."""
-        return int(_WORD.unpack_from(self._memory, self._offset(ring, number))[0])
-
-    def _offset(self, ring: _RankRing, number: int) -> int:
-        layout = self._layout
-        first = layout.control(ring.rank) + layout.records
-        return first + number % layout.record_count * layout.record_bytes
-
-    def _record(self, ring: _RankRing, number: int, sites: bytes) -> Record | None:
-        """The record of this number, if it stands there, whole."""
-        at = self._offset(ring, number)
-        whole = self._memory[at : at + self._layout.record_bytes]
-        if _WORD.unpack_from(whole)[0] != number or self._number_at(ring, number) != number:
-            return None
-        return _parse_record(whole, self._layout, ring.clock, sites)
+        one = parts[members[0].rank]
+        segment = segment_of_key(one.key)
+        return GroupRecords(name, one.size, ordered, backend, segment, is_part=True)
