@@ -55,7 +55,7 @@ def run_by(
     name = operation.name.lower()
     in_engine = transport.run_schedule is not None and operation == Operation.ALL_REDUCE
     try:
-        check_root(root, comm.size)
+        root = check_root(root, comm.size)
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
             raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
         schedule = schedule_for(name, algorithm, comm.size, root)
