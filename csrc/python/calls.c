@@ -240,9 +240,10 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
         a->call.reduction = (un_reduction)number;
     }
     if (!PyLong_CheckExact(root)) return REFUSED;
-    a->call.root = (int)PyLong_AsLong(root);
+    long given = PyLong_AsLong(root);
     if (PyErr_Occurred()) return refuse();
-    if (un_is_rooted(o) && (a->call.root < 0 || a->call.root >= self->ranks)) return REFUSED;
+    if (un_is_rooted(o) && (given < 0 || given >= self->ranks)) return REFUSED;
+    a->call.root = (int)given; /* of an all_reduce by a schedule, that one's mark */
     return read_schedule(a, self);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NoReturn
 
 _NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
@@ -77,7 +78,10 @@ def may_be_output_first(argument: Any) -> bool:
 
 def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
     """The root of a collective, which was passed by torch's name for it (`src` or `dst`), too."""
-    if root is not None and root != other:
+    is_same = root is None or root is other
+    with contextlib.suppress(Exception):  # of what cannot be compared
+        is_same = is_same or bool(root == other)
+    if not is_same:
         why = "pass root, or torch's name for it (src, dst), not both"
         comm.refuse(operation, f"{root!r} and {other!r} are two different roots: {why}")
     return other

@@ -17,7 +17,7 @@ from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, re
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect_on_host
+from unisono.comm.factory import connect_on_host, wrap
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES, ROOTED
@@ -103,9 +103,7 @@ def test_tensors_of_several_slices(comm: Communicator, collective: str) -> None:
 
 @pytest.mark.ranks([2, 3], backend="gloo")
 def test_the_same_over_gloo(process_group: Any) -> None:
-    from unisono.comm.over_torch.torch_transport import OverTorch
-
-    comm = Communicator(OverTorch(process_group))
+    comm = wrap(process_group)
     for collective in COLLECTIVES:
         for schedule in schedules(collective, comm.size)[:4]:
             for seed, length in enumerate((0, 3, 1001)):

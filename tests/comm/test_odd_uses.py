@@ -6,17 +6,21 @@ import os
 import signal
 import threading
 import time
+from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from ranks import RankPool, attempt, in_a_fork, raised, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
+from unisono.comm.reductions import PremulSum
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.errors import GroupAborted, PeerLost, RendezvousError
+from unisono.errors import CollectiveMismatch, GroupAborted, PeerLost, RendezvousError
 
 
 @pytest.mark.ranks([2, 3])
@@ -74,6 +78,73 @@ def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> Non
         outputs = [torch.zeros(3000) for _ in range(comm.size)]
         comm.all_to_all(outputs, Made([0] * comm.size))
         assert all(output.eq(7).all() for output in outputs)
+
+
+class Broken:
+    """What cannot even be looked at."""
+
+    @property
+    def device(self) -> Any:
+        raise RuntimeError("broken")
+
+
+@pytest.mark.ranks(2)
+def test_peers_learn_of_every_argument_that_breaks(comm: Communicator) -> None:
+    nested: list[Any] = []
+    nested.append(nested)
+    x = torch.ones(2)
+    calls: list[tuple[Any, ...]] = [
+        (comm.all_reduce, nested),
+        (comm.all_reduce, Broken()),
+        (comm.all_reduce, numpy.ndarray),
+        (comm.all_reduce, numpy.ones(2, numpy.clongdouble)),
+        (comm.all_reduce, x, PremulSum(10**400)),
+        (comm.all_reduce, x, PremulSum(torch.ones((), device="meta"))),  # type: ignore[arg-type]
+        (comm.broadcast, x, 2**32),
+        (comm.broadcast, x, -(2**63)),
+        (partial(comm.broadcast, src=torch.arange(2)), x, 0),
+        (partial(comm.all_reduce, algorithm=torch.ones(2)), x),
+        (partial(comm.barrier, timeout_s="soon"),),
+        (partial(comm.barrier, timeout_s=float("nan")),),
+    ]
+    for number, call in enumerate(calls):
+        raised((ValueError, TypeError, RuntimeError), *call)  # all did, and the group goes on
+        comm.barrier()
+        with comm.split([0, 1], label=str(number)) as pair:
+            function, *arguments = call
+            if comm.rank == 0:
+                keywords = getattr(function, "keywords", {})
+                name = getattr(function, "func", function).__name__
+                method = partial(getattr(pair, name), **keywords)
+                raised((ValueError, TypeError, RuntimeError), method, *arguments)
+            else:
+                raised(CollectiveMismatch, pair.all_reduce, x)
+            comm.barrier()
+
+
+class Rank(IntEnum):
+    FIRST = 0
+
+
+@pytest.mark.ranks([1, 2])
+def test_a_root_may_be_of_an_enumeration(comm: Communicator) -> None:
+    for root in (Rank.FIRST, False):
+        x = torch.full((2,), float(comm.rank))
+        comm.broadcast(x, root)
+        assert not x.any()
+
+
+@pytest.mark.ranks(2)
+def test_a_message_that_the_engine_cannot_read_is_refused(comm: Communicator) -> None:
+    for tensor in (torch.ones((1,) * 64 + (2,)), numpy.ones(2, numpy.clongdouble)):
+        for call in (comm.send, comm.isend, comm.irecv, comm.recv):
+            raised((ValueError, TypeError), call, tensor, comm.next)
+
+
+@pytest.mark.ranks([1, 2])
+def test_decisions_have_numbers(comm: Communicator) -> None:
+    for serial, value in ((0, 1), (2**32, 1), (1, -1), (1, 2**32)):
+        raised(ValueError, comm.decide, serial, value)
 
 
 def test_ctrl_c_on_every_rank_at_once(fresh_pool: RankPool) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
-from ranks import attempt, raised
+from ranks import attempt, in_a_fork, raised
 from unisono.world.world import resolve
 
 
@@ -43,6 +43,22 @@ def test_a_pair_that_disagrees_on_gloo_is_told(process_group: Any) -> None:
     taken = [torch.ones(3 if comm.rank == 2 and r == 0 else 2) for r in range(3)]
     error = raised(unisono.CollectiveMismatch, comm.all_to_all, taken, sent)
     assert "rank 0 gives 2 elements to rank 2, which wants 3" in str(error)
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_a_forked_child_is_told_that_the_group_is_not_its_own(process_group: Any) -> None:
+    comm = resolve()
+    x = torch.ones(2)
+    comm.all_reduce(x)
+    for call in (
+        lambda: comm.send(x, comm.next),
+        lambda: comm.irecv(x, comm.next),
+        lambda: unisono.all_reduce(x),
+        lambda: comm.all_reduce(None),  # type: ignore[call-overload]
+    ):
+        assert in_a_fork(call) == "GroupClosed"
+    in_a_fork(lambda: comm.abort("of a child"))
+    comm.barrier()
 
 
 @pytest.mark.ranks(2, backend="gloo")

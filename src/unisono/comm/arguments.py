@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from unisono.comm.transport import Transport
 
 LISTS = (list, tuple)
+_MOST_DIMS = 64  # the engine's limit, and NumPy's
 _IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)
 _ROOTED = (Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER)
 _REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
@@ -87,7 +88,7 @@ def check_call(
     """A call that a transport can carry out."""
     rank, size, devices = transport.rank, transport.size, transport.devices
     if operation in _ROOTED:
-        check_root(root, size)
+        root = check_root(root, size)
     if operation in _IN_PLACE:
         outputs, inputs = check_tensors(output, True, devices), []
         is_coalesced = isinstance(output, LISTS)
@@ -157,6 +158,16 @@ def check_message(
     check_tensor(tensor, not sends, devices)
 
 
+def check_seconds(seconds: Any) -> None:
+    """A limit must be a number."""
+    try:
+        is_number = float(seconds) == float(seconds)
+    except (TypeError, ValueError):
+        is_number = False
+    if not is_number or isinstance(seconds, str):
+        raise ValueError(f"a timeout is a number of seconds, not {seconds!r}")
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
@@ -179,7 +190,7 @@ def _reduction_of(op: Any) -> Reduction:
         return Reduction(known)
     try:
         return Reduction("premul_sum", float(known.factor))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: tensors elsewhere
         raise ValueError(f"the factor {known.factor!r} is not a number") from None
 
 
@@ -223,10 +234,11 @@ class NotARank(ValueError):
         return text
 
 
-def check_root(root: object, size: int) -> None:
-    """A root must be a rank of the group."""
+def check_root(root: object, size: int) -> int:
+    """A root must be a rank of the group; a bool or a member of an enumeration becomes an int."""
     if not isinstance(root, int) or not 0 <= root < size:
         raise NotARank("root", root, size)
+    return int(root)
 
 
 def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
@@ -284,10 +296,15 @@ def check_tensors(given: Any, writable: bool, devices: Collection[str]) -> list[
 
 def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
     """A tensor or array must have plain memory on one of these devices."""
-    if hasattr(tensor, "layout") and hasattr(tensor, "device"):
-        _check_torch_tensor(tensor, devices)
-    else:
-        _check_array(tensor, writable, devices)
+    try:
+        if hasattr(tensor, "layout") and hasattr(tensor, "device"):
+            _check_torch_tensor(tensor, devices)
+        else:
+            _check_array(tensor, writable, devices)
+    except (AttributeError, RuntimeError):  # it only looks like one
+        raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array") from None
+    if len(tensor.shape) > _MOST_DIMS:
+        raise ValueError(f"tensors of more than {_MOST_DIMS} dimensions are not supported")
     if writable and native.overlaps_itself(_memory(tensor)):
         raise ValueError(
             "an expanded or overlapping tensor cannot receive a result: several of its "
@@ -307,7 +324,8 @@ def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
     if "cpu" not in devices:
         raise TypeError(f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}")
-    if tensor.dtype.kind not in "biufc" or not tensor.dtype.isnative:
+    is_plain = tensor.dtype.kind in "biufc" and tensor.dtype.itemsize <= 16
+    if not is_plain or not tensor.dtype.isnative:
         raise TypeError(f"{tensor.dtype} elements are not plain numbers")
     if hasattr(tensor, "mask"):
         raise TypeError("a masked array's hidden elements would count: pass .filled(...) or .data")
@@ -421,8 +439,6 @@ def _memory(tensor: Any) -> Any:
         item_bytes, address = tensor.itemsize, tensor.__array_interface__["data"][0]
         strides = tensor.strides
     shape = tuple(tensor.shape)
-    if item_bytes > 16:  # of pairs of long doubles
-        shape, strides, item_bytes = (*shape, item_bytes // 16), (*strides, 16), 16
     interface = {
         "version": 3,
         "typestr": np.dtype(name).str if name in _KNOWN else _OTHERS[item_bytes],

@@ -35,7 +35,7 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import Transport
 from unisono.comm.work import Message, Work, check_messages
-from unisono.errors import GroupError, ScheduleError
+from unisono.errors import GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
     ON_COMMUNICATOR,
     WithoutTorchNames,
@@ -216,7 +216,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 status = self._run(_ALL_REDUCE, tensor, tensor, 0, op)
                 if not status:
                     return None
-        algorithm = algorithm or self._algorithm
+        algorithm = self._algorithm if algorithm is None else algorithm
         return self._go_on(status, _ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
 
     def reduce(
@@ -413,6 +413,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if status not in _UNHEARD:
             raise self.transport.call_error(status, _BARRIER, None, None)
         self._raise_if_ended("barrier")
+        if timeout_s is not None:
+            from unisono.comm.arguments import check_seconds
+
+            self._checked("barrier", check_seconds, timeout_s)
         return self.transport.barrier(timeout_s, async_op)
 
     def _call(
@@ -477,7 +481,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         transport = self.transport
         if "cuda" in transport.devices:
             return transport
-        device = gpu_of(output) or gpu_of(input)
+        device = self._checked(operation, gpu_of, [output, input], 3)
         if device is None:
             return transport
         if self._on_device is None:
@@ -693,6 +697,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
             return check(*arguments)
         except (ValueError, TypeError) as error:
             self._refuse(operation, error)
+        except UnisonoError:
+            raise
+        except Exception:  # of an object that cannot even be looked at
+            self.transport.refuse(operation)
+            raise
 
     def _refuse(self, operation: str, why: Exception) -> NoReturn:
         """Raise about our own arguments, once the peers know that this call will not happen."""
@@ -737,12 +746,15 @@ class Communicator(SharedTensors, WithoutTorchNames):
         outlives it. Every decision of a group has a serial above those before it, from 1; values
         are from 0, and both below 2**32.
 
-        Raises StoreGone where decisions are kept in a torch Store that does not answer.
+        Raises ValueError for numbers that are not, StoreGone where decisions are kept in a torch
+        Store that does not answer.
 
         >>> with comm.split([0, 1], label="decides") as pair:
         ...     pair.decide(1, 7)
         7
         """
+        if not (0 < serial < 2**32 and 0 <= value < 2**32):
+            raise ValueError(f"decision {serial} of {value}: serials are from 1, both below 2**32")
         return self.transport.decide(serial, value)
 
     @property

@@ -19,7 +19,6 @@ from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.unix_socket import Departed, Lobby
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
-from unisono.errors import GroupClosed
 
 # What only some programs need is imported where it is used: every process would pay for it.
 
@@ -161,7 +160,7 @@ def wrap(group: Any) -> Communicator:
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)
-    if comm is None or isinstance(comm.errored, GroupClosed):
+    if comm is None or not isinstance(comm.transport, OverTorch) or comm.transport.is_closed:
         comm = _wrapped[group] = Communicator(OverTorch(group, keep=False))
     return comm
 

@@ -31,10 +31,12 @@ def name_of_dtype(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def gpu_of(tensors: Any) -> torch.device | None:
-    """The GPU on which a tensor lies, or the first of a list that lies on one."""
+def gpu_of(tensors: Any, depth: int = 2) -> torch.device | None:
+    """The GPU on which a tensor lies, or the first of a list that lies on one, or of a list of such
+    lists: no call takes deeper ones."""
     if isinstance(tensors, (list, tuple)):
-        return next(filter(None, map(gpu_of, tensors)), None)
+        given = tensors if depth else ()
+        return next(filter(None, (gpu_of(tensor, depth - 1) for tensor in given)), None)
     device = getattr(tensors, "device", None)
     return device if getattr(device, "type", "cpu") == "cuda" else None
 

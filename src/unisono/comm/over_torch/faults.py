@@ -54,15 +54,20 @@ class Faults:
 
     def check(self) -> None:
         """Raise the cause, if the group has ended."""
+        ending = self.ending()
+        if ending is not None:
+            raise ending from ending.__cause__
+
+    def ending(self) -> GroupError | None:
+        """The cause, if the group has ended; a forked child has none of its own to use."""
         if self.cause is not None:
-            raise copy.copy(self.cause) from self.cause.__cause__
-        if os.getpid() != self._pid:
-            raise GroupClosed(
-                f"group {self._name} belongs to the parent process (pid {self._pid}): a forked "
-                "child cannot use it",
-                rank=self._rank,
-                group=self._name,
-            )
+            error = copy.copy(self.cause)
+            error.__cause__ = self.cause.__cause__
+            return error
+        if os.getpid() == self._pid:
+            return None
+        text = f"group {self._name} belongs to the parent process (pid {self._pid}): a forked "
+        return GroupClosed(f"{text}child cannot use it", rank=self._rank, group=self._name)
 
     def closed(self, *, tell: bool) -> None:
         """The group was closed here; with `tell` the others learn who has left."""

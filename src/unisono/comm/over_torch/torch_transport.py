@@ -8,7 +8,6 @@ its order, not in the order of ranks.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -103,7 +102,7 @@ class OverTorch(RowTransport):
         return self._remake(self, members, name)
 
     def abort(self, reason: str = "") -> None:
-        if self._faults.cause is not None:
+        if self._faults.ending() is not None:
             return
         text = f"rank {self.rank} ended group {self.name}" + (f": {reason}" if reason else "")
         ours = {"rank": self.rank, "peer": self.rank}
@@ -130,13 +129,17 @@ class OverTorch(RowTransport):
             group._get_backend(torch.device("cuda")).abort()
 
     def ending(self, doing: str) -> GroupError | None:
-        cause = self._faults.cause
-        return None if cause is None else copy.copy(cause)
+        return self._faults.ending()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody has closed it; to a forked child it is as it was to the parent."""
+        return isinstance(self._faults.cause, GroupClosed)
 
     def close(self) -> None:
         """Give everything back. A group that this object has made ends, and a call in it for which
         the others have not come within 1 s fails; another goes on, once what was begun is over."""
-        if isinstance(self._faults.cause, GroupClosed):
+        if self.is_closed:
             return
         if not self._owns:
             self._thread.finish()

@@ -123,7 +123,7 @@ def run_by(
     """
     name = operation.name.lower()
     try:
-        check_root(root, comm.size)
+        root = check_root(root, comm.size)
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
             raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
         schedule = schedule_for(name, algorithm, comm.size, root)
