@@ -45,6 +45,14 @@ class Announcements(ABC):
             if self.look_up() == announcement:
                 self._remove()
 
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        """Let rank 0, which announced itself so, read why another rank cannot come, if it can."""
+        return
+
+    def objection_to(self, announcement: Announcement) -> str:
+        """Why another rank cannot come; "" where none has said so."""
+        return ""
+
     @abstractmethod
     def _write(self, text: str) -> None: ...
 
@@ -132,16 +140,27 @@ class StoreAnnouncements(Announcements):
 
     def __init__(self, store: Any, prefix: str = "unisono", limit: Deadline | None = None) -> None:
         self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
-        self._key = f"{prefix}/0"
+        self._prefix = prefix
+
+    def object_to(self, announcement: Announcement, reason: str) -> None:
+        self._store.set(f"{self._prefix}/objection/{announcement['address']}", reason)
+
+    def objection_to(self, announcement: Announcement) -> str:
+        return self._get(f"objection/{announcement['address']}").decode()
 
     def _write(self, text: str) -> None:
-        self._store.set(self._key, text)
+        self._store.set(f"{self._prefix}/0", text)
 
     def _read(self) -> bytes:
-        return bytes(self._store.get(self._key)) if self._store.check([self._key]) else b""
+        return self._get("0")
 
     def _remove(self) -> None:
-        self._write("")  # not deleted: whoever has just seen that it is there would wait for it
+        # Not deleted: whoever has just seen that it is there would wait for it.
+        self._store.set(f"{self._prefix}/0", "")
+
+    def _get(self, name: str) -> bytes:
+        key = f"{self._prefix}/{name}"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
 
 def about_me(address: str) -> Announcement:
@@ -169,6 +188,16 @@ def is_over(error: OSError, announcement: Announcement, me: Announcement) -> boo
 def is_from_before(announcement: Announcement, me: Announcement) -> bool:
     """Whether it was announced on this host before the host was restarted."""
     return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
+
+
+def is_dead(announcement: Announcement) -> bool:
+    """Whether the announced process seems to have ended (or is in another PID namespace)."""
+    try:
+        started = start_time(int(announcement.get("pid", 0)))
+    except (OSError, ValueError):
+        return True
+    # a later process may have its number
+    return bool(announcement.get("started", started) != started)
 
 
 def clear_if_over(announcements: Announcements, me: Announcement) -> None:

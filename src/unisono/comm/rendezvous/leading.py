@@ -84,14 +84,22 @@ class Leader:
                     raise
             if nobody:
                 request.check()
-                board = self._announcements
-                if board is not None and board.look_up() is None:
-                    board.announce(self._me)  # somebody took it for a dead one's
+                self._look_at_board()
 
     def _absent(self) -> list[int]:
         """Who has not come, or has gone again."""
         here = [rank for rank, follower in self._followers.items() if not follower.is_closed()]
         return sorted(set(range(1, self._request.size)) - set(here))
+
+    def _look_at_board(self) -> None:
+        """Raise if a rank has left word that it cannot come."""
+        if self._announcements is None:
+            return
+        if self._announcements.look_up() is None:  # somebody took it for a dead one's
+            self._announcements.announce(self._me)
+        objection = self._announcements.objection_to(self._me)
+        if objection:
+            raise RendezvousError(objection)
 
     def _let_in(self, visitor: Connection) -> None:
         """Count a visitor as the rank that it says it is, or dismiss it and raise."""

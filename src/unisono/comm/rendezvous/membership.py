@@ -21,6 +21,7 @@ from unisono.comm.rendezvous.announcements import (
     Announcements,
     about_me,
     clear_if_over,
+    is_dead,
     is_from_before,
     is_over,
 )
@@ -36,6 +37,9 @@ from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_rank
 
 if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
+
+UNREACHABLE_S = 10.0
+"""How long a living rank that has announced itself may stay out of reach."""
 
 _GRACE_S = 2.0
 """How much longer followers wait than their leader, so that they hear its reason."""
@@ -210,7 +214,9 @@ def call_leader(
 def _find_leader(
     announcements: Announcements, request: JoinRequest, me: Announcement
 ) -> Connection:
-    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises."""
+    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
+    rank 0 is out of reach, it is told so."""
+    refused_since: tuple[str, float] | None = None
     seen: Announcement | None = None
     waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
     while True:
@@ -222,28 +228,34 @@ def _find_leader(
             leader = seen
         if leader is not None and (is_late or not is_from_before(leader, me)):
             if leader.get("boot") != me["boot"]:
-                raise RendezvousError(
+                reason = (
                     f"rank {request.rank} is on host {me['host']}, rank 0 is on host "
                     f"{leader.get('host')}: shared memory does not reach from one to the other; "
                     "use a backend for several machines (gloo, nccl, mpi)"
                 )
-            named = f"rank 0 (pid {leader.get('pid')})"
+                announcements.object_to(leader, reason)
+                raise RendezvousError(reason)
+            address = str(leader["address"])
             try:
-                return Connection.connect(str(leader["address"]))
+                return Connection.connect(address)
             except BlockingIOError:
                 complaint = (
-                    f"{named} is here, but its queue of connections is full, and stayed so for "
-                    f"{limit}"
+                    f"rank 0 (pid {leader.get('pid')}) is here, but its queue of connections is "
+                    f"full, and stayed so for {limit}"
                 )
             except OSError as error:
                 if is_over(error, leader, me):
                     announcements.clear(leader)
-                else:
-                    complaint = (
-                        f"{named} cannot be reached on host {me['host']}, though it announced "
-                        f"itself there ({error.strerror}): has it ended, or does it live in "
-                        "another network namespace?"
+                elif refused_since is None or refused_since[0] != address or is_dead(leader):
+                    refused_since = (address, time.monotonic())
+                elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
+                    reason = (
+                        f"rank {request.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
+                        f"{leader.get('pid')}) on host {me['host']}, though both are on it: "
+                        f"do they live in different network namespaces? ({error.strerror})"
                     )
+                    announcements.object_to(leader, reason)
+                    raise RendezvousError(reason) from error
         if is_late:
             raise RendezvousError(f"group {request.key}: {complaint}")
         request.check()
