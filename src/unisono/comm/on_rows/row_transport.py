@@ -22,6 +22,7 @@ from unisono.comm.on_rows.rows import (
     cut,
     overlap,
     row_of,
+    write_back,
     write_back_all,
 )
 from unisono.comm.reductions import Reduction
@@ -67,12 +68,20 @@ class RowTransport(Transport):
         """A row of bytes becomes the root's."""
         raise NotImplementedError
 
-    def broadcast_rows(self, rows: Rows, root: int, call: AnnouncedCall) -> None:
-        """Rows of bytes become the root's: one message, but where a transport needs none."""
-        whole = concatenate(rows)
+    def broadcast_rows(
+        self, tensors: Sequence[Any], rows: Rows, root: int, call: AnnouncedCall
+    ) -> None:
+        """Tensors, of which these are the rows, become the root's: one message, but where a
+        transport needs none. They are written in their order: tied weights stand in lists twice."""
+        moved = list(map(bytes_of, rows))
+        whole = concatenate(moved)
         self.broadcast_row(whole, root, call)
-        if self.rank != root:
-            copy_into(whole, rows)
+        if self.rank == root:
+            return
+        parts = torch.split(whole, [row.numel() for row in moved])
+        for tensor, row, target, part in zip(tensors, rows, moved, parts, strict=True):
+            copy_into(part, [target])
+            write_back(tensor, row)
 
     @abstractmethod
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
@@ -131,11 +140,8 @@ def _broadcast(transport: RowTransport, call: Call, async_op: bool) -> Work | No
 
     def job() -> None:
         rows = [row_of(tensor) for tensor in tensors]
-        if not rows:
-            return
-        transport.broadcast_rows([bytes_of(row) for row in rows], root, announced)
-        if transport.rank != root:
-            write_back_all(tensors, rows)
+        if rows:
+            transport.broadcast_rows(tensors, rows, root, announced)
 
     return transport.carry_out(announced, job, tensors, async_op)
 
