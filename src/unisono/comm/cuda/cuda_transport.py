@@ -19,7 +19,7 @@ from unisono.comm.engine import GPU_MARK, native
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import AnnouncedCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
-from unisono.comm.on_rows.rows import concatenate, copy_into
+from unisono.comm.on_rows.rows import bytes_of, concatenate, copy_into, write_back_all
 from unisono.comm.reductions import Reduction
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.tensors import dtype_name
@@ -170,8 +170,11 @@ class Cuda(RowTransport):
         self._calls.follow(call, [*by_rank, result], total, plan, staged)
         return result
 
-    def broadcast_rows(self, rows: Rows, root: int, call: AnnouncedCall) -> None:
+    def broadcast_rows(
+        self, tensors: Sequence[Any], rows: Rows, root: int, call: AnnouncedCall
+    ) -> None:
         """From memory to memory: nothing is packed where the conductor copies."""
+        moved = list(map(bytes_of, rows))
 
         def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
             return [
@@ -184,7 +187,7 @@ class Cuda(RowTransport):
             ]
 
         def staged() -> None:
-            whole = concatenate(rows)
+            whole = concatenate(moved)
             if not whole.numel():
                 return
             is_root = self.rank == root
@@ -192,9 +195,11 @@ class Cuda(RowTransport):
             self._calls.run_engine(call, Operation.BROADCAST, host, host, root)
             if not is_root:
                 self._staging.give(whole, host)
-                copy_into(whole, rows)
+                copy_into(whole, moved)
 
-        self._calls.follow(call, rows, sum(row.nbytes for row in rows), plan, staged)
+        self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged)
+        if self.rank != root:
+            write_back_all(tensors, rows)
 
     def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
         def plan(memory: Sequence[RankMemory], calls: Sequence[AnnouncedCall]) -> list[Task]:
