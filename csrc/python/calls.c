@@ -193,10 +193,22 @@ PyObject *run_call(call_arguments *a, Group *self) {
 /* The names of the plain reductions, interned, so that one comparison of pointers finds them. */
 static PyObject *reduction_names[UN_PREMUL_SUM];
 
+static const char *const reduction_texts[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
+                                                           "max", "band", "bor",     "bxor"};
+
+/* A name that was read from somewhere, or a synonym. */
+COLD static int find_spelling(PyObject *name) {
+    if (!PyUnicode_Check(name)) return -1;
+    for (int i = 0; i < UN_PREMUL_SUM; i++)
+        if (!PyUnicode_CompareWithASCIIString(name, reduction_texts[i])) return i;
+    if (!PyUnicode_CompareWithASCIIString(name, "mean")) return UN_AVG;
+    return PyUnicode_CompareWithASCIIString(name, "prod") ? -1 : UN_PRODUCT;
+}
+
 static int find_reduction(PyObject *name) {
     for (int i = 0; i < UN_PREMUL_SUM; i++)
         if (reduction_names[i] == name) return i;
-    return -1;
+    return find_spelling(name);
 }
 
 /* Whether tensors of a list travel together; elsewhere a list is a wide side. */
@@ -269,10 +281,9 @@ PyObject *group_refuse(PyObject *object, PyObject *operation) {
 }
 
 int prepare_calls(void) {
-    static const char *const names[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
-                                                     "max", "band", "bor",     "bxor"};
     for (int i = 0; i < UN_PREMUL_SUM; i++)
-        if (!reduction_names[i] && !(reduction_names[i] = PyUnicode_InternFromString(names[i])))
+        if (!reduction_names[i] &&
+            !(reduction_names[i] = PyUnicode_InternFromString(reduction_texts[i])))
             return -1;
     return 0;
 }

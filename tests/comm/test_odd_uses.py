@@ -122,6 +122,19 @@ def test_peers_learn_of_every_argument_that_breaks(comm: Communicator) -> None:
             comm.barrier()
 
 
+@pytest.mark.ranks(2)
+def test_reductions_have_many_spellings(comm: Communicator) -> None:
+    spelled = "".join(["m", "e", "a", "n"])
+    for op, wanted in ((spelled, 1.5), ("prod", 2.0), (torch.distributed.ReduceOp.MAX, 2.0)):
+        x = torch.full((2,), 1.0 + comm.rank)
+        comm.all_reduce(x, op)  # type: ignore[call-overload]
+        assert x.tolist() == [wanted] * 2
+    with comm.split([0, 1]) as pair:
+        error = raised(CollectiveMismatch, pair.all_reduce, torch.ones(2 + comm.rank), spelled)
+        assert "avg" in str(error)
+        comm.barrier()
+
+
 class Rank(IntEnum):
     FIRST = 0
 

@@ -63,6 +63,7 @@ _BARRIER, _ALL_REDUCE, _REDUCE = Operation.BARRIER, Operation.ALL_REDUCE, Operat
 _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
 _GATHER, _SCATTER = Operation.GATHER, Operation.SCATTER
+_TORCH_OPS = ("ReduceOp", "RedOpType")
 _UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
 
 
@@ -453,6 +454,15 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm,
     ) -> Work | None:
         """The general way of a call that the short way has failed, or has not begun."""
+        is_torch_op = type(op).__name__ in _TORCH_OPS
+        if is_torch_op and status == Status.ASK_AGAIN and not async_op and algorithm is None:
+            from unisono.comm.reductions import known_reduction
+
+            known = self._checked(operation.name.lower(), known_reduction, op)
+            if isinstance(known, str):  # which the engine takes
+                status = self._run(operation, output, input, root, known)
+                if not status:
+                    return None
         if status not in _UNHEARD:
             given = output if input is None else input
             raise self.transport.call_error(status, operation, op, given)

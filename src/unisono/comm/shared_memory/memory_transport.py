@@ -196,7 +196,8 @@ class SharedMemory(Transport):
 
     def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
         tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
-        number = op.number if hasattr(op, "number") else REDUCTION_NUMBERS.get(str(op), 0)
+        name = "avg" if op == "mean" else "product" if op == "prod" else str(op)
+        number = op.number if hasattr(op, "number") else REDUCTION_NUMBERS.get(name, 0)
         return self.exceptions.call_error(status, operation, number, dtype_name(tensor))
 
     # -- messages --------------------------------------------------------------------------------
