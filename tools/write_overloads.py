@@ -20,6 +20,7 @@ MODULES = (
     "src/unisono/collectives/primitives.py",
     "src/unisono/collectives/tensors.py",
 )
+NEED_INPUT = ("all_gather", "reduce_scatter", "gather", "all_to_all")
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"
 
 
@@ -83,10 +84,23 @@ def class_lines(node: ast.ClassDef) -> list[str]:
     return [head, *("    " + line for line in body or ["..."])]
 
 
+def without_refused(arguments: ast.arguments, name: str) -> None:
+    """Leave out what a method takes only to say what was meant: no input, and torch's splits."""
+    inputs = [argument for argument in arguments.args if argument.arg == "input"]
+    if name in NEED_INPUT and inputs and arguments.defaults:
+        arguments.defaults.pop(0)  # it is the first one that has a default
+        annotation = inputs[0].annotation
+        assert isinstance(annotation, ast.BinOp)
+        inputs[0].annotation = annotation.left  # the other half is None
+    if arguments.vararg is not None and arguments.vararg.arg == "splits":
+        arguments.vararg = None
+
+
 def function_lines(node: ast.FunctionDef) -> list[str]:
     """A function as it is, or overloaded if it may return a Work."""
     stub = copy.deepcopy(node)
     stub.body = [ast.Expr(ast.Constant(...))]
+    without_refused(stub.args, stub.name)
     now, later = results(stub)
     places = [arg for arg in stub.args.kwonlyargs if arg.arg == "async_op"]
     if later is None or not places:

@@ -145,7 +145,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def all_gather(
         self,
         output: Tensors,
-        input: Tensors | None = None,
+        input: Tensors,
         *,
         async_op: _Literal[False] = False,
         algorithm: Algorithm = None,
@@ -154,25 +154,20 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def all_gather(
         self,
         output: Tensors,
-        input: Tensors | None = None,
+        input: Tensors,
         *,
         async_op: _Literal[True],
         algorithm: Algorithm = None,
     ) -> Work: ...
     @_overload
     def all_gather(
-        self,
-        output: Tensors,
-        input: Tensors | None = None,
-        *,
-        async_op: bool,
-        algorithm: Algorithm = None,
+        self, output: Tensors, input: Tensors, *, async_op: bool, algorithm: Algorithm = None
     ) -> Work | None: ...
     @_overload
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors | None = None,
+        input: Tensors,
         op: AnyReduction = "sum",
         *,
         async_op: _Literal[False] = False,
@@ -182,7 +177,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors | None = None,
+        input: Tensors,
         op: AnyReduction = "sum",
         *,
         async_op: _Literal[True],
@@ -192,7 +187,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def reduce_scatter(
         self,
         output: Tensors,
-        input: Tensors | None = None,
+        input: Tensors,
         op: AnyReduction = "sum",
         *,
         async_op: bool,
@@ -202,7 +197,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def gather(
         self,
         output: Tensors | None,
-        input: Tensor | None = None,
+        input: Tensor,
         root: Rank = None,
         *,
         dst: Rank = None,
@@ -212,7 +207,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def gather(
         self,
         output: Tensors | None,
-        input: Tensor | None = None,
+        input: Tensor,
         root: Rank = None,
         *,
         dst: Rank = None,
@@ -222,7 +217,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def gather(
         self,
         output: Tensors | None,
-        input: Tensor | None = None,
+        input: Tensor,
         root: Rank = None,
         *,
         dst: Rank = None,
@@ -262,8 +257,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def all_to_all(
         self,
         output: Tensors,
-        input: Tensors | None = None,
-        *splits: object,
+        input: Tensors,
+        *,
         async_op: _Literal[False] = False,
         algorithm: Algorithm = None,
     ) -> None: ...
@@ -271,19 +266,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def all_to_all(
         self,
         output: Tensors,
-        input: Tensors | None = None,
-        *splits: object,
+        input: Tensors,
+        *,
         async_op: _Literal[True],
         algorithm: Algorithm = None,
     ) -> Work: ...
     @_overload
     def all_to_all(
-        self,
-        output: Tensors,
-        input: Tensors | None = None,
-        *splits: object,
-        async_op: bool,
-        algorithm: Algorithm = None,
+        self, output: Tensors, input: Tensors, *, async_op: bool, algorithm: Algorithm = None
     ) -> Work | None: ...
     @_overload
     def barrier(
