@@ -313,6 +313,7 @@ static PyMethodDef group_methods[] = {
     {"run_given", (PyCFunction)(void (*)(void))group_run_given, METH_FASTCALL, NULL},
     {"exchange", group_exchange, METH_O, NULL},
     {"gather_ragged", (PyCFunction)(void (*)(void))group_gather_ragged, METH_FASTCALL, NULL},
+    {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},
     {"submit", (PyCFunction)(void (*)(void))group_submit, METH_FASTCALL, NULL},
     {"send", (PyCFunction)(void (*)(void))group_send, METH_FASTCALL, NULL},

@@ -82,6 +82,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
 int read_tensors(call_arguments *a, Group *self);
 void free_tensors(call_arguments *a);
 PyObject *run_call(call_arguments *a, Group *self);
+PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);

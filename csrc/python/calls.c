@@ -265,6 +265,18 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
     return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
+/* all_reduce(tensors, op): the same for the commonest call, with nothing to parse */
+PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
+    if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
+    call_arguments a;
+    a.call = (un_call){
+        .operation = UN_ALL_REDUCE, .reduction = (un_reduction)reduction, .factor = 1};
+    a.output = a.input = arguments[0];
+    a.coalesced = is_list(a.input);
+    return run_call(&a, (Group *)object);
+}
+
 PyObject *group_barrier(PyObject *object, PyObject *ignored) {
     (void)ignored;
     un_call call = {.operation = UN_BARRIER};

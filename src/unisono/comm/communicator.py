@@ -33,7 +33,7 @@ from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import Transport
+from unisono.comm.transport import NoShortWay, Transport
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
@@ -114,6 +114,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._exceptions = transport.exceptions
         short = transport.short
         self._run: Callable[..., int] = short.run
+        self._all_reduce: Callable[..., int] = short.all_reduce
+        if self._algorithm is not None:  # the short way knows the engine's own alone
+            self._all_reduce = NoShortWay.run
         self._submit: Callable[..., Any] = short.submit
         self._barrier: Callable[[], int] = short.barrier
         self._send: Callable[..., int] = short.send
@@ -207,16 +210,16 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> work = comm.all_reduce(x, "max", async_op=True)
         >>> work.wait()
         """
-        status: Any = Status.ASK_AGAIN
-        if algorithm is None and self._algorithm is None:
-            if async_op:
-                status = self._submit(self._exceptions, _ALL_REDUCE, tensor, tensor, 0, op)
-                if type(status) is not int:
-                    return status  # type: ignore[no-any-return]
-            else:
-                status = self._run(_ALL_REDUCE, tensor, tensor, 0, op)
-                if not status:
-                    return None
+        if not async_op and algorithm is None:
+            status: Any = self._all_reduce(tensor, op)
+            if not status:
+                return None
+        elif algorithm is None and self._algorithm is None:
+            status = self._submit(self._exceptions, _ALL_REDUCE, tensor, tensor, 0, op)
+            if type(status) is not int:
+                return status  # type: ignore[no-any-return]
+        else:
+            status = Status.ASK_AGAIN
         algorithm = self._algorithm if algorithm is None else algorithm
         return self._go_on(status, _ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
 
@@ -406,13 +409,12 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
         >>> comm.barrier()
         """
-        status: Any = Status.ASK_AGAIN
         if timeout_s is None and not async_op:
             status = self._barrier()
             if not status:
                 return None
-        if status not in _UNHEARD:
-            raise self.transport.call_error(status, _BARRIER, None, None)
+            if status not in _UNHEARD:
+                raise self.transport.call_error(status, _BARRIER, None, None)
         self._raise_if_ended("barrier")
         if timeout_s is not None:
             from unisono.comm.arguments import check_seconds
@@ -430,16 +432,16 @@ class Communicator(SharedTensors, WithoutTorchNames):
         async_op: bool,
         algorithm: Algorithm = None,
     ) -> Work | None:
-        status: Any = Status.ASK_AGAIN
-        if algorithm is None:
-            if async_op:
-                status = self._submit(self._exceptions, operation, output, input, root, op)
-                if type(status) is not int:
-                    return status  # type: ignore[no-any-return]
-            else:
-                status = self._run(operation, output, input, root, op)
-                if not status:
-                    return None
+        if algorithm is not None:
+            status: Any = Status.ASK_AGAIN
+        elif async_op:
+            status = self._submit(self._exceptions, operation, output, input, root, op)
+            if type(status) is not int:
+                return status  # type: ignore[no-any-return]
+        else:
+            status = self._run(operation, output, input, root, op)
+            if not status:
+                return None
         return self._go_on(status, operation, output, input, root, op, async_op, algorithm)
 
     def _go_on(
