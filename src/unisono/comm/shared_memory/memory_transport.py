@@ -20,6 +20,7 @@ from unisono.comm.engine import (
     works,
 )
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import Lobby
@@ -196,8 +197,8 @@ class SharedMemory(Transport):
 
     def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
         tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
-        name = "avg" if op == "mean" else "product" if op == "prod" else str(op)
-        number = op.number if hasattr(op, "number") else REDUCTION_NUMBERS.get(name, 0)
+        name = op.name if isinstance(op, Reduction) else str(known_reduction(op))
+        number = REDUCTION_NUMBERS.get(name, 0)
         return self.exceptions.call_error(status, operation, number, dtype_name(tensor))
 
     # -- messages --------------------------------------------------------------------------------
