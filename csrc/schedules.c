@@ -184,15 +184,16 @@ static un_status run_round(execution *x, size_t round, size_t slice, bool sends)
 
 un_status run_schedule(execution *x) {
     size_t rounds = (size_t)x->call->schedule->rounds;
-    for (size_t time = 0; time < x->slices + (rounds ? rounds - 1 : 0); time++) {
-        size_t oldest = time < rounds ? 0 : time - rounds + 1;
+    size_t steps = rounds ? rounds : 1; /* one rank alone has a slice to begin and to end */
+    for (size_t time = 0; time < x->slices + steps - 1; time++) {
+        size_t oldest = time < steps ? 0 : time - steps + 1;
         if (time < x->slices) begin_slice(x, time);
         for (int sends = 1; sends >= 0; sends--)
             for (size_t slice = oldest; rounds && slice <= time && slice < x->slices; slice++) {
                 un_status status = run_round(x, time - slice, slice, sends);
                 if (status) return status;
             }
-        if (time + 1 >= rounds) end_slice(x, oldest);
+        if (time + 1 >= steps) end_slice(x, oldest);
     }
     return UN_OK;
 }
