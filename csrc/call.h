@@ -56,7 +56,7 @@ uint64_t bytes_of(const un_group *g, const un_call *call);
 uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
                           enum record_state state);
 
-/* schedules.c: all_reduce by a schedule that the caller passes. */
+/* schedules.c: all_reduce or broadcast by a schedule that the caller passes. */
 un_status plan_schedule(execution *x);
 un_status run_schedule(execution *x);
 

@@ -6,7 +6,7 @@
  * call, collectives     one call from post to end; what each collective brings, combines and takes
  * constants             in what pieces, from which sizes on, and how long to look before sleeping
  * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
- * schedules             all_reduce by a schedule that the caller passes
+ * schedules             all_reduce or broadcast by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
  * reduce, kernels       arithmetic, once per instruction set, and the choice among them
  * worker                the call lock, and works that go on by themselves

@@ -1,4 +1,4 @@
-/* Compiled schedules: all_reduce by rounds of sends and receives that the caller passes.
+/* Compiled schedules: all_reduce and broadcast by rounds of sends and receives that the caller passes.
  *
  * Between any two ranks runs a tube, a ring of bytes with one writer and one reader: a sender
  * copies a chunk into it, a receiver copies or combines it out of it into its own tensor. A large
@@ -55,7 +55,10 @@ bool un_schedule_read(un_compiled_schedule *s, const int64_t *integers, size_t c
 
 /* -- where chunks lie -------------------------------------------------------------------------- */
 
-static size_t item_bytes_of(const execution *x) { return (x->call->dtype >> 8 & 0xff) / 8; }
+static size_t item_bytes_of(const execution *x) {
+    size_t bits = x->call->dtype >> 8 & 0xff;
+    return bits < 8 ? 1 : bits / 8;
+}
 
 /* Where part `part` begins if `items` are cut into `parts`; the first ones get what is left over. */
 static size_t cut(size_t items, size_t parts, size_t part) {
@@ -228,6 +231,7 @@ un_status plan_schedule(execution *x) {
     x->bytes = call->input->bytes;
     x->slices = slices_for(x);
     for (int64_t move = 0; move < schedule->starts[2 * schedule->rounds]; move++) {
+        if (schedule->moves[move].action == UN_COMBINE && !x->reducer.run) return UN_REFUSED;
         if (schedule->moves[move].action != UN_PUT) continue;
         un_status status = prepare_tube(x->g, (int)schedule->moves[move].peer);
         if (status) return status;

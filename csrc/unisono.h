@@ -115,7 +115,7 @@ typedef struct un_site {
     char text[UN_TEXT_BYTES];
 } un_site;
 
-/* What one rank does in an all_reduce by a schedule (docs/schedules.md), ready to run. The
+/* What one rank does in an all_reduce or a broadcast by a schedule (docs/schedules.md). The
  * tensor is cut into chunks; a rank's sends of a round read what was there before its receives of
  * that round are written. Both ends of a move have it in the same round. */
 typedef enum un_action { UN_PUT, UN_COPY, UN_COMBINE } un_action; /* a send; two kinds of receive */
@@ -151,7 +151,7 @@ typedef struct un_call {
     uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
     uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: unknown */
     const un_shape *shape; /* then: that of the first tensor; NULL: unknown */
-    const un_compiled_schedule *schedule; /* of an all_reduce; NULL: the engine's own algorithm */
+    const un_compiled_schedule *schedule; /* or NULL: the engine's own algorithm */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
     const un_stream *output; /* likewise */
     const un_site *site; /* NULL: not known */

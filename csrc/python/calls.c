@@ -219,8 +219,9 @@ static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
 
 static int read_schedule(call_arguments *a, const Group *self) {
     PyObject *bytes = a->schedule_bytes;
+    un_operation o = a->call.operation;
     if (bytes == Py_None) return 0;
-    if (!PyBytes_Check(bytes) || a->call.operation != UN_ALL_REDUCE ||
+    if (!PyBytes_Check(bytes) || (o != UN_ALL_REDUCE && o != UN_BROADCAST) ||
         !un_schedule_read(&a->schedule, (const int64_t *)(const void *)PyBytes_AsString(bytes),
                           (size_t)PyBytes_Size(bytes) / sizeof(int64_t), self->rank, self->ranks))
         return REFUSED;

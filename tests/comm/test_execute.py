@@ -178,6 +178,38 @@ def test_strided_lists_and_works(comm: Communicator) -> None:
         assert_same(mine, total, f"{name}: works")
 
 
+@pytest.mark.ranks(RANKS)
+def test_every_broadcast_compiled(comm: Communicator) -> None:
+    names = {entry.name for entry in catalog("broadcast") if not entry.only_planned}
+    dtypes = (torch.uint8, torch.bfloat16, torch.float32, torch.complex128, torch.float8_e5m2)
+    for root in {0, comm.size - 1}:
+        for name in sorted(names):
+            for length in (*LENGTHS, LARGE):
+                sent = values(DTYPE, length, 5, root)
+                x = sent.clone() if comm.rank == root else torch.zeros(length, dtype=DTYPE)
+                comm.broadcast(x, root, algorithm=name)
+                assert_same(x, sent, f"{name} from {root}, {length} elements")
+            base = torch.full((6, 40), comm.rank, dtype=torch.int16)
+            pieces = [torch.full((5,), comm.rank).to(dtype) for dtype in dtypes]
+            works = [comm.broadcast(base[::2, ::3], root, algorithm=name, async_op=True)]
+            works.append(comm.broadcast(pieces, root, algorithm=name, async_op=True))
+            for work in works:
+                assert work is not None
+                work.wait()
+            assert (base[::2, ::3] == root).all()
+            assert (base[1::2] == comm.rank).all()
+            assert all((piece.to(torch.complex128) == root).all() for piece in pieces)
+
+
+@pytest.mark.ranks(3)
+def test_broadcasts_by_different_algorithms_move_nothing(comm: Communicator) -> None:
+    with subgroup(comm, [0, 1, 2]) as group:
+        x = torch.full((4,), comm.rank)
+        with pytest.raises(CollectiveMismatch, match="schedule or sizes"):
+            group.broadcast(x, algorithm=None if comm.rank == 2 else "binomial")
+        assert (x == comm.rank).all()
+
+
 def by_messages(comm: Communicator, tensor: Any, op: Any, name: str) -> None:
     execute(find("all_reduce", name).schedule(comm.size), comm, tensor, op=op)
 

@@ -305,7 +305,7 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array") from None
     if len(tensor.shape) > _MOST_DIMS:
         raise ValueError(f"tensors of more than {_MOST_DIMS} dimensions are not supported")
-    if writable and native.overlaps_itself(_memory(tensor)):
+    if writable and not _is_dense(tensor) and native.overlaps_itself(_memory(tensor)):
         raise ValueError(
             "an expanded or overlapping tensor cannot receive a result: several of its "
             "elements share an address; pass a .clone()"
@@ -368,9 +368,16 @@ def _end_in_storage(tensor: Any) -> int:
     """Where in its storage a tensor ends."""
     if not tensor.numel():
         return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = tensor.storage_offset() + sum((length - 1) * step for length, step in steps)
+    last = tensor.storage_offset() + tensor.numel() - 1
+    if not tensor.is_contiguous():
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = tensor.storage_offset() + sum((length - 1) * step for length, step in steps)
     return int(last + 1) * int(tensor.element_size())
+
+
+def _is_dense(tensor: Any) -> bool:
+    is_torch = hasattr(tensor, "is_contiguous")
+    return bool(tensor.is_contiguous() if is_torch else tensor.flags.c_contiguous)
 
 
 def _either(devices: Collection[str]) -> str:
@@ -395,6 +402,8 @@ def check_overlaps(
     """Tensors must not share memory but where a call works in place: csrc/python/overlaps.c has the
     rules, and docs/collectives.md the table. Without inputs the outputs are both; either side is
     one tensor or one for each rank, and of a coalesced call many."""
+    if len(outputs) == 1 and not inputs:
+        return
     to, source = list(map(_memory, outputs)), list(map(_memory, inputs))
     sides: tuple[Any, Any]
     if not source or (is_coalesced and len(to) != len(source)):  # the parts of several tensors

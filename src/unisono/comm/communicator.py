@@ -238,7 +238,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
         a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
-        messages: parts of a wide side must then have one size, and `async_op` is refused.
+        messages: parts of a wide side must then have one size, and `async_op` is refused. (That of
+        a broadcast on one host runs in the engine, as that of an all_reduce does.)
 
         Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
 
@@ -493,7 +494,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         transport = self.transport
         if "cuda" in transport.devices:
             return transport
-        device = self._checked(operation, gpu_of, [output, input], 3)
+        sides = [output] if output is input else [output, input]
+        device = self._checked(operation, gpu_of, sides, 3)
         if device is None:
             return transport
         if self._on_device is None:

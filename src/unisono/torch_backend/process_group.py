@@ -376,13 +376,15 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         """Make the call asynchronous. A timeout of its own holds for it alone: a work keeps the
         one that it began with."""
         limit_s = opts.timeout.total_seconds()
-        usual_s = self.comm.timeout_s
-        if limit_s > 0:
-            self.comm.timeout_s = limit_s
-        try:
+        if limit_s <= 0:
             work = call(*args, async_op=True)
-        finally:
-            self.comm.timeout_s = usual_s
+        else:
+            usual_s = self.comm.timeout_s
+            self.comm.timeout_s = limit_s
+            try:
+                work = call(*args, async_op=True)
+            finally:
+                self.comm.timeout_s = usual_s
         return self._work(work or FinishedWork(), result, self._completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:

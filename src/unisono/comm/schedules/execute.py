@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
     from unisono.comm.transport import Transport
 
+COMPILED = (Operation.ALL_REDUCE, Operation.BROADCAST)
+"""What a transport that runs compiled schedules does by them; the rest goes over messages."""
+
 FIRST_TAG = 1 << 30
 """Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""
 
@@ -127,7 +130,7 @@ def run_by(
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
             raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
         schedule = schedule_for(name, algorithm, comm.size, root)
-        if transport.run_schedule is not None and operation == Operation.ALL_REDUCE:
+        if transport.run_schedule is not None and operation in COMPILED:
             call = check_call(operation, output, input, root, op, transport)
             return transport.run_schedule(call, schedule, async_op)
         if async_op:

@@ -111,7 +111,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     elif operation is Operation.ALL_REDUCE and root:
         details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
     elif others and operation not in PAIRED:
-        what = "factor" if reduction == len(REDUCTIONS) else "sizes"
+        what = "schedule or sizes" if operation is Operation.BROADCAST else "sizes"
+        what = "factor" if reduction == len(REDUCTIONS) else what
         details.append(f"{what} with hash {others:08x}")
     return f"{text} of {', '.join(details)}"
 

@@ -137,8 +137,8 @@ class SharedMemory(Transport):
         return self._run_all(call, async_op, call.root, None)
 
     def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
-        """An all_reduce by a schedule. Raises ValueError for one that is too large for the engine,
-        ScheduleError for one that is not right, before any peer has heard of the call."""
+        """An all_reduce or a broadcast by a schedule. Raises ValueError for one that is too large
+        for the engine, ScheduleError for one that is not right: no peer has heard of the call."""
         from unisono.comm.on_rows.mismatches import algorithm_mark
         from unisono.comm.schedules.compiled_schedules import compile_schedule
 
@@ -147,7 +147,8 @@ class SharedMemory(Transport):
             encoded = compile_schedule(schedule, self.rank).encode()
             known = schedule, algorithm_mark(schedule.algorithm), encoded
             self._compiled_schedules[id(schedule)] = known
-        return self._run_all(call, async_op, *known[1:])
+        _, mark, encoded = known
+        return self._run_all(call, async_op, mark if call.reduction else call.root, encoded)
 
     def _run_all(
         self, call: Call, async_op: bool, root: int, schedule: bytes | None
