@@ -702,6 +702,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
             ...
         ValueError: ...three is too many...
         """
+        if operation.upper() not in Operation.__members__:
+            raise ValueError(f"{operation!r} is not a collective")
         self._raise_if_ended(operation)
         self._refuse(operation, ValueError(why))
 
