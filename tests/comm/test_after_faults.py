@@ -193,7 +193,7 @@ def test_a_receiver_that_is_held_up_is_no_deadlock(comm: Communicator) -> None:
 def test_ranks_that_another_thread_will_help_are_no_deadlock(comm: Communicator) -> None:
     def help_out() -> None:
         if comm.rank == 0:
-            comm.send(torch.ones(1), 1, tag=5)
+            comm.isend(torch.ones(1), 1, tag=5).wait(timeout_s=20)
             comm.send(torch.ones(1), 1, tag=2)
         else:
             time.sleep(0.8)

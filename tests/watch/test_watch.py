@@ -29,12 +29,12 @@ from unisono import watch
 from unisono.cli import main
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.record_reader import read_process
-from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import debug
-from unisono.watch.diagnose import Whereabouts, hang, mismatch
+from unisono.watch.diagnose import Whereabouts, find_shift, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
@@ -150,6 +150,29 @@ def test_whoever_waits_for_nobody_is_to_blame() -> None:
     assert report is not None
     assert (report.group, report.culprits, report.site) == ("b", (1,), "train.py:9")
     assert report.details == ("rank 0 waits in all_reduce #1 of group a",)
+
+
+def test_a_rank_that_is_busy_is_to_blame_whatever_it_has_begun() -> None:
+    """Rank 0 waits for 1, which computes while a work of its own waits for 2."""
+    first = group([record(1, "waiting")], [], name="a", segment=1)
+    members = RankRecords(0, 1, 101, (record(1, "waiting"),)), RankRecords(1, 2, 102, ())
+    second = GroupRecords("b", 2, members, "gloo", (0, 2))
+    states = {
+        101: Whereabouts(location="train.py:5 in main", doing="matmul", in_call=False),
+        102: Whereabouts(location="train.py:9 in main", doing="time.sleep", in_call=False),
+    }
+    report = hang([first, second], waits([first], 100)[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.group, report.culprits, report.site) == ("a", (1,), "train.py:5")
+
+
+def test_two_ranks_that_take_another_branch_have_not_made_a_call_too_many() -> None:
+    def calls(*lines: int) -> list[Record]:
+        return [record(number, site=f"t.py:{line}") for number, line in enumerate(lines, 1)]
+
+    usual, other = calls(1, 2), calls(7, 1)
+    assert find_shift(group(usual, usual, usual, other)) is not None
+    assert find_shift(group(usual, usual, usual, other, other)) is None
 
 
 def test_different_calls_are_a_mismatch_also_where_nobody_waits() -> None:

@@ -159,7 +159,7 @@ LIBRARY = (
         "if where.state or not where.in_call:",
         "if where.state:",
         "a rank that is busy elsewhere is taken for one that waits, and another is blamed",
-        (f"{_WATCH}whoever_waits_for_nobody_is_to_blame",),
+        (f"{_WATCH}a_rank_that_is_busy_is_to_blame_whatever_it_has_begun",),
     ),
     Mutant(
         "shift-by-lines",
@@ -167,6 +167,6 @@ LIBRARY = (
         "if usual is None or len(odd) != 1:",
         "if usual is None:",
         "two branches of a program are reported as a call that somebody left out",
-        (f"{_WATCH}a_branch_that_makes_the_same_call_is_no_fault",),
+        (f"{_WATCH}two_ranks_that_take_another_branch_have_not_made_a_call_too_many",),
     ),
 )
