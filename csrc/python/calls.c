@@ -251,6 +251,8 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                                                           : find_reduction(reduction);
         if (number < 0) return REFUSED;
         a->call.reduction = (un_reduction)number;
+    } else if (count == 7 && PyLong_Check(reduction)) { /* which schedule it is, for error texts */
+        a->call.reduction = (un_reduction)(PyLong_AsLong(reduction) & 0xff);
     }
     if (!PyLong_CheckExact(root)) return REFUSED;
     long given = PyLong_AsLong(root);

@@ -143,7 +143,7 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator
     with pytest.raises(ValueError, match=f"{size + 1} ranks.*this group has {size}"):
         comm.all_gather(wide, tensor, algorithm=find("all_gather", "ring").schedule(size + 1))
     with pytest.raises(ValueError, match="binomial over messages has no async_op here"):
-        comm.broadcast(tensor, algorithm="binomial", async_op=True)
+        comm.reduce(tensor, algorithm="binomial", async_op=True)
     if size > 1:
         with pytest.raises(ValueError, match="the root of this call is 0"):
             comm.broadcast(tensor, 0, algorithm=other_root)
@@ -153,10 +153,11 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator
             comm.all_to_all([tensor[:1], tensor[1:]], [wide[:1], wide[1:4]], algorithm="pairwise")
         with pytest.raises(ValueError, match="share memory"):
             comm.reduce([tensor, tensor], algorithm="binomial")
+        few = [torch.zeros(n, dtype=torch.uint8).view(torch.int4) for n in (4 * size, 4)]
         with pytest.raises(
             TypeError, match=r"cannot copy elements of int4: pass .view\(torch.uint8"
         ):
-            comm.broadcast(torch.zeros(4, dtype=torch.uint8).view(torch.int4), algorithm="chain")
+            comm.all_gather(*few, algorithm="ring")
     assert comm.errored is None
     comm.broadcast(tensor, size - 1, algorithm=other_root)
     assert tensor.tolist() == [1, 1, 1, 1]
@@ -166,10 +167,10 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator
 def test_ranks_that_choose_differently_raise_before_anything_moves(comm: Communicator) -> None:
     tensor = torch.full((500,), float(comm.rank))
     with pytest.raises(CollectiveMismatch) as caught:
-        comm.broadcast(tensor, algorithm="chain" if comm.rank == 1 else "binomial")
+        comm.reduce(tensor, algorithm="chain" if comm.rank == 1 else "binomial")
     assert "by chain" in str(caught.value)
     assert caught.value.culprits == (1,)
     with pytest.raises(CollectiveMismatch):
-        comm.broadcast(tensor, root=comm.rank // 2, algorithm="binomial")
+        comm.reduce(tensor, root=comm.rank // 2, algorithm="binomial")
     assert tensor.eq(comm.rank).all()
     assert comm.errored is None

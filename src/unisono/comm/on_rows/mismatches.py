@@ -35,14 +35,15 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value not in (None, usual)]
 
 
-def algorithm_mark(algorithm: str) -> int:
-    """A small number, not 0, for an algorithm's name: it goes where other calls have a root."""
-    return 1 + zlib.crc32(algorithm.encode()) % 0x7FFF
+def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
+    """A small number, not 0, for an algorithm's name: it goes where other calls have a root, or, of
+    at most 255, a reduction."""
+    return 1 + zlib.crc32(algorithm.encode()) % most
 
 
-def algorithm_of(mark: int) -> str:
+def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
     """The name behind a mark."""
-    named = (name for name in ALGORITHMS.split() if algorithm_mark(name) == mark)
+    named = (name for name in ALGORITHMS.split() if algorithm_mark(name, most) == mark)
     return next(named, "a schedule of its own")
 
 

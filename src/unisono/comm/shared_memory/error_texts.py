@@ -110,9 +110,10 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
         details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
+    elif operation is Operation.BROADCAST and reduction:
+        details.append(f"by {algorithm_of(reduction, 255)}, schedule with hash {others:08x}")
     elif others and operation not in PAIRED:
-        what = "schedule or sizes" if operation is Operation.BROADCAST else "sizes"
-        what = "factor" if reduction == len(REDUCTIONS) else what
+        what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
     return f"{text} of {', '.join(details)}"
 

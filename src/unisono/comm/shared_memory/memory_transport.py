@@ -145,27 +145,42 @@ class SharedMemory(Transport):
         known = self._compiled_schedules.get(id(schedule))
         if known is None or known[0] is not schedule:
             encoded = compile_schedule(schedule, self.rank).encode()
-            known = schedule, algorithm_mark(schedule.algorithm), encoded
+            most = 255 if call.reduction is None else 0x7FFF
+            known = schedule, algorithm_mark(schedule.algorithm, most), encoded
             self._compiled_schedules[id(schedule)] = known
         _, mark, encoded = known
-        return self._run_all(call, async_op, mark if call.reduction else call.root, encoded)
+        if call.reduction is None:  # its root is its own, and the schedule's mark goes elsewhere
+            return self._run_all(call, async_op, call.root, encoded, mark)
+        return self._run_all(call, async_op, mark, encoded)
 
     def _run_all(
-        self, call: Call, async_op: bool, root: int, schedule: bytes | None
+        self,
+        call: Call,
+        async_op: bool,
+        root: int,
+        schedule: bytes | None,
+        mark: int | None = None,
     ) -> Work | None:
         """One call of the engine, or of a coalesced call one for each dtype."""
         if call.is_coalesced and not call.outputs:  # peers that have something must learn of it
             return self.barrier(None, async_op)
         return join_works(
-            self._run(call, output, input, async_op, root, schedule)
+            self._run(call, output, input, async_op, root, schedule, mark)
             for output, input in _engine_calls(call)
         )
 
     def _run(
-        self, call: Call, output: Any, input: Any, async_op: bool, root: int, schedule: bytes | None
+        self,
+        call: Call,
+        output: Any,
+        input: Any,
+        async_op: bool,
+        root: int,
+        schedule: bytes | None,
+        mark: int | None,
     ) -> Work | None:
         reduction = call.reduction
-        number, factor = (None, 1.0) if reduction is None else (reduction.number, reduction.factor)
+        number, factor = (mark, 1.0) if reduction is None else (reduction.number, reduction.factor)
         given = call.operation, output, input, root, number, factor, schedule
         status = self.group.submit(self.exceptions, *given) if async_op else self.group.run(*given)
         if not isinstance(status, int):
