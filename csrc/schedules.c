@@ -158,6 +158,7 @@ static un_status take(execution *x, const un_move *m, span s) {
 static void begin_slice(execution *x, size_t slice) {
     const un_call *call = x->call;
     span s = slice_of(x, slice);
+    if (!x->reducer.run) return; /* a broadcast, whose reduction is its schedule's mark */
     if (call->reduction == UN_PREMUL_SUM)
         combine(x, find_reducer(call->dtype, UN_PREMUL_SUM), call->input, s.offset, NULL, false,
                 s.bytes, call->factor);
@@ -167,7 +168,7 @@ static void begin_slice(execution *x, size_t slice) {
 
 static void end_slice(execution *x, size_t slice) {
     span s = slice_of(x, slice);
-    if (un_averages(x->call->reduction))
+    if (x->reducer.run && un_averages(x->call->reduction))
         combine(x, find_reducer(x->call->dtype, (un_reduction)DIVISION), x->call->output, s.offset,
                 NULL, false, s.bytes, x->g->ranks);
 }
@@ -227,7 +228,7 @@ un_status plan_schedule(execution *x) {
     const un_call *call = x->call;
     const un_compiled_schedule *schedule = call->schedule;
     bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
-    if (adds) x->reducer = find_reducer(call->dtype, UN_SUM);
+    if (x->reducer.run && adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;
     x->slices = slices_for(x);
     for (int64_t move = 0; move < schedule->starts[2 * schedule->rounds]; move++) {

@@ -17,7 +17,9 @@ from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, re
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
+from unisono.comm.on_rows.mismatches import algorithm_mark
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES, ROOTED
@@ -199,6 +201,21 @@ def test_every_broadcast_compiled(comm: Communicator) -> None:
             assert (base[::2, ::3] == root).all()
             assert (base[1::2] == comm.rank).all()
             assert all((piece.to(torch.complex128) == root).all() for piece in pieces)
+
+
+@pytest.mark.ranks(3)
+def test_no_name_of_an_algorithm_makes_a_broadcast_compute(comm: Communicator) -> None:
+    """The engine has a mark for the name where others have a reduction: avg, premul_sum and the
+    truncated average are those of these three."""
+    marks = {algorithm_mark(name, 255) for name in ("mine1004", "mine1445", "mine106")}
+    assert marks == {REDUCTION_NUMBERS[name] for name in ("avg", "premul_sum", "truncated_avg")}
+    for name in ("mine1004", "mine1445", "mine106"):
+        steps = [[Transfer(0, 1, 0, "copy")], [Transfer(1, 2, 0, "copy")]]
+        schedule = Schedule.from_steps("broadcast", name, comm.size, 1, steps)
+        for dtype in (torch.float32, torch.int64, torch.float8_e5m2, torch.bool):
+            x = torch.ones(1009).to(dtype) if comm.rank == 0 else torch.zeros(1009).to(dtype)
+            comm.broadcast(x, algorithm=schedule)
+            assert (x.float() == 1).all(), f"{name}, {dtype}"
 
 
 @pytest.mark.ranks(3)

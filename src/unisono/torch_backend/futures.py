@@ -203,7 +203,7 @@ class Completer:
 
 
 class MessageCompleter(Completer):
-    """The same for messages, each in a thread of its own: it may be matched long after those that
+    """The same for messages, each in its own thread: it may be matched long after those that
     began later. The program itself may go on, so the wait has a limit: one without counts as the
     rank's own and could be taken for part of a deadlock."""
 

@@ -65,7 +65,8 @@ class RowTransport(Transport):
         """Our part of the reduction of all ranks' rows, of which there is one for each rank."""
 
     def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
-        """A row of bytes becomes the root's."""
+        """A row of bytes becomes the root's. A transport has this, or a `broadcast_rows` of its
+        own that does without."""
         raise NotImplementedError
 
     def broadcast_rows(

@@ -121,8 +121,8 @@ def run_by(
 ) -> Work | None:
     """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
 
-    Raises ValueError on every rank, and the group goes on, for an algorithm that there is not, and
-    with `async_op` but for an all_reduce of the engine's; else as `execute`.
+    Raises ValueError on every rank, and the group goes on, for an unknown algorithm, and with
+    `async_op` unless the engine runs the schedule itself; else as `execute`.
     """
     name = operation.name.lower()
     try:
