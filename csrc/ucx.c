@@ -30,10 +30,11 @@ static bool is_loaded;
 
 /* What holds for the process while UCX is loaded, unless the user has set it. */
 static const char *const settings[] = {
-    "UCX_MEM_EVENTS=n",       /* no hooks in malloc and mmap */
-    "UCX_HANDLE_ERRORS=none", /* no handlers of SIGSEGV and its like */
-    "UCX_DEBUG_SIGNO=0",      /* nor of SIGHUP, for its debugger */
-    "UCX_VFS_ENABLE=n",       /* no thread and no folder that show its state */
+    "UCX_MEM_EVENTS=n",                  /* no hooks in malloc and mmap */
+    "UCX_HANDLE_ERRORS=none",            /* no handlers of SIGSEGV and its like */
+    "UCX_DEBUG_SIGNO=0",                 /* nor of SIGHUP, for its debugger */
+    "UCX_VFS_ENABLE=n",                  /* no thread and no folder that show its state */
+    "UCX_MODULES=^cuda*,gdr*,rocm*,ze*", /* no GPU's driver started: a child could not use it */
     "UCX_LOG_LEVEL=fatal",
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
