@@ -138,6 +138,12 @@ def _folder(text: str) -> str:
     return os.path.abspath(text)
 
 
+def _existing(text: str) -> str:
+    if not os.path.exists(text):
+        raise ValueError("must be the path of a libucp.so, or of a folder that has one")
+    return os.path.abspath(text)
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -166,6 +172,11 @@ HOSTID = Variable(
     "UNISONO_HOSTID",
     "this rank's host: ranks with the same text share memory; instead of what the system tells",
     _label,
+)
+UCX = Variable(
+    "UNISONO_UCX",
+    "the UCX that carries data between hosts: its libucp.so, or the folder that has it",
+    _existing,
 )
 REPLACE = Variable(
     "UNISONO_REPLACE",

@@ -12,6 +12,7 @@ messages.py           point to point; post_office.py: messages and receives that
 gpus.py               CUDA tensors: NCCL's, or refused
 any_source.py         receives from anybody, on this host or another
 network.py            the interface by which hosts talk, and gloo on it
+ucx.py                which UCX carries data, and its settings
 links.py              all connections of a process; link.py: one of them, by gloo
 mailbox.py            what has arrived for a group
 control_line.py       a line beside each connection, for what must not wait, and for silence
