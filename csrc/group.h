@@ -15,6 +15,7 @@
  *   matching, courier,    the thread for messages that nobody waits for,
  *   deadlock              cycles of ranks that wait for each other
  * records               what every call leaves behind, and notes for peers
+ * hosts                 groups over several hosts
  */
 #ifndef UNISONO_GROUP_H
 #define UNISONO_GROUP_H
@@ -143,6 +144,8 @@ struct un_group {
         uint32_t readers; /* calls under way that may use any of them */
     } blocks;
 
+    struct spread *spread; /* hosts.h; NULL: all ranks are on this host */
+
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */
         bool is_watched;
@@ -178,6 +181,11 @@ static inline tube *tube_of(const un_group *g, int from, int to) {
     return (tube *)(g->segment.base + g->segment.tube_offset) + number;
 }
 
+/* Messages and replies that `rank` had sent to each rank, then those that it had had from each. */
+static inline uint64_t *traffic_of(const un_group *g, int rank) {
+    return control_of(g, rank)->sizes + 5 * (size_t)g->ranks;
+}
+
 /* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
 static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
     return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
@@ -203,6 +211,8 @@ typedef struct unfinished { /* what is under way when the group closes */
 bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
+bool take_abort(un_group *g, uint64_t word); /* that another host has; false: there is one already */
+void wake_everyone(un_group *g);
 COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
 COLD uint64_t unfit_handle(const un_group *g, int *receiver);
 COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
