@@ -65,6 +65,7 @@ struct un_group {
     bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
     bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
     unsigned process; /* which process opened it, see group.c */
+    struct spread *spread; /* hosts.h; NULL: all ranks are on this host */
 
     struct { /* segment.c */
         char *base;
@@ -144,8 +145,6 @@ struct un_group {
         uint32_t readers; /* calls under way that may use any of them */
     } blocks;
 
-    struct spread *spread; /* hosts.h; NULL: all ranks are on this host */
-
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */
         bool is_watched;
@@ -154,7 +153,7 @@ struct un_group {
     } watching;
 };
 
-_Static_assert(offsetof(un_group, segment.bytes) == LINE_BYTES, "the first line is hot");
+_Static_assert(offsetof(un_group, segment.tube_offset) == LINE_BYTES, "the first line is hot");
 _Static_assert(offsetof(un_group, worker.queue_lock) == offsetof(un_group, calls) + LINE_BYTES,
                "and so is that of the calls");
 
