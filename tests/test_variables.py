@@ -18,6 +18,7 @@ BAD = {
     "UNISONO_BACKEND": "gloo,nccl",
     "UNISONO_HOSTID": "a\nb",
     "UNISONO_HOSTS": "mpi",
+    "UNISONO_LINK_PATIENCE_S": "2.5",
     "UNISONO_UCX": "/nowhere/libucp.so",
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",

@@ -79,6 +79,12 @@ def _whole(least: int, of_what: str) -> Callable[[str], int]:
     return parse
 
 
+def _patience(text: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= 86_400:
+        raise ValueError("must be a whole number of seconds from 1 to 86400")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -177,6 +183,11 @@ HOSTS = Variable(
     "UNISONO_HOSTS",
     "what carries data between hosts: ucx, or gloo, which keeps fewer promises (hosts.md)",
     _one_of("ucx", "gloo"),
+)
+LINK_PATIENCE_S = Variable(
+    "UNISONO_LINK_PATIENCE_S",
+    "how many seconds a link between hosts may be down; 4 unless set",
+    _patience,
 )
 UCX = Variable(
     "UNISONO_UCX",
