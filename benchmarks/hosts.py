@@ -8,12 +8,14 @@
 
 Hosts are network namespaces of this machine, each with a cable of limited rate (tbf, burst 256 KB)
 to a switch; that needs root. Both backends are measured by the same processes, in rounds: in each
-round each has its turn, after a barrier. Of small calls a turn has several, one after the other. A
-figure is the median over the rounds of the slowest rank's time, and with --repeats, which start new
-processes, the median of those; / gloo is that of the ratios, with the least and the greatest. CPU
-is the processor time of all ranks, against gloo's. Link bytes are those that the interface of the
-host that sent most has counted, for one call; it counts the headers of up to 64 KiB once, for the
-packets are cut up behind it.
+round each has its turn, after a barrier. Of small calls a turn has several, one after the other;
+broadcasts then come from two hosts by turns, for one root could begin the next before anybody has
+the one before, and a rate would be measured instead of a latency. A figure is the median over the
+rounds of the slowest rank's time, and with --repeats, which start new processes, the median of
+those; / gloo is that of the ratios, with the least and the greatest. CPU is the processor time of
+all ranks, against gloo's. Link bytes are those that the interface of the host that sent most has
+counted, for one call; it counts the headers of up to 64 KiB once, for the packets are cut up behind
+it.
 
 The limit is what a collective must send over one host's link, at least, in the direction that
 carries more, / the rate. With H hosts of R ranks, and S bytes in the whole tensor (what a rank
@@ -27,12 +29,15 @@ reduces, broadcasts, scatters or exchanges; what it has gathered):
     ping_pong        2 S             a message there and one back, between two ranks of two hosts
     barrier          0
 
-times 1.05, for packets of 1514 bytes carry 1448 of ours, and acknowledgements go the other way.
+times 1.05, for packets of 1514 bytes carry 1448 of ours, and acknowledgements go the other way. It
+is no lower bound for small sizes: tbf lets 256 KB pass at once after a pause, so that up to 1 MiB
+a time may lie below its limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -313,6 +318,7 @@ def make_call(
     dtype, ranks = getattr(torch, setting.dtype), len(setting.placed())
     count = max(1, size_bytes // dtype.itemsize // ranks) * ranks
     exact = torch.zeros(max(1, size_bytes // dtype.itemsize), dtype=dtype)
+    roots = itertools.cycle((0, setting.mate) if calls_of(size_bytes) > 1 else (0,))
 
     def play() -> None:
         if rank == 0:
@@ -326,7 +332,7 @@ def make_call(
     other = torch.zeros(count, dtype=dtype)
     return {
         "all_reduce": lambda: dist.all_reduce(exact, group=group),
-        "broadcast": lambda: dist.broadcast(exact, 0, group=group),
+        "broadcast": lambda: dist.broadcast(exact, next(roots), group=group),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
@@ -421,7 +427,8 @@ def show(setting: Setting, figures: Sequence[Figure]) -> None:
         cells += [describe_ratios(figure.to_gloo)]
         cells += [f"{cpu['unisono'] / cpu['gloo']:.2f}" if figure.to_gloo else "-"]
         least = figure.least_bytes
-        sent = figure.link_bytes if least > KIB else {}  # of smaller ones it is headers
+        is_single = calls_of(figure.size_bytes) == 1  # the others' are headers, or both ways
+        sent = figure.link_bytes if is_single else {}
         cells += [", ".join(f"{name} {n / least:.2f}" for name, n in sent.items()) or "-"]
         print(f"| {' | '.join(cells)} |")
 
