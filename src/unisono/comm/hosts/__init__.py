@@ -11,6 +11,7 @@ large_reductions.py   all_reduce, reduce, reduce_scatter; reductions.py: their a
 messages.py           point to point; post_office.py: messages and receives that wait
 gpus.py               CUDA tensors: NCCL's, or refused
 any_source.py         receives from anybody, on this host or another
+sealed.py             what ranks tell each other through the store, under a secret
 network.py            the interface by which hosts talk, and gloo on it
 ucx.py                which UCX carries data, and its settings
 links.py              all connections of a process; link.py: one of them, by gloo
