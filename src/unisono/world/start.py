@@ -61,7 +61,7 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
     hosts = {rank.host_id for rank in everyone}
     if len(hosts) > 1:
-        return "unisono", f"{lack}: shared memory inside {len(hosts)} hosts, gloo between them"
+        return "unisono", f"{lack}: shared memory inside {len(hosts)} hosts, UCX between them"
     return "unisono", f"{lack}, and all are on one machine"
 
 

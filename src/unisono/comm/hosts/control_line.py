@@ -1,7 +1,7 @@
 """Lines between processes of different hosts: for what must not wait behind data, and for silence.
 
-Beside each connection that carries data between two processes there is a line, which carries next
-to nothing. Messages on it are authenticated (frames.py). A process that ends hangs up. The kernels
+A line carries next to nothing. Messages on it are authenticated (frames.py). A process that ends
+hangs up. The kernels
 ask each other every second whether they are still there, so that a host that is down, or a cut
 cable, shows within 4 s, however busy the processes are. A connection that carries data cannot tell
 that: the kernel would also give up on a peer that is stopped, and does not read.
@@ -30,6 +30,9 @@ from unisono.errors import RendezvousError
 
 SILENCE_MS = 2500
 """How long the other host's kernel may leave a question unanswered."""
+
+ENDED = "has ended"
+"""What is said of a rank whose process hung up."""
 
 _STRANGER_S = 5.0
 """How long somebody who has connected may take to prove that it belongs to the job."""
@@ -64,11 +67,12 @@ class _Line:
 
 @dataclass
 class _Wanted:
-    """A line that somebody waits for; `summons`: the other side does not know, and must be told to
-    call."""
+    """A line that is wanted until `end`; `summons`: the other side does not know, and must be told
+    to call."""
 
     where: Where
     summons: bool
+    end: float = 0.0
     problem: str = "it has not called"
     again: float = 0.0
     is_there: threading.Event = field(default_factory=threading.Event)
@@ -135,17 +139,25 @@ class ControlLines:
 
         Raises RendezvousError if there is none within `timeout_s`.
         """
-        with self._lock:
-            if peer in self._lines:
-                return
-            wanted = self._wanted.setdefault(peer, _Wanted(where, summons))
-        self._rouse()
-        if wanted.is_there.wait(timeout_s):
+        wanted = self.want(peer, where, timeout_s, summons=summons)
+        if wanted is None or wanted.is_there.wait(timeout_s):
             return
         with self._lock:
             self._wanted.pop(peer, None)
         to = f"{where[0]} port {where[1]} within {in_seconds(timeout_s)}"
         raise RendezvousError(f"no line to {to} ({wanted.problem})")
+
+    def want(
+        self, peer: int, where: Where, timeout_s: float, *, summons: bool = False
+    ) -> _Wanted | None:
+        """The same without waiting for it; None where there is one."""
+        with self._lock:
+            if peer in self._lines:
+                return None
+            wanted = self._wanted.setdefault(peer, _Wanted(where, summons))
+            wanted.end = max(wanted.end, time.monotonic() + timeout_s)
+        self._rouse()
+        return wanted
 
     def reaches(self, peer: int) -> bool:
         """Whether there is a line to a rank."""
@@ -266,7 +278,9 @@ class ControlLines:
     def _call_wanted(self) -> bool:
         """Call those that a line is wanted to and that are before this rank, or do not know of it,
         now and then; whether there are any."""
+        now = time.monotonic()
         with self._lock:
+            self._wanted = {peer: want for peer, want in self._wanted.items() if now < want.end}
             to_call = {
                 peer: wanted
                 for peer, wanted in self._wanted.items()
@@ -369,7 +383,7 @@ def _describe_loss(error: Exception) -> str:
     if not isinstance(error, OSError):
         return f"has sent what makes no sense: {error}"
     if error.errno in _ENDED:
-        return "has ended"
+        return ENDED
     return f"does not answer any more ({error.strerror}): its host is down, or the network to it"
 
 
