@@ -59,7 +59,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
     check()  # hosts without the dead rank would wait for nobody
     try:
-        if world is not None and not isinstance(world, SharedMemory):
+        if world is not None and world.backend == NAME and not isinstance(world, SharedMemory):
             from unisono.comm.hosts.hosts_transport import HostsTransport
             from unisono.comm.hosts.making import connect_beside
 
@@ -80,7 +80,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
                 timeout_s=timeout_s,
                 join_timeout_s=timeout_s,
                 check=check,
-                on_one_host=world is not None,
+                on_one_host=isinstance(world, SharedMemory),
                 in_world=in_world,
             )
     except GroupError:
