@@ -17,6 +17,8 @@ BAD = {
     "UNISONO_RENDEZVOUS": "fd:x",
     "UNISONO_BACKEND": "gloo,nccl",
     "UNISONO_HOSTID": "a\nb",
+    "UNISONO_HOSTS": "mpi",
+    "UNISONO_UCX": "/nowhere/libucp.so",
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_SITES": "2",

@@ -138,14 +138,20 @@ def _folder(text: str) -> str:
     return os.path.abspath(text)
 
 
+def _existing(text: str) -> str:
+    if not os.path.exists(text):
+        raise ValueError("must be the path of a libucp.so, or of a folder that has one")
+    return os.path.abspath(text)
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
-def _only(word: str) -> Callable[[str], str]:
+def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text.strip().lower() != word:
-            raise ValueError(f"must be {word}")
-        return word
+        if text.strip().lower() not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return text.strip().lower()
 
     return parse
 
@@ -167,10 +173,20 @@ HOSTID = Variable(
     "this rank's host: ranks with the same text share memory; instead of what the system tells",
     _label,
 )
+HOSTS = Variable(
+    "UNISONO_HOSTS",
+    "what carries data between hosts: ucx, or gloo, which keeps fewer promises (hosts.md)",
+    _one_of("ucx", "gloo"),
+)
+UCX = Variable(
+    "UNISONO_UCX",
+    "the UCX that carries data between hosts: its libucp.so, or the folder that has it",
+    _existing,
+)
 REPLACE = Variable(
     "UNISONO_REPLACE",
     "gloo: programs that ask torch for gloo by name get unisono",
-    _only("gloo"),
+    _one_of("gloo"),
 )
 ALGO = Variable(
     "UNISONO_ALGO",
@@ -210,7 +226,7 @@ CHECK_SHAPES = Variable(
 TRACEBACK = Variable(
     "UNISONO_TRACEBACK",
     "full: tracebacks of unisono's errors show its own frames, too",
-    _only("full"),
+    _one_of("full"),
 )
 WATCH = Variable(
     "UNISONO_WATCH",

@@ -37,7 +37,7 @@ def by_topic(findings: Iterable[Finding]) -> dict[str, Finding]:
 def test_a_machine_that_runs_these_tests_has_nothing_red() -> None:
     found = [*software.findings(), *machine.findings(2)]
     assert {finding.topic for finding in found} >= {
-        "python", "torch", "engine", "gpu", "kernel", "memory", "/dev/shm", "open files",
+        "python", "torch", "engine", "ucx", "gpu", "kernel", "memory", "/dev/shm", "open files",
         "cores", "load", "threads", "loopback",
     }  # fmt: skip
     assert not [finding for finding in found if finding.level == "fail"]

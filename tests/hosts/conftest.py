@@ -11,6 +11,8 @@ from namespaces import MakeNetwork, Network, network, why_not
 IN_EVERY_RUN = (
     "test_frames.py",
     "test_identity.py",
+    "test_ucx.py",
+    "test_ucx_layout.py",
     "test_over_hosts.py::test_every_collective[uneven]",
     "test_over_hosts.py::test_the_link_carries_no_more_than_it_must[block]",
     "test_host_faults.py::test_a_killed_rank_is_told_on_every_host",

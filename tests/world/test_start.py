@@ -217,7 +217,7 @@ def described(boot: str = "a", gpu: str = "") -> RankDescription:
     [
         ([described()], "unisono", "no rank has a GPU"),
         ([described(), described()], "unisono", "one machine"),
-        ([described("a"), described("b")], "unisono", "2 hosts, gloo between them"),
+        ([described("a"), described("b")], "unisono", "2 hosts, UCX between them"),
         ([described(gpu="x")], "nccl", "a GPU of its own"),
         ([described("a", "x"), described("b", "y")], "nccl", "a GPU of its own"),
         ([described(gpu="x"), described(gpu="x")], "unisono", "not have a GPU each"),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
@@ -56,7 +57,8 @@ def connect(
     in_world: bool = True,
 ) -> Communicator:
     """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host, or known to be. Without a world in common they have no
+    memory alone where all are on one host, or known to be; by gloo alone where they are not, and
+    UNISONO_HOSTS asks for it. Without a world in common they have no
     global ranks. Other arguments are those of `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
@@ -79,6 +81,16 @@ def connect(
             made.global_ranks = None
         return Communicator(made)
     # what one host alone need not load
+    if variables.HOSTS.read() == "gloo":
+        from unisono.comm.over_torch.stateless import connect_stateless
+
+        return Communicator(
+            connect_stateless(
+                *("gloo", store, name, rank, size, timeout_s, deadline.left_s()),
+                address=hosts.address,
+                global_ranks=global_ranks,
+            )
+        )
     from unisono.comm.hosts.making import Rendezvous, make_world
 
     meeting = Rendezvous(store, name, global_ranks, timeout_s, deadline, check)

@@ -43,6 +43,10 @@ TORCH = {
     "TORCH_NCCL_NAN_CHECK": "1: NaN in what is sent is an error; slow",
 }
 GLOO = {"GLOO_SOCKET_IFNAME": "the network interface of gloo; lo on one machine"}
+UCX = {
+    "UCX_TLS": "the transports between hosts that UCX may choose from; tcp,self, and ib with RDMA",
+    "UCX_NET_DEVICES": "the interfaces and adapters of UCX; the one that unisono takes without",
+}
 NCCL = {
     "NCCL_DEBUG": "how much NCCL says (VERSION, WARN, INFO, TRACE): INFO shows version, topology "
     "and transports",
@@ -66,6 +70,7 @@ KNOWN = {
     **STARTING,
     **TORCH,
     **GLOO,
+    **UCX,
     **NCCL,
 }
 """What every variable means, in the order in which they are shown."""

@@ -1,4 +1,4 @@
-"""What is installed: Python, torch, unisono and its engine; GPUs, and who can use them."""
+"""What is installed: Python, torch, unisono, its engine, UCX; GPUs, and who can use them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import unisono
+from unisono import variables
 from unisono.comm import engine
+from unisono.comm.hosts import ucx
 from unisono.doctor.machine import Finding, fail, ok, warn
-from unisono.errors import EngineUnavailable
+from unisono.errors import EngineUnavailable, UnisonoError
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 _SHARED_GPU = "shared gpu"
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, the engine, what torch can do, GPUs."""
+    """Versions, the engine, what torch can do, UCX, GPUs."""
     version = platform.python_version()
     yield ok("python", f"Python {version} on {platform.system()} {platform.machine()}")
     yield from _torch()
     yield _unisono()
+    yield _ucx()
     yield from _gpus()
 
 
@@ -62,6 +65,21 @@ def _unisono() -> Finding:
     except EngineUnavailable as error:
         return fail("engine", str(error), "Install a wheel for this machine, or run `make native`.")
     return ok("engine", f"unisono {unisono.__version__}, native engine, memory layout {layout}")
+
+
+def _ucx() -> Finding:
+    """What ranks on several hosts would talk through; one host needs none."""
+    try:
+        found = ucx.find()
+        version = ucx.format_version(found.version)
+    except UnisonoError as error:
+        if variables.UCX.read_or_warn():
+            return warn("ucx", str(error), "Correct or unset UNISONO_UCX.")
+        return ok("ucx", f"no UCX, which several hosts need: `{ucx.INSTALL}` on each of them")
+    rdma = f"TCP and RDMA ({', '.join(found.adapters)})" if found.adapters else "TCP"
+    unused = found.is_built_with_rdma and not found.adapters
+    idle = "; it has RDMA, and this host has no adapter" if unused else ""
+    return ok("ucx", f"UCX {version} between hosts, by {rdma}{idle}: {found.origin}, {found.path}")
 
 
 # -- GPUs ------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
     check()  # hosts without the dead rank would wait for nobody
     try:
-        if world is not None and not world.is_on_one_host:
+        if world is not None and world.backend == NAME and not world.is_on_one_host:
             from unisono.comm.hosts.hosts_transport import HostsTransport
             from unisono.comm.hosts.making import connect_beside
 
@@ -79,7 +79,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
                 timeout_s=timeout_s,
                 join_timeout_s=timeout_s,
                 check=check,
-                on_one_host=world is not None,
+                on_one_host=world is not None and world.is_on_one_host,
                 in_world=in_world,
             )
     except GroupError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host, solo
 from unisono.comm.hosts.identity import identify_host
@@ -61,6 +62,8 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
     hosts = {rank.host_id for rank in everyone}
     if len(hosts) > 1:
+        if variables.HOSTS.read() == "gloo":
+            return "unisono", f"{lack}: gloo on {len(hosts)} hosts, as UNISONO_HOSTS asks"
         return "unisono", f"{lack}: shared memory inside {len(hosts)} hosts, UCX between them"
     return "unisono", f"{lack}, and all are on one machine"
 

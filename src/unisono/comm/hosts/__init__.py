@@ -5,6 +5,7 @@ hosts_transport.py    one member of it
 identity.py           which ranks share a host, and the proof; placement.py: of one group
 contacts.py           how each rank is reached: its UCX worker and its control line
 network.py            the interface by which hosts talk
+ucx.py                which UCX carries data, and its settings
 links.py              the control lines of a process, and what it hears and asks on them
 control_line.py       lines for what must not wait behind data, and for silence
 frames.py             what travels on them: authenticated messages

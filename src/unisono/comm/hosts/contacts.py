@@ -90,10 +90,10 @@ def _own_contact(address: str, port: int, payload: str) -> Contact:
     interface = find_interface(address)
     try:
         found = ucx.find()
-        ucx.load(found)
+        version = ucx.load(found)
         worker = native.open_network(ucx.settings(address)).hex()
     except RendezvousError as error:  # which all ranks shall hear
         return Contact(address, port, interface, problem=str(error))
     except OSError as error:
         return Contact(address, port, interface, problem=f"UCX does not start: {error}")
-    return Contact(address, port, interface, payload, worker, tuple(found.version), found.path)
+    return Contact(address, port, interface, payload, worker, version, str(found.path))

@@ -72,7 +72,8 @@ class Hosts:
 
 class Claim:
     """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
-    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`."""
+    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`; `carrier`
+    is what UNISONO_HOSTS asks for between hosts."""
 
     def __init__(
         self,
@@ -83,11 +84,13 @@ class Claim:
         socket: str,
         secret: str,
         machine: str = "",
+        carrier: str = "ucx",
     ) -> None:
         self.identity, self.is_given = identity, is_given
         self.name, self.machine, self.pid = name, machine, pid
         self.socket = socket
         self.secret = secret
+        self.carrier = carrier
 
 
 def find_hosts(
@@ -114,6 +117,8 @@ def find_hosts(
         hosts = group_claims(claims, rank)
         if hosts.count == 1 and not any(claim.is_given for claim in claims):
             return hosts  # whose ranks prove it when they come to share a segment
+        if hosts.count > 1:
+            _check_carriers(claims, hosts)
         from unisono.comm.hosts import network  # what one host alone need not load
 
         addresses: network.Addresses = {}
@@ -177,7 +182,19 @@ def _claim(door: socket.socket) -> Claim:
         name,
         os.urandom(32).hex(),
         machine,
+        variables.HOSTS.read() or "ucx",
     )
+
+
+def _check_carriers(claims: Sequence[Claim], hosts: Hosts) -> None:
+    """Raise RendezvousError where the ranks ask for different ones; all see it."""
+    other = next((at for at, theirs in enumerate(claims) if theirs.carrier != claims[0].carrier), 0)
+    if other:
+        raise RendezvousError(
+            f"{hosts.name_rank(0)} asks for {claims[0].carrier} between hosts, and "
+            f"{hosts.name_rank(other)} for {claims[other].carrier}: set UNISONO_HOSTS to the same "
+            "on every rank"
+        )
 
 
 def _prove(claims: Sequence[Claim], rank: int, leader: int) -> None:

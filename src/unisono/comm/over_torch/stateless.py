@@ -28,24 +28,32 @@ def connect_stateless(
     size: int,
     timeout_s: float,
     join_timeout_s: float,
+    *,
+    address: str = "",
+    global_ranks: tuple[int, ...] | None = None,
 ) -> OverTorch:
     """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store.
 
     All members call, with the same name, which no other group on this store may have had. They
-    have `join_timeout_s` to connect. Raises RendezvousError if they cannot, and UnisonoError where
+    have `join_timeout_s` to connect. gloo listens at `address`, if there is one. Raises RendezvousError if they cannot, and UnisonoError where
     this torch does not have the backend.
     """
 
     def remake(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
         own, limit_s = members.index(parent.rank), parent.timeout_s
         join_s = min(limit_s, join_timeout_s)
-        return connect_stateless(backend, store, name, own, len(members), limit_s, join_s)
+        return connect_stateless(
+            *(backend, store, name, own, len(members), limit_s, join_s),
+            address=address,
+            global_ranks=global_ranks and tuple(global_ranks[rank] for rank in members),
+        )
 
     own = _c10d.PrefixStore(name, store)
     try:
-        group = _connect(backend, own, rank, size, timedelta(seconds=join_timeout_s))
+        group = _connect(backend, own, rank, size, timedelta(seconds=join_timeout_s), address)
         group._set_group_name(name)
         made = OverTorch(group, owns=True, remake=remake)
+        made.global_ranks = global_ranks
         made.timeout_s = join_timeout_s
         made.barrier(None, False)  # who leaves at once would break off those that still connect
     except UnisonoError as error:
@@ -65,12 +73,19 @@ def check_backend(backend: str) -> None:
         raise UnisonoError("nccl needs a torch with CUDA, and a GPU for every rank")
 
 
-def _connect(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _connect(
+    backend: str, store: Any, rank: int, size: int, timeout: timedelta, address: str
+) -> Any:
     check_backend(backend)
     kinds = _c10d.ProcessGroup.BackendType
     group = _c10d.ProcessGroup(store, rank, size)
     own, limit_s = _c10d.PrefixStore("cpu", store), timeout.total_seconds() + 1.0
-    gloo = answer_within(limit_s, lambda: _c10d.ProcessGroupGloo(own, rank, size, timeout))
+    how: Any = timeout
+    if address:
+        device = _c10d.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        how = _c10d.ProcessGroupGloo._Options()
+        how._timeout, how._devices = timeout, [device]
+    gloo = answer_within(limit_s, lambda: _c10d.ProcessGroupGloo(own, rank, size, how))
     gloo._set_sequence_number_for_group()
     group._set_default_backend(kinds.GLOO)
     group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
