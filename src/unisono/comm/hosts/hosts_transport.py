@@ -120,6 +120,7 @@ class HostsTransport(SharedMemory):
         inner = self._membership.inner
         assert inner is not None
         try:
+            self.links.connect(self.placement.neighbours(), deadline.left_s())
             self.group.span(
                 inner,
                 self.placement.hosts_of_ranks(),
@@ -128,10 +129,11 @@ class HostsTransport(SharedMemory):
                 bool(variables.STRICT_ORDER.read()),
                 bool(variables.ROUND_HALVES.read()),
             )
-        except OSError as error:
+        except BaseException as error:
             inner.close()
+            if not isinstance(error, OSError):
+                raise
             raise RendezvousError(f"group {self.name}: UCX does not connect: {error}") from error
-        self.links.connect(self.placement.neighbours(), deadline.left_s())
         self.links.add(self)
         while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
             check()
