@@ -81,6 +81,9 @@ class Group(Protocol):
     def lose(self, rank: int, is_silent: bool) -> None:
         """The process of a rank on another host has ended, or does not answer any more."""
 
+    def leave(self, rank: int) -> None:
+        """The process of a rank on another host has left all groups in order."""
+
     def set_flags(self, address: int) -> None: ...
     def open_block(self, descriptor: int, sizes: Sequence[int]) -> Block: ...
     def reopen_block(self, number: int) -> Block | None: ...

@@ -98,7 +98,7 @@ class ControlLines:
     `on_message(peer, message)` is called with what another rank has sent, in order;
     `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
     name in a sentence: "has ended", or "does not answer any more ..."; `on_summons(peer)` when
-    a rank asks to be called, by `connect`. All run in the lines' own thread, and must not wait.
+    a rank asks to be called, by `connect`; `on_left(peer)` once it has said goodbye. All run in the lines' own thread, and must not wait.
     """
 
     def __init__(
@@ -109,9 +109,11 @@ class ControlLines:
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
         on_summons: Callable[[int], None] = lambda peer: None,
+        on_left: Callable[[int], None] = lambda peer: None,
     ) -> None:
         self._me, self._secret = me, secret
-        self._on_message, self._on_lost, self._on_summons = on_message, on_lost, on_summons
+        self._on_message, self._on_lost = on_message, on_lost
+        self._on_summons, self._on_left = on_summons, on_left
         self._lock = threading.Lock()  # of _lines, of what is sent on them, and of _wanted
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
@@ -361,6 +363,7 @@ class ControlLines:
         line.connection.close()
         with self._lock:
             self._lines.pop(line.session.peer, None)
+        self._tell(lambda peer, _: self._on_left(peer), line.session.peer, None)
 
     def _say_goodbye(self) -> None:
         with self._lock:

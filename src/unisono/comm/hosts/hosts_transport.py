@@ -215,6 +215,11 @@ class HostsTransport(SharedMemory):
         if peer in self.placement.members:
             self.group.lose(self.placement.members.index(peer), is_silent)
 
-    def leave(self) -> None:
-        """The process ends: have the others hear of it behind all that this rank has sent them."""
+    def on_left(self, peer: int) -> None:
+        """The process of a global rank has left all groups in order."""
+        if peer in self.placement.members:
+            self.group.leave(self.placement.members.index(peer))
+
+    def end(self) -> None:
+        """This process ends: have the others hear of it behind all that this rank has sent them."""
         self.group.close()

@@ -29,6 +29,8 @@ from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 from unisono.processes import state_of
 
+_BEHIND_S = 0.3
+"""How long what a process has sent before it left may still be on its way."""
 _DRAW_S = 1.0
 """How long a line to a rank that there was none to may take."""
 
@@ -55,8 +57,11 @@ class Party(Protocol):
     def on_lost(self, peer: int, is_silent: bool) -> None:
         """The process of a global rank has ended, or does not answer any more."""
 
-    def leave(self) -> None:
-        """The process ends."""
+    def on_left(self, peer: int) -> None:
+        """The process of a global rank has left all groups in order."""
+
+    def end(self) -> None:
+        """This process ends."""
 
 
 class Links:
@@ -75,7 +80,13 @@ class Links:
         self._holders = 0
         self._is_closed = False
         self._lines = ControlLines(
-            hosts.address, me, hosts.secret, self._on_line, self._on_lost, self._on_summons
+            hosts.address,
+            me,
+            hosts.secret,
+            self._on_line,
+            self._on_lost,
+            self._on_summons,
+            self._on_left,
         )
         self.questions = Questions(self._lines.send, {"stopped": self._tell_stopped})
         all_links.add(self)
@@ -121,17 +132,17 @@ class Links:
             if self._is_closed or self._pid != os.getpid():
                 return
             self._is_closed = True
+        if not any(links.is_open() for links in list(all_links)):
+            native.close_network()  # once all that was sent is on its way
         self._lines.close()
         self._store = None  # which has a socket, too
-        if not any(links.is_open() for links in list(all_links)):
-            native.close_network()
 
     def leave_all(self) -> None:
         """Close whatever groups are left, and then the lines: the process ends."""
         if self._pid != os.getpid():
             return
         for party in self._open_parties():
-            party.leave()
+            party.end()
         self.close_all()
 
     # -- groups ----------------------------------------------------------------------------------
@@ -287,6 +298,17 @@ class Links:
             self._lost[peer] = why
         for party in self._open_parties():
             party.on_lost(peer, why != ENDED)
+
+    def _on_left(self, peer: int) -> None:
+        """Its groups say so by UCX, behind the data, unless that has failed."""
+        if self._open_parties():
+            later = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
+            later.daemon = True
+            later.start()
+
+    def _tell_left(self, peer: int) -> None:
+        for party in self._open_parties():
+            party.on_left(peer)
 
 
 def _close_at_exit(reference: weakref.ref[Links]) -> None:

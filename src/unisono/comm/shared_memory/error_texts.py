@@ -36,8 +36,35 @@ _FLOAT8 = {
 }
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
-_RAGGED = 0x68656164 * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _posted_hash(word: int) -> int:
+    """What a post shows of a hash."""
+    return word * _GOLDEN >> 32 & 0xFFFFFFFF
+
+
+def _mixed(value: int) -> int:
+    """A hash of this alone: `mix` in csrc/collectives.c."""
+    product = value * _GOLDEN & 0xFFFFFFFFFFFFFFFF
+    return product ^ product >> 32
+
+
+_RAGGED = _posted_hash(0x68656164)
 """What a gather of tensors of any shapes posts as its hash: HEADS in csrc/ragged.c."""
+_ORDERS = {
+    _posted_hash(_mixed(number)): order
+    for number, order in enumerate(
+        (
+            "",
+            "in strict order",
+            "with halves rounded between hosts",
+            "in strict order with halves rounded between hosts",
+        ),
+        start=1,
+    )
+}
+"""What a reduction over hosts posts, by the order of its sums: csrc/collectives.c."""
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
@@ -120,6 +147,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
     elif operation is Operation.BROADCAST and reduction:
         details.append(f"by {algorithm_of(reduction, 255)}, schedule with hash {others:08x}")
+    elif operation in REDUCING and others in _ORDERS:
+        details += filter(None, [_ORDERS[others]])
     elif others and operation not in PAIRED:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
