@@ -97,8 +97,9 @@ class ControlLines:
 
     `on_message(peer, message)` is called with what another rank has sent, in order;
     `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
-    name in a sentence: "has ended", or "does not answer any more ..."; `on_summons(peer)` when
-    a rank asks to be called, by `connect`; `on_left(peer)` once it has said goodbye. All run in the lines' own thread, and must not wait.
+    name in a sentence: "has ended", or "does not answer any more ..."; `on_left(peer)` once it has
+    said goodbye; `on_summons(peer)` when a rank asks to be called, by `connect`. All run in the
+    lines' own thread, and must not wait.
     """
 
     def __init__(
