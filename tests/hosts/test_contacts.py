@@ -33,8 +33,8 @@ def test_other_versions_are_refused_with_which_host_has_what() -> None:
 
 def test_all_ranks_hear_that_one_has_no_ucx(pool: RankPool) -> None:
     for text in pool.run(meet_without_ucx, 3, connected=False):
-        assert "rank 2 (pid " in text
-        assert " on B): UNISONO_UCX is /nowhere, which has no libucp.so" in text
+        assert text.startswith("rank 2 (pid ")
+        assert " on B): UNISONO_UCX must be the path of a libucp.so" in text
 
 
 def meet_without_ucx(rank: int, size: int, path: str) -> str:

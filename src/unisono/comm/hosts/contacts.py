@@ -16,7 +16,7 @@ from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import find_interface
 from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline
-from unisono.errors import RendezvousError
+from unisono.errors import RendezvousError, UnisonoError
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _own_contact(address: str, port: int, payload: str) -> Contact:
         found = ucx.find()
         version = ucx.load(found)
         worker = native.open_network(ucx.settings(address)).hex()
-    except RendezvousError as error:  # which all ranks shall hear
+    except UnisonoError as error:  # which all ranks shall hear
         return Contact(address, port, interface, problem=str(error))
     except OSError as error:
         return Contact(address, port, interface, problem=f"UCX does not start: {error}")
