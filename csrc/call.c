@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "call.h"
+#include "hosts.h"
 #include "segment.h"
 #include "worker.h"
 
@@ -63,9 +64,12 @@ static void post_call(execution *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
     uint64_t signature = signature_of_call(x->call) | (x->in_block ? IN_BLOCK : 0);
-    write_word(&mine->signature, refusal ? refusal_of(x->call, refusal) : signature);
-    write_word(&mine->bytes, refusal ? 0 : x->bytes);
-    write_word(&mine->hash, refusal ? 0 : hash_of(x));
+    if (refusal) signature = refusal_of(x->call, refusal);
+    uint64_t bytes = refusal ? 0 : x->bytes, hash = refusal ? 0 : hash_of(x);
+    write_word(&mine->signature, signature);
+    write_word(&mine->bytes, bytes);
+    write_word(&mine->hash, hash);
+    if (g->spread) spread_post(x, signature, bytes, hash);
     publish(g, &mine->call, x->number);
 }
 
@@ -78,6 +82,7 @@ static bool wait_for_posts(execution *x, int milliseconds) {
             here += atomic_load(&post_of(x->g, rank, x->number)->call) >= x->number;
         if (here == x->g->ranks) return true;
         if (atomic_load(&x->g->segment.header->abort)) return false;
+        if (x->g->spread) drive_network();
         sleep_ns(200 * 1000);
     }
     return false;
@@ -99,12 +104,14 @@ static un_status mismatch(execution *x) {
     return fail(x->g, UN_MISMATCH, -1);
 }
 
-/* Wait for all posts and compare them with ours. */
-static un_status meet(execution *x) {
+/* Wait for the posts of all peers, or over hosts of those that it `is` (or is not) we who hear, and compare
+ * them with ours. */
+static un_status meet_some(execution *x, bool is_heard) {
     un_group *g = x->g;
     const post *mine = post_of(g, g->rank, x->number);
     for (int step = 1; step < g->ranks; step++) {
         int peer = g->rank + step < g->ranks ? g->rank + step : g->rank + step - g->ranks;
+        if (g->spread && is_heard_here(g, peer) != is_heard) continue;
         const post *theirs = post_of(g, peer, x->number);
         un_status status = await_flag(g, peer, &theirs->call, x->number, &x->patience);
         if (status) return status;
@@ -112,6 +119,14 @@ static un_status meet(execution *x) {
         for (size_t line = 32; line < x->post_bytes; line += LINE_BYTES)
             __builtin_prefetch(theirs->payload + line);
     }
+    return UN_OK;
+}
+
+/* First what others of our host wait for: they sleep until we have heard it. */
+static un_status meet(execution *x) {
+    un_status status = x->g->spread ? meet_some(x, true) : UN_OK;
+    if (!status) status = meet_some(x, false);
+    if (status) return status;
     return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;
 }
 
@@ -205,6 +220,7 @@ static un_status meet_and_move(execution *x) {
     x->patience.may_leave = false;
     if (x->settle) x->settle(x);
     record_start(x->g, x->record);
+    if (x->takes_lanes) return run_lanes(x);
     if (x->call->schedule) return run_schedule(x);
     int in_blocks = x->may_be_direct ? givers_in_blocks(x) : NONE;
     if (in_blocks == ALL) return run_direct(x);
@@ -293,7 +309,8 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 /* One turn, in which peers take what is there with our post: when we take ours is our own affair. */
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
-    return x->turns == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks;
+    return x->turns == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&
+           !x->takes_lanes;
 }
 
 bool begin_work(un_group *g, un_work *work) {
@@ -312,6 +329,7 @@ bool begin_work(un_group *g, un_work *work) {
 }
 
 bool need_not_wait(const un_group *g) {
+    if (g->spread) drive_network();
     uint64_t number = g->worker.begun->number;
     for (int rank = 0; rank < g->ranks; rank++)
         if (atomic_load_explicit(&post_of(g, rank, number)->call, memory_order_acquire) < number)

@@ -20,6 +20,8 @@ struct execution {
     uint64_t bytes; /* of the tensor, or of the wide side; 0 where each pair has its own */
     uint64_t hash;  /* of whatever else must be equal */
     size_t post_bytes; /* how much of a peer's post to fetch ahead */
+    size_t payload_bytes; /* in our own, for other hosts */
+    bool takes_lanes; /* over hosts, and more than fits into a post */
     bool needs_slice;
     bool large;     /* the output is too big to stay in the cache */
     size_t turns;

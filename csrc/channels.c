@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "hosts.h"
 #include "messages.h"
 #include "records.h"
 
@@ -110,6 +111,7 @@ COLD static void note_unfit_send(un_group *g) {
 static bool complete_all(un_group *g, un_status status) {
     if (!g->messages.oldest) return false;
     note_unfit_send(g);
+    if (g->spread) settle_messages(g);
     for (int rank = 0; rank < g->ranks; rank++)
         for (un_message *m = g->messages.traffic[rank].due.first; m; m = m->behind)
             free(m->match.next);
@@ -137,7 +139,7 @@ static bool is_open(un_group *g, int source) {
 bool progress(un_group *g) {
     un_status failed = status_from_abort(g);
     if (failed) return complete_all(g, failed);
-    bool moved = false;
+    bool moved = g->spread && progress_over_hosts(g);
     for (int rank = 0; rank < g->ranks; rank++) { /* first what lets peers go on */
         struct traffic *t = &g->messages.traffic[rank];
         if (t->sends.first) moved |= announce_sends(g, rank);
@@ -173,6 +175,7 @@ void free_traffic(un_group *g) {
 /* Looking at this word is faster than a round of progress. It is only a hint, for other threads
  * move the message on too. */
 awaited awaited_word(const un_group *g, const un_message *m) {
+    if (m->source < 0 || is_elsewhere(g, m->source)) return (awaited){0};
     if (m->sends) {
         const struct traffic *t = &g->messages.traffic[m->peer];
         const channel *c = channel_of(g, g->rank, m->peer);
@@ -182,7 +185,6 @@ awaited awaited_word(const un_group *g, const un_message *m) {
             return (awaited){&c->read, t->written + m->moved + next_piece(m) - RING_BYTES};
         return t->channel_ready ? (awaited){&c->taken, t->taken + 1} : (awaited){0};
     }
-    if (m->source < 0) return (awaited){0};
     const struct traffic *t = &g->messages.traffic[m->source];
     if (m->phase == WANTED && !t->open) return (awaited){&opened_by(g, m->peer)[g->rank], 1};
     const channel *c = channel_of(g, m->source, g->rank);

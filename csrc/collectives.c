@@ -4,6 +4,7 @@
  * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
  */
 #include "call.h"
+#include "hosts.h"
 #include "stream.h"
 
 _Static_assert(TURN_BYTES <= SLOT_BYTES && CUT_TURN_BYTES <= SLOT_BYTES, "a turn fits into a slot");
@@ -101,7 +102,10 @@ static void combine_parts(execution *x, size_t turn, size_t part, size_t inside,
         char *result = to ? to + done : made;
         if (!mine) stream_read(given, own, offset + done, some);
         sources[g->rank] = mine ? mine + done : given;
-        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
+        if (g->spread && !g->spread->is_strict)
+            combine_in_host_order(x, result, sources, some);
+        else
+            x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
         if (!to) stream_write(out, out_offset + done, made, some, false);
         if (also) memcpy(also + done, result, some);
         for (int rank = 0; rank < g->ranks; rank++)
@@ -310,7 +314,10 @@ static void settle_giver(execution *x, int giver) {
 }
 
 static void settle_givers(execution *x) {
-    for (int rank = 0; rank < x->g->ranks; rank++) settle_giver(x, rank);
+    for (int rank = 0; rank < x->g->ranks; rank++) {
+        settle_giver(x, rank);
+        x->takes_lanes |= x->g->spread && !x->g->calls.post_pitch[rank];
+    }
 }
 
 static void bring_gather(execution *x, size_t turn) {
@@ -354,7 +361,10 @@ static void plan_pairs(execution *x, stage *bring, stage *take) {
     x->take = take;
     x->pairs_agree = sizes_agree;
     x->settle = settle_givers;
-    x->needs_slice = !x->g->calls.post_pitch[me(x)];
+    size_t pitch = x->g->calls.post_pitch[me(x)];
+    x->needs_slice = !pitch && !x->g->spread;
+    x->payload_bytes = pitch * parts_per_slot(x);
+    if (!pitch && x->g->spread) x->bring = do_nothing;
     x->large = most_given_by(x, me(x)) >= BYPASS_FROM;
 }
 
@@ -387,7 +397,10 @@ static void plan_alike(execution *x) {
     size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
     for (int rank = 0; rank < ranks; rank++) x->g->calls.post_pitch[rank] = pitch;
     if (fits) x->turns = 1, x->post_bytes = bytes < 256 ? bytes : 256;
-    x->needs_slice = !fits && (call->operation != UN_BROADCAST || call->root == me(x));
+    x->takes_lanes = !fits && x->g->spread;
+    if (x->takes_lanes) x->bring = do_nothing;
+    x->payload_bytes = call->operation != UN_BROADCAST || call->root == me(x) ? parts * pitch : 0;
+    x->needs_slice = !fits && !x->g->spread && (call->operation != UN_BROADCAST || call->root == me(x));
 
     x->bytes = wide ? 0 : bytes;
     for (int rank = 0; wide && rank < ranks; rank++) {
@@ -408,6 +421,8 @@ un_status plan_execution(execution *x) {
             memcpy(&factor, &call->factor, sizeof factor);
             x->hash = mix(x->hash, factor);
         }
+        const spread *s = x->g->spread; /* the order of sums must be equal, too */
+        if (s) x->hash = mix(x->hash, 1 + (uint64_t)s->is_strict + 2 * (uint64_t)s->rounds);
     }
     if (call->schedule) {
         x->hash = mix(x->hash, call->schedule->hash);

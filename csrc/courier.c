@@ -1,4 +1,5 @@
 /* The courier: a thread per group that carries messages which nobody waits for. */
+#include "hosts.h"
 #include "messages.h"
 
 enum { LONGER_NAPS = 5 };
@@ -12,8 +13,28 @@ bool look_for_progress(un_group *g) {
     return moved;
 }
 
+enum { BOTH_NS = 1000 * 1000 }; /* where a message may come from our own host or from another */
+
+/* Where messages may come from: other hosts, our own. */
+static void look_at_sources(un_group *g, bool *elsewhere, bool *here) {
+    pthread_mutex_lock(&g->messages.lock);
+    for (const un_message *m = g->messages.oldest; m; m = m->next) {
+        bool is_any = m->source < 0, is_far = !is_any && is_elsewhere(g, m->source);
+        *elsewhere |= is_any || is_far;
+        *here |= is_any || !is_far;
+    }
+    pthread_mutex_unlock(&g->messages.lock);
+}
+
 /* Sleep until a peer rings; not if something has moved since we last looked. */
 void sleep_at_doorbell(un_group *g, int64_t ns) {
+    bool elsewhere = false, here = false;
+    if (g->spread) look_at_sources(g, &elsewhere, &here);
+    if (elsewhere) {
+        uint32_t seen = network_rounds();
+        if (!look_for_progress(g)) await_network(seen, here && ns > BOTH_NS ? BOTH_NS : ns);
+        return;
+    }
     control *mine = control_of(g, g->rank);
     atomic_fetch_add_explicit(&mine->listeners, 1, memory_order_seq_cst);
     uint32_t seen = atomic_load_explicit(&mine->doorbell, memory_order_seq_cst);

@@ -7,6 +7,7 @@
  * go on with other messages meanwhile is in no cycle. After a failure the notes stay, for error
  * texts.
  */
+#include "hosts.h"
 #include "messages.h"
 
 enum { PEER_BITS = 16, SENDS = 1 << 16, STARTED = 1 << 17, ALONE = 1 << 18 };
@@ -14,6 +15,24 @@ enum { PEER_BITS = 16, SENDS = 1 << 16, STARTED = 1 << 17, ALONE = 1 << 18 };
 void forget_waiting(un_group *g) {
     atomic_store(&control_of(g, g->rank)->waiting, 0);
     g->waiting.message = NULL;
+    if (g->spread) spread_waiting(g);
+}
+
+/* Over hosts: how many messages and replies we have sent to and had from each rank; whether that has
+ * changed since we last said so. */
+static bool note_traffic(un_group *g) {
+    bool changed = false;
+    uint64_t *sent = traffic_of(g, g->rank), *had = sent + g->ranks;
+    for (int rank = 0; g->spread && rank < g->ranks; rank++) {
+        const struct traffic *t = &g->messages.traffic[rank];
+        bool far = is_elsewhere(g, rank);
+        uint64_t to = far ? g->spread->sent[rank] : t->announced + t->replied;
+        uint64_t from = far ? g->spread->had[rank] : t->entries_read + t->heard;
+        changed |= sent[rank] != to || had[rank] != from;
+        sent[rank] = to;
+        had[rank] = from;
+    }
+    return changed;
 }
 
 void note_waiting(un_group *g, const un_message *m, bool alone) {
@@ -25,11 +44,13 @@ void note_waiting(un_group *g, const un_message *m, bool alone) {
         m->peer < 0 ? g->messages.unmatched.count : g->messages.traffic[m->peer].unmatched;
     atomic_store(&mine->unmatched, other ? others : 0);
     atomic_store(&mine->unmatched_tag, other ? (uint64_t)other->tag : 0);
-    if (g->waiting.message == m && (uint32_t)atomic_load(&mine->waiting) == word) return;
+    bool changed = note_traffic(g);
+    if (g->waiting.message == m && (uint32_t)atomic_load(&mine->waiting) == word && !changed) return;
     atomic_store(&mine->waiting, 0);
     atomic_store(&mine->waiting_tag, (uint64_t)m->tag);
     atomic_store(&mine->waiting, (uint64_t)++g->waiting.notes << 32 | word);
     g->waiting.message = m;
+    if (g->spread) spread_waiting(g);
 }
 
 static un_waiting read_waiting(const un_group *g, int rank, uint64_t word) {
@@ -54,6 +75,8 @@ un_waiting un_group_waiting(const un_group *g, int rank) {
 /* What a rank asks for is on its way as long as it has something to read. */
 static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
     if (!w->waits || !w->alone || w->peer < 0) return false;
+    if (is_elsewhere(g, rank) || is_elsewhere(g, w->peer))
+        return traffic_of(g, w->peer)[rank] == traffic_of(g, rank)[g->ranks + w->peer];
     return w->sends ? !has_unread_replies(g, rank, w->peer)
                     : !has_unread_messages(g, w->peer, rank);
 }

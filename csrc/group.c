@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "blocks.h"
+#include "hosts.h"
 #include "messages.h"
 #include "segment.h"
 #include "watcher.h"
@@ -18,6 +19,7 @@ static _Atomic unsigned process_number;
 static void note_fork(void) {
     atomic_fetch_add(&process_number, 1);
     forget_watching_after_fork();
+    forget_network_after_fork();
 }
 static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 
@@ -91,7 +93,7 @@ unsigned current_process(void) { return atomic_load(&process_number); }
 
 bool group_is_inherited(const un_group *g) { return g->process != current_process(); }
 
-static void wake_everyone(un_group *g) {
+void wake_everyone(un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
         control *c = control_of(g, rank);
         wake(&c->progress, OF_RANKS, INT_MAX);
@@ -117,6 +119,7 @@ bool un_group_finish(un_group *g, const un_call *hooks, bool *missing) {
         seen = left.moved;
         if (now - since > (left.moving ? STALLED_MS : ABSENT_MS) * (int64_t)1000000) return false;
         prepare_to_block(&p);
+        if (g->spread) drive_network();
         if (looks % ASK_EVERY == 0 && hooks->pause && hooks->pause(hooks->argument)) return false;
         sleep_ns(500 * 1000);
     }
@@ -136,6 +139,7 @@ void un_group_close(un_group *g) {
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);
+        if (g->spread) close_spread(g);
         leave_blocks(g);
         segment_unmap(g);
         pthread_mutex_destroy(&g->worker.queue_lock);
@@ -146,11 +150,18 @@ void un_group_close(un_group *g) {
     free_group(g);
 }
 
+bool take_abort(un_group *g, uint64_t word) {
+    uint64_t none = 0;
+    if (!atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)) return false;
+    if (g->spread) abort_group(g->spread->inner, (un_status)(word & 0xff), -1, 0);
+    wake_everyone(g);
+    return true;
+}
+
 /* The abort word: status in 8 bits, rank in 16, call in 40. The first fault wins. */
 void abort_group(un_group *g, un_status status, int rank, uint64_t call) {
-    uint64_t none = 0;
     uint64_t word = (uint64_t)status | (uint64_t)(uint16_t)rank << 8 | call << 24;
-    if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)) wake_everyone(g);
+    if (take_abort(g, word) && g->spread) spread_abort(g, word);
 }
 
 static int culprit(const un_group *g, uint64_t word) {
@@ -223,7 +234,9 @@ bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
     *detail = 0;
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
     uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);
-    return peer_is_dead(g, rank, detail) ||
+    uint64_t ending = read_word(&control_of(g, rank)->ending);
+    if (ending) *detail = ending == 1 ? 0 : (int64_t)ending;
+    return ending || peer_is_dead(g, rank, detail) ||
            (status_of(g, word) == UN_PEER_LOST && culprit(g, word) == rank);
 }
 

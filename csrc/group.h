@@ -15,6 +15,7 @@
  *   matching, courier,    the thread for messages that nobody waits for,
  *   deadlock              cycles of ranks that wait for each other
  * records               what every call leaves behind, and notes for peers
+ * hosts                 groups over several hosts
  */
 #ifndef UNISONO_GROUP_H
 #define UNISONO_GROUP_H
@@ -64,6 +65,7 @@ struct un_group {
     bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
     bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
     unsigned process; /* which process opened it, see group.c */
+    struct spread *spread; /* hosts.h; NULL: all ranks are on this host */
 
     struct { /* segment.c */
         char *base;
@@ -151,7 +153,7 @@ struct un_group {
     } watching;
 };
 
-_Static_assert(offsetof(un_group, segment.bytes) == LINE_BYTES, "the first line is hot");
+_Static_assert(offsetof(un_group, segment.tube_offset) == LINE_BYTES, "the first line is hot");
 _Static_assert(offsetof(un_group, worker.queue_lock) == offsetof(un_group, calls) + LINE_BYTES,
                "and so is that of the calls");
 
@@ -176,6 +178,11 @@ static inline channel *channel_of(const un_group *g, int from, int to) {
 static inline tube *tube_of(const un_group *g, int from, int to) {
     size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
     return (tube *)(g->segment.base + g->segment.tube_offset) + number;
+}
+
+/* Messages and replies that `rank` had sent to each rank, then those that it had had from each. */
+static inline uint64_t *traffic_of(const un_group *g, int rank) {
+    return control_of(g, rank)->sizes + 5 * (size_t)g->ranks;
 }
 
 /* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
@@ -203,6 +210,8 @@ typedef struct unfinished { /* what is under way when the group closes */
 bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
+bool take_abort(un_group *g, uint64_t word); /* that another host has; false: there is one already */
+void wake_everyone(un_group *g);
 COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
 COLD uint64_t unfit_handle(const un_group *g, int *receiver);
 COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);

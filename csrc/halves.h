@@ -47,6 +47,8 @@ static inline lanes select_lanes(lane_bits mask, lanes a, lanes b) {
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+enum { BRAINS_IN_PAIRS = 0, HALVES_IN_PAIRS = 0 }; /* lanes alternate between `low` and `high` */
+
 static inline wide widen_half(const uint16_t *from) {
     float16x8_t half = vreinterpretq_f16_u16(vld1q_u16(from));
     return (wide){(lanes)vcvt_f32_f16(vget_low_f16(half)), (lanes)vcvt_high_f32_f16(half)};
@@ -101,6 +103,13 @@ static inline void round_quiet_brain(uint16_t *to, wide value) {
 
 #else /* x86-64 */
 #include <immintrin.h>
+
+enum { BRAINS_IN_PAIRS = 1 };
+#if defined(__F16C__)
+enum { HALVES_IN_PAIRS = 0 };
+#else
+enum { HALVES_IN_PAIRS = 1 };
+#endif
 
 /* Lanes of 32 bits hold two elements each: those in the lower halves, those in the upper ones. */
 static inline lane_bits load_pairs(const uint16_t *from) {

@@ -10,6 +10,8 @@ typedef struct reducer {
     size_t unit; /* bytes that count as one element for `run` */
 } reducer;
 reducer find_reducer(un_dtype dtype, un_reduction reduction);
-enum { DIVISION = UN_REDUCTIONS, KERNELS }; /* not a reduction: one source, divided by `factor` */
+/* Not reductions: one source, or the sum of several, divided by `factor`; and one source of a half type,
+ * as float32, or of float32 as that type. */
+enum { DIVISION = UN_REDUCTIONS, WIDENING, NARROWING, KERNELS };
 
 #endif

@@ -113,6 +113,8 @@ typedef struct control {
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
     _Atomic uint32_t core; /* where we last fell asleep, and 1; 0: nowhere yet */
     flag_t works;          /* how many we have submitted */
+    _Atomic uint32_t is_here; /* of a group over hosts: we have opened it */
+    flag_t ending;            /* of a rank elsewhere: how it ended, as in a un_failure; 1: unknown */
     _Alignas(LINE_BYTES) _Atomic uint32_t doorbell; /* rung when a message of ours may go on */
     _Atomic uint32_t listeners;
     _Alignas(LINE_BYTES) flag_t waiting; /* what we wait for, see deadlock.c */
@@ -126,7 +128,8 @@ typedef struct control {
     _Alignas(LINE_BYTES) identity identity;
     _Alignas(LINE_BYTES) record records[RECORDS];
     _Alignas(LINE_BYTES) site_text sites[SITES];
-    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then open channels */
+    uint64_t sizes[]; /* two tables: bytes to, then bytes from each rank; then open channels; then, of a
+                       * group over hosts, messages sent to and had from each rank when we began to wait */
 } control;
 
 typedef struct header {

@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
+#include "hosts.h"
 #include "messages.h"
 #include "records.h"
 #include "stream.h"
@@ -209,7 +210,9 @@ un_status un_message_wait(un_group *g, un_message *m, const un_call *hooks) {
     int64_t start = 0;
     atomic_fetch_add(&g->messages.waiters, 1);
     atomic_fetch_add_explicit(&g->messages.waits, 1, memory_order_relaxed);
+    if (g->spread) begin_attending();
     un_status status = wait_with_progress(g, m, hooks, &p, &start);
+    if (g->spread) end_attending();
     atomic_fetch_sub(&g->messages.waiters, 1);
     if (status && un_message_done(m) && m->site)
         un_group_write_note(g, UN_SITE, UN_ABOUT_MESSAGES, m->site->text);

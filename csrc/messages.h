@@ -19,6 +19,7 @@ typedef struct arrival {
     uint64_t handle;
     uint64_t bytes;
     un_dtype dtype;
+    struct parcel *parcel; /* of another host's: what it is in */
     char payload[];
 } arrival;
 
@@ -115,10 +116,13 @@ bool announce_sends(un_group *g, int peer);
 bool read_replies(un_group *g, int peer);
 bool put_into_ring(un_group *g, int peer);
 bool fits_entry(const un_message *m);
+uint64_t take_handle(struct traffic *t, un_message *m);
+un_message *give_handle_back(struct traffic *t, uint64_t handle);
 bool is_eager(const un_group *g, const un_message *m);
 
 void start_receiving(un_group *g, un_message *m);
 bool take_entries(un_group *g, int source);
+void take_arrived(un_group *g, const arrival *seen); /* of another host's */
 bool deliver_what_is_due(un_group *g, int source);
 bool grant_next(un_group *g, int source);
 bool take_from_ring(un_group *g, int source);

@@ -7,6 +7,7 @@
  * we have come to the next call.
  */
 #include "call.h"
+#include "hosts.h"
 #include "segment.h"
 #include "stream.h"
 
@@ -16,6 +17,10 @@ static const un_ragged *ragged_of(const execution *x) { return (const un_ragged 
 
 static size_t room_beside(size_t head_bytes) {
     return sizeof((post *)0)->payload - round_up(head_bytes, 16);
+}
+
+size_t un_group_most_along(const un_group *g) {
+    return g->spread ? room_beside(UN_HEAD_BYTES) : UN_MOST_ALONG;
 }
 
 static char *tail_address(const execution *x, int rank, size_t bytes) {
@@ -53,6 +58,7 @@ un_status gather_ragged(execution *x) {
     heads.operation = r->call.operation; /* heads go to everybody, but who gathers is compared */
     x->hash = HEADS;
     x->bring = bring_head_and_tail;
+    x->payload_bytes = round_up(r->head.bytes, 16) + (r->comes_along ? r->tail.bytes : 0);
     if (!status && r->comes_along && r->tail.bytes > room_beside(r->head.bytes))
         status = prepare_slice(x->g);
     status = post_and_meet(x, status);

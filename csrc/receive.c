@@ -1,6 +1,7 @@
 /* Receiving: reading what was announced, giving each receive its message, and replying. */
 #include <stdlib.h>
 
+#include "hosts.h"
 #include "messages.h"
 #include "records.h"
 #include "stream.h"
@@ -8,6 +9,7 @@
 enum { KEPT = 1024 }; /* messages that came too early, of one rank, while nobody asks for others */
 
 static bool has_room_for_reply(un_group *g, int source) {
+    if (is_elsewhere(g, source)) return true;
     struct traffic *t = &g->messages.traffic[source];
     return has_room(g, source, t->replied, &t->replies_heard,
                     &channel_of(g, source, g->rank)->heard);
@@ -15,6 +17,10 @@ static bool has_room_for_reply(un_group *g, int source) {
 
 /* There must be room. */
 static void write_reply(un_group *g, int source, uint64_t handle, enum verdict verdict) {
+    if (is_elsewhere(g, source)) {
+        send_reply_over(g, source, handle);
+        return;
+    }
     struct traffic *t = &g->messages.traffic[source];
     reply *r = &channel_of(g, source, g->rank)->replies[t->replied % ENTRIES];
     write_word(&r->word, handle << 1 | verdict);
@@ -46,6 +52,8 @@ static bool deliver(un_group *g, un_message *m, const arrival *a, const char *pa
         note_unfit(g, m);
         abort_unfit(g, source, a->handle);
         complete(g, m, UN_UNFIT);
+    } else if (a->parcel) {
+        return receive_parcel(g, m, a->parcel) && a->handle;
     } else if (small) {
         stream_write(&m->stream, 0, payload, a->bytes, false);
         complete(g, m, UN_OK);
@@ -64,6 +72,7 @@ bool deliver_what_is_due(un_group *g, int source) {
         arrival *a = (arrival *)m->match.next;
         dequeue(&t->due);
         if (deliver(g, m, a, a->payload)) write_reply(g, source, a->handle, TAKEN);
+        if (a->parcel) drop_parcel(a->parcel);
         free(a);
     }
     return moved;
@@ -89,12 +98,13 @@ static un_message *take_receive(un_group *g, int source, int64_t tag) {
  * it. */
 static bool keep_unmatched(un_group *g, const arrival *seen, const char *payload) {
     struct traffic *t = &g->messages.traffic[seen->match.source];
-    if (t->unmatched >= KEPT && !t->wanted && !g->messages.wanted_from_any) return false;
-    size_t bytes = seen->bytes <= PAYLOAD_BYTES ? seen->bytes : 0;
+    bool may_wait = !seen->parcel;
+    if (may_wait && t->unmatched >= KEPT && !t->wanted && !g->messages.wanted_from_any) return false;
+    size_t bytes = !seen->parcel && seen->bytes <= PAYLOAD_BYTES ? seen->bytes : 0;
     arrival *kept = malloc(sizeof *kept + bytes);
     if (!kept) return false;
     memcpy(kept, seen, sizeof *kept);
-    memcpy(kept->payload, payload, bytes);
+    if (bytes) memcpy(kept->payload, payload, bytes);
     kept->match.number = ++g->messages.matches;
     add_match(&g->messages.unmatched, &kept->match);
     t->unmatched++;
@@ -111,6 +121,14 @@ static bool take_entry(un_group *g, int source, const entry *e) {
     if (!m) return keep_unmatched(g, &seen, e->payload);
     if (deliver(g, m, &seen, e->payload)) write_reply(g, source, seen.handle, TAKEN);
     return true;
+}
+
+void take_arrived(un_group *g, const arrival *seen) {
+    un_message *m = take_receive(g, seen->match.source, seen->match.tag);
+    if (!m && keep_unmatched(g, seen, NULL)) return;
+    if (!m) abort_group(g, UN_ABORTED, g->rank, 0); /* no memory */
+    if (m && deliver(g, m, seen, NULL)) write_reply(g, seen->match.source, seen->handle, TAKEN);
+    drop_parcel(seen->parcel);
 }
 
 bool take_entries(un_group *g, int source) {

@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
+#include "hosts.h"
 #include "records.h"
 #include "segment.h"
 #include "wait.h"
@@ -125,8 +126,10 @@ void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *
     uint64_t now = atomic_load(&n->about);
     /* A failed message has ended the group: what it was matters longer than later calls. */
     bool stays = now == UN_ABOUT_MESSAGES && (kind == UN_SITE || kind == UN_SHAPE);
-    if (now != about && !stays) write_note(n, about, text);
+    bool writes = now != about && !stays;
+    if (writes) write_note(n, about, text);
     pthread_mutex_unlock(&g->note_lock);
+    if (writes && g->spread) spread_note(g, kind, about, text);
 }
 
 bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t about,
@@ -141,7 +144,10 @@ bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t abou
 }
 
 void ask_where(un_group *g, int rank, uint64_t call) {
-    atomic_store(&control_of(g, rank)->asked, call);
+    if (is_elsewhere(g, rank))
+        spread_ask(g, rank, call);
+    else
+        atomic_store(&control_of(g, rank)->asked, call);
 }
 
 bool is_asked(const un_group *g) {

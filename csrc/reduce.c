@@ -221,6 +221,51 @@ typedef void rounding(uint16_t *to, wide value);
 HALF_KERNELS(f16, widen_half, round_half, 0)
 HALF_KERNELS(bf16, widen_brain, round_brain, 1)
 
+/* Between half types and float32, element by element in their order. */
+static inline void store_wide(float *to, wide value, bool in_pairs) {
+    for (int lane = 0; lane < LANES; lane++) {
+        to[in_pairs ? 2 * lane : lane] = value.low[lane];
+        to[in_pairs ? 2 * lane + 1 : LANES + lane] = value.high[lane];
+    }
+}
+
+static inline wide load_wide(const float *from, bool in_pairs) {
+    wide value;
+    for (int lane = 0; lane < LANES; lane++) {
+        value.low[lane] = from[in_pairs ? 2 * lane : lane];
+        value.high[lane] = from[in_pairs ? 2 * lane + 1 : LANES + lane];
+    }
+    return value;
+}
+
+#define CONVERSIONS(KIND, WIDEN, ROUND, IN_PAIRS)                                                 \
+    static void widen_##KIND(void *to, const void *const *from, int sources, size_t count,        \
+                             double factor) {                                                     \
+        (void)sources, (void)factor;                                                              \
+        const uint16_t *x = from[0];                                                              \
+        float *out = to, wider[STEP];                                                             \
+        size_t i = 0;                                                                             \
+        for (; i + STEP <= count; i += STEP) store_wide(out + i, WIDEN(x + i), IN_PAIRS);         \
+        uint16_t few[STEP] = {0};                                                                 \
+        memcpy(few, x + i, (count - i) * sizeof *few);                                            \
+        store_wide(wider, WIDEN(few), IN_PAIRS);                                                  \
+        memcpy(out + i, wider, (count - i) * sizeof *out);                                        \
+    }                                                                                             \
+    static void narrow_##KIND(void *to, const void *const *from, int sources, size_t count,       \
+                              double factor) {                                                    \
+        (void)sources, (void)factor;                                                              \
+        const float *x = from[0];                                                                 \
+        uint16_t *out = to, few[STEP];                                                            \
+        size_t i = 0;                                                                             \
+        for (; i + STEP <= count; i += STEP) ROUND(out + i, load_wide(x + i, IN_PAIRS));          \
+        float rest[STEP] = {0};                                                                   \
+        memcpy(rest, x + i, (count - i) * sizeof *rest);                                          \
+        ROUND(few, load_wide(rest, IN_PAIRS));                                                    \
+        memcpy(out + i, few, (count - i) * sizeof *few);                                          \
+    }
+CONVERSIONS(f16, widen_half, round_half, HALVES_IN_PAIRS)
+CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
+
 /* Two float16 numbers, added or multiplied in float32 and rounded, are what the processor's own
  * float16 arithmetic gives: float32 has more than twice the digits, so rounding twice is rounding
  * once. */
@@ -299,10 +344,10 @@ COMPLEX_PRODUCT(product_c128, double)
      [UN_MAX] = max_##SIGN##B, [UN_BAND] = band_u##B,   [UN_BOR] = bor_u##B,                      \
      [UN_BXOR] = bxor_u##B, [UN_PREMUL_SUM] = premul_u##B,                                        \
      [UN_TRUNCATED_AVG] = avg_##SIGN##B, [DIVISION] = divide_##SIGN##B}
-#define FLOAT_ROW(KIND)                                                                           \
+#define FLOAT_ROW(KIND, ...)                                                                      \
     {[UN_SUM] = sum_##KIND, [UN_AVG] = avg_##KIND, [UN_PRODUCT] = product_##KIND,                 \
      [UN_MIN] = min_##KIND, [UN_MAX] = max_##KIND, [UN_PREMUL_SUM] = premul_##KIND,               \
-     [UN_TRUNCATED_AVG] = avg_##KIND, [DIVISION] = divide_##KIND}
+     [UN_TRUNCATED_AVG] = avg_##KIND, [DIVISION] = divide_##KIND, __VA_ARGS__}
 #define COMPLEX_ROW(KIND, PART)                                                                   \
     {[UN_SUM] = sum_##PART, [UN_AVG] = avg_##PART, [UN_PRODUCT] = product_##KIND,                 \
      [UN_PREMUL_SUM] = premul_##PART, [UN_TRUNCATED_AVG] = avg_##PART,                            \
@@ -320,10 +365,10 @@ const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_F16] = {[UN_SUM] = native_sum_f16, [UN_AVG] = native_avg_f16,
                   [UN_PRODUCT] = native_product_f16, [UN_MIN] = min_f16, [UN_MAX] = max_f16,
                   [UN_PREMUL_SUM] = premul_f16, [UN_TRUNCATED_AVG] = native_avg_f16,
-                  [DIVISION] = divide_f16},
-    [KIND_BF16] = FLOAT_ROW(bf16),
-    [KIND_F32] = FLOAT_ROW(f32),
-    [KIND_F64] = FLOAT_ROW(f64),
+                  [DIVISION] = divide_f16, [WIDENING] = widen_f16, [NARROWING] = narrow_f16},
+    [KIND_BF16] = FLOAT_ROW(bf16, [WIDENING] = widen_bf16, [NARROWING] = narrow_bf16),
+    [KIND_F32] = FLOAT_ROW(f32, ),
+    [KIND_F64] = FLOAT_ROW(f64, ),
     [KIND_C64] = COMPLEX_ROW(c64, f32),
     [KIND_C128] = COMPLEX_ROW(c128, f64),
     /* 0 and 1: a sum is "any", a product "all", as torch has it */

@@ -227,6 +227,7 @@ static void align_tubes(un_group *g) {
 un_status plan_schedule(execution *x) {
     const un_call *call = x->call;
     const un_compiled_schedule *schedule = call->schedule;
+    if (x->g->spread) return UN_REFUSED; /* no tube leads to another host */
     bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
     if (x->reducer.run && adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;

@@ -13,7 +13,7 @@
 static const uint64_t MAGIC = 0x6f6e6f73696e75; /* "unisono" */
 
 size_t control_bytes_for(int ranks) {
-    return round_up(sizeof(control) + 5 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
+    return round_up(sizeof(control) + 7 * (size_t)ranks * sizeof(uint64_t), PAGE_BYTES);
 }
 
 static size_t data_offset_for(int ranks) {

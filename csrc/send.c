@@ -1,6 +1,7 @@
 /* Sending: announcing messages, hearing of them, and passing large ones on. */
 #include <stdlib.h>
 
+#include "hosts.h"
 #include "messages.h"
 #include "records.h"
 #include "segment.h"
@@ -8,7 +9,7 @@
 
 /* -- handles: numbers that find an announced message again -------------------------------------- */
 
-static uint64_t take_handle(struct traffic *t, un_message *m) {
+uint64_t take_handle(struct traffic *t, un_message *m) {
     if (!t->free_handle) {
         uint32_t count = t->handle_count ? 2 * t->handle_count : 16;
         struct handle *more = realloc(t->handles, count * sizeof *more);
@@ -27,7 +28,7 @@ static uint64_t take_handle(struct traffic *t, un_message *m) {
     return handle;
 }
 
-static un_message *give_handle_back(struct traffic *t, uint64_t handle) {
+un_message *give_handle_back(struct traffic *t, uint64_t handle) {
     if (!handle || handle > t->handle_count) return NULL;
     struct handle *h = &t->handles[handle - 1];
     un_message *m = h->message;
@@ -139,6 +140,10 @@ bool put_into_ring(un_group *g, int peer) {
 }
 
 void start_sending(un_group *g, un_message *m) {
+    if (is_elsewhere(g, m->peer)) {
+        start_sending_over(g, m);
+        return;
+    }
     m->phase = TO_ANNOUNCE;
     enqueue(&g->messages.traffic[m->peer].sends, m);
 }

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 9u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 10u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -74,6 +74,13 @@ static inline bool un_averages(un_reduction reduction) {
 static inline bool un_is_rooted(un_operation operation) {
     return operation == UN_REDUCE || operation == UN_BROADCAST || operation == UN_GATHER ||
            operation == UN_SCATTER;
+}
+
+static inline bool un_is_wide_input(un_operation o) {
+    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
+}
+static inline bool un_is_wide_output(un_operation o) {
+    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
 }
 
 /* An element type as DLPack writes it: code, bits and lanes in one integer. */
@@ -214,6 +221,7 @@ typedef struct un_message {
     bool is_copy;    /* of an eager send: nobody waits for it */
     uint64_t handle; /* a receive's: by which its sender knows the message */
     size_t moved;
+    struct moving *moving; /* between hosts: its data is under way */
     un_match match;
     struct un_message *previous, *next; /* of all */
     struct un_message *behind;          /* in one of the queues of a channel */
@@ -252,6 +260,7 @@ typedef struct un_failure {
 } un_failure;
 
 #define UN_ENDING_KNOWN ((int64_t)1 << 32)
+#define UN_ENDING_SILENT ((int64_t)1 << 33) /* of a rank elsewhere: it does not answer any more */
 
 typedef struct un_group un_group;
 
@@ -267,6 +276,36 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
  * the last of them. So ranks can be threads of one process, and tools that follow one process's
  * memory see all of a group. The memberships are as independent as those of several processes. */
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
+
+/* -- several hosts: see hosts.h ----------------------------------------------------------------- */
+
+/* Load UCX from this path; what stands in the way, or NULL. Then make this process's one UCX worker, by
+ * these settings (names and values, NULL at the end), and have its address. It is closed with the last
+ * group over hosts that needs it. */
+const char *un_ucx_load(const char *path, unsigned version[3]);
+const char *un_network_open(const char *const *settings, const void **address, size_t *bytes);
+void un_network_close(void);
+
+/* Where the ranks of a group over hosts are, each in an array by rank. */
+typedef struct un_span {
+    uint64_t key;              /* equal on all ranks; no other group of these processes ever has it */
+    const int *hosts;          /* the number of each rank's host, counted by the lowest rank of each */
+    const void *const *addresses; /* of the workers of those elsewhere */
+    const size_t *address_bytes;
+    bool is_strict; /* sums are made rank by rank, wherever the ranks are */
+    bool rounds;    /* sums of half types are rounded between hosts */
+} un_span;
+
+/* Make a group, whose segment only the ranks of this host share, one over hosts; `inner` is a group of
+ * those ranks, in their order, and goes with it. UN_SYSTEM: errno tells why not. */
+un_status un_group_span(un_group *group, un_group *inner, const un_span *span);
+
+/* Wait until all ranks have; false: those that are `missing` have not. */
+bool un_group_meet(un_group *group, int64_t timeout_ns, const un_call *hooks, bool *missing);
+
+/* A rank elsewhere has ended, or is silent; or it has ended after it had left the group. */
+void un_group_lose(un_group *group, int rank, bool is_silent);
+void un_group_leave(un_group *group, int rank);
 
 /* The descriptor of the group's segment, which stays the group's. */
 int un_group_descriptor(const un_group *group);
@@ -435,6 +474,9 @@ un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
 
 /* Run the call of a un_ragged: `call` must be its first member. */
 un_status un_gather_ragged(un_group *group, const un_call *call);
+
+/* How many bytes a tail may have so that it can come along: at most UN_MOST_ALONG. */
+size_t un_group_most_along(const un_group *group);
 
 /* How many turns of moving data `rank` has finished, over all calls. */
 uint64_t un_group_progress(const un_group *group, int rank);

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hosts.h"
 #include "records.h"
 #include "wait.h"
 
@@ -103,8 +104,10 @@ void start_spinning(spinning *s) {
 /* True once the flag is there. */
 static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
+    int looks = is_heard_here(g, peer) ? 1 : 32;
     do {
-        for (int spins = 0; spins < 32; spins++) {
+        if (g->spread) drive_network();
+        for (int spins = 0; spins < looks; spins++) {
             if (reached(flag, target)) {
                 end_spin(g, &g->spin, true);
                 return true;
@@ -161,16 +164,33 @@ static un_status ask_caller(un_group *g, patience *p) {
     return clock_ns() < p->leaves_ns ? UN_OK : interrupt(g, g->calls.latest);
 }
 
-un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
+/* Sleep until the flag may be there: on its own word or, if it is we who hear from that rank, until the
+ * network has brought something. */
+static void sleep_for(un_group *g, int peer, const flag_t *flag, uint64_t target, int64_t ns) {
+    if (is_heard_here(g, peer)) {
+        uint32_t rounds = network_rounds();
+        drive_network();
+        if (!reached(flag, target)) await_network(rounds, ns);
+        return;
+    }
+    _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;
+    atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
+    uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);
+    if (seen < target) sleep_on(flag, OF_RANKS, (uint32_t)seen, ns);
+    atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
+}
+
+static un_status await_long(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
     for (int glances = g->crowded || p->blocked ? 0 : GLANCES; glances; glances--) {
         if (reached(flag, target)) return UN_OK;
         relax_cpu();
     }
     prepare_to_block(p);
-    if (g->crowded ? yield(g, peer, flag, target) : spin(g, peer, flag, target)) return UN_OK;
+    bool yields = g->crowded && !is_heard_here(g, peer);
+    if (yields ? yield(g, peer, flag, target) : !g->crowded && spin(g, peer, flag, target))
+        return UN_OK;
 
     if (!p->deadline_ns) p->deadline_ns = clock_ns() + p->call->timeout_ns;
-    _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;
     note_core(g);
     while (!reached(flag, target)) {
         un_status status = look_around(g, peer, flag, target);
@@ -179,14 +199,27 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
         if (left_ns <= 0) return fail(g, UN_TIMEOUT, peer);
         if (left_ns < ASK_NS && !p->asked) ask_missing(g, p);
 
-        atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
-        uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);
-        if (seen < target)
-            sleep_on(flag, OF_RANKS, (uint32_t)seen, left_ns < SLICE_NS ? left_ns : SLICE_NS);
-        atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
-
+        sleep_for(g, peer, flag, target, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         status = reached(flag, target) ? UN_OK : ask_caller(g, p);
         if (status) return status;
     }
     return UN_OK;
+}
+
+un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
+    if (!g->spread) return await_long(g, peer, flag, target, p);
+    begin_attending();
+    un_status status = await_long(g, peer, flag, target, p);
+    end_attending();
+    return status;
+}
+
+un_status look_after(un_group *g, patience *p, int peer) {
+    if (atomic_load_explicit(&g->segment.header->abort, memory_order_acquire))
+        return fail_from_abort(g);
+    int64_t now = clock_ns();
+    if (!p->deadline_ns) p->deadline_ns = now + p->call->timeout_ns;
+    if (now >= p->deadline_ns) return fail(g, UN_TIMEOUT, peer);
+    if (p->deadline_ns - now < ASK_NS && !p->asked) ask_missing(g, p);
+    return ask_caller(g, p);
 }

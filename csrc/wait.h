@@ -30,6 +30,8 @@ int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no p
 void end_spin(const un_group *g, spinning *s, bool paid_off);
 void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
+/* Whether to wait on for something of `peer`'s: the group is well, there is time, the caller agrees. */
+un_status look_after(un_group *g, patience *p, int peer);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 
 static inline void relax_cpu(void) {

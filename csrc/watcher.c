@@ -89,6 +89,7 @@ static void abort_groups_of(const peer *lost) {
     for (un_group *g = watch.groups; g; g = g->watching.next)
         for (int rank = 0; rank < g->ranks; rank++)
             if (g->watching.peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed)) {
+                if (lost->ending) write_word(&control_of(g, rank)->ending, (uint64_t)lost->ending);
                 abort_group(g, UN_PEER_LOST, rank, 0);
                 release_flag(g, rank);
             }
@@ -220,6 +221,20 @@ static peer *find_peer(uint64_t identity, int pidfd) {
     return made;
 }
 
+static void add_group(un_group *g) {
+    if (g->watching.is_watched) return;
+    g->watching.is_watched = true;
+    g->watching.next = watch.groups;
+    watch.groups = g;
+}
+
+void watch_alone(un_group *g) {
+    pthread_mutex_lock(&lifecycle);
+    pthread_mutex_lock(&watch.lock);
+    if (start_watcher()) add_group(g);
+    unlock_and_end_idle_watcher();
+}
+
 bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || rank == g->rank) return false;
     pthread_mutex_lock(&lifecycle);
@@ -228,11 +243,7 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
     if (p) {
         p->users++;
         g->watching.peers[rank] = p;
-        if (!g->watching.is_watched) {
-            g->watching.is_watched = true;
-            g->watching.next = watch.groups;
-            watch.groups = g;
-        }
+        add_group(g);
         if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);
         wake_watcher();
     }

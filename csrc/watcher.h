@@ -5,6 +5,7 @@
 #include "group.h"
 
 void stop_watching(un_group *g);
+void watch_alone(un_group *g); /* for those who ask where we are: none of its ranks may be here */
 void forget_watching_after_fork(void);
 bool peer_is_dead(const un_group *g, int rank, int64_t *ending);
 

@@ -264,7 +264,7 @@ bool un_work_test(un_group *g, un_work *work) {
 un_status un_work_is_under_way(un_group *g, const un_work *work) {
     if (un_work_done(work)) return UN_OK;
     if (group_is_inherited(g)) return UN_FORKED;
-    if (!g->roomy || atomic_load(&g->worker.may_rest)) return UN_REFUSED;
+    if (!g->roomy || g->spread || atomic_load(&g->worker.may_rest)) return UN_REFUSED;
     for (int rank = 0; rank < g->ranks; rank++)
         if (read_word(&control_of(g, rank)->works) < work->number) return UN_NOT_YET;
     return UN_OK;

@@ -345,6 +345,10 @@ static PyMethodDef group_methods[] = {
     {"record_end", (PyCFunction)(void (*)(void))group_record_end, METH_FASTCALL, NULL},
     {"check", (PyCFunction)(void (*)(void))group_check, METH_FASTCALL, NULL},
     {"release_works", group_release_works, METH_NOARGS, NULL},
+    {"span", group_span, METH_VARARGS, NULL},
+    {"meet", group_meet, METH_O, NULL},
+    {"lose", group_lose, METH_VARARGS, NULL},
+    {"leave", group_leave, METH_O, NULL},
     {"finish", group_finish, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
@@ -472,6 +476,9 @@ static PyMethodDef module_methods[] = {
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},
     {"cpu_quota", cpu_quota, METH_NOARGS, NULL},
     {"memory_room", memory_room, METH_NOARGS, NULL},
+    {"load_ucx", module_load_ucx, METH_O, NULL},
+    {"open_network", module_open_network, METH_O, NULL},
+    {"close_network", module_close_network, METH_NOARGS, NULL},
     {0},
 };
 
@@ -482,7 +489,10 @@ static int fill_module(PyObject *module) {
     if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
         prepare_messages(module))
         return -1;
-    return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
+    PyObject *silent = PyLong_FromLongLong(UN_ENDING_SILENT);
+    int failed = silent ? PyModule_AddObjectRef(module, "ENDING_SILENT", silent) : -1;
+    Py_XDECREF(silent);
+    return failed ? -1 : PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, NULL}};

@@ -10,6 +10,7 @@
  * blocks              memory that all ranks of a group have mapped
  * shapes              what tensors are, and what ranks tell each other of that
  * recorded_calls      calls that another library carries out
+ * networks            UCX, and groups over several hosts
  * sites               where in the caller's program a call was made
  */
 #ifndef UNISONO_BINDING_H
@@ -100,14 +101,6 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-static inline bool is_wide_input(un_operation o) {
-    return o == UN_REDUCE_SCATTER || o == UN_SCATTER || o == UN_ALL_TO_ALL;
-}
-
-static inline bool is_wide_output(un_operation o) {
-    return o == UN_ALL_GATHER || o == UN_GATHER || o == UN_ALL_TO_ALL || o == UN_ALLOCATE;
-}
-
 /* Both sides of a call, for the question whether its tensors share memory as they may: 0, REFUSED, or -1
  * with an exception. */
 typedef struct sides {
@@ -163,6 +156,15 @@ PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ss
 PyObject *group_record_cover(PyObject *object, PyObject *whether);
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+
+/* networks.c */
+PyObject *module_load_ucx(PyObject *module, PyObject *path);
+PyObject *module_open_network(PyObject *module, PyObject *settings);
+PyObject *module_close_network(PyObject *module, PyObject *ignored);
+PyObject *group_span(PyObject *object, PyObject *arguments);
+PyObject *group_meet(PyObject *object, PyObject *seconds);
+PyObject *group_lose(PyObject *object, PyObject *arguments);
+PyObject *group_leave(PyObject *object, PyObject *rank);
 
 /* sites.c */
 extern bool all_sites_are_kept;

@@ -69,12 +69,12 @@ static int check_sides(const call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     if (!in->tensors || !out->tensors) return 0;
     if (in->tensor[0].dtype != out->tensor[0].dtype) return REFUSED;
-    size_t given = in->streams[is_wide_input(o) ? self->rank : 0].bytes;
-    size_t taken = out->streams[is_wide_output(o) ? self->rank : 0].bytes;
+    size_t given = in->streams[un_is_wide_input(o) ? self->rank : 0].bytes;
+    size_t taken = out->streams[un_is_wide_output(o) ? self->rank : 0].bytes;
     bool fits = given == taken && (!a->coalesced || in->tensors == out->tensors);
     for (size_t i = 0; fits && a->coalesced && i < in->tensors; i++) {
-        given = in->tensor[i].bytes / (is_wide_input(o) ? (size_t)self->ranks : 1);
-        taken = out->tensor[i].bytes / (is_wide_output(o) ? (size_t)self->ranks : 1);
+        given = in->tensor[i].bytes / (un_is_wide_input(o) ? (size_t)self->ranks : 1);
+        taken = out->tensor[i].bytes / (un_is_wide_output(o) ? (size_t)self->ranks : 1);
         fits = given == taken;
     }
     return fits ? 0 : REFUSED;
@@ -103,8 +103,8 @@ static int check_memory(const call_arguments *a, const Group *self) {
     sides both = {.operation = a->call.operation,
                   .rank = (size_t)self->rank,
                   .ranks = (size_t)self->ranks,
-                  .wide_input = is_wide_input(a->call.operation),
-                  .wide_output = is_wide_output(a->call.operation),
+                  .wide_input = un_is_wide_input(a->call.operation),
+                  .wide_output = un_is_wide_output(a->call.operation),
                   .coalesced = a->coalesced,
                   .in_place = a->in_place,
                   .in = &a->in,
@@ -126,9 +126,9 @@ static int check_owners(const side *s, const Group *self) {
 static void add_shapes(call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return;
-    bool wide_input = is_wide_input(o);
+    bool wide_input = un_is_wide_input(o);
     const side *narrow = wide_input ? &a->out : &a->in, *wide = wide_input ? &a->in : &a->out;
-    for (int part = 1; (wide_input || is_wide_output(o)) && part < self->ranks; part++)
+    for (int part = 1; (wide_input || un_is_wide_output(o)) && part < self->ranks; part++)
         if (wide->streams[part].bytes != wide->streams[0].bytes) return;
     if (!narrow->tensors) return;
     a->call.shape = &narrow->tensor->shape;
@@ -147,7 +147,7 @@ static void keep_unwritten(call_arguments *a, const Group *self) {
 /* Read both sides of a call into streams: 0, or what stands in the way, of which no peer has heard. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
-    bool wide_input = is_wide_input(call->operation), wide_output = is_wide_output(call->operation);
+    bool wide_input = un_is_wide_input(call->operation), wide_output = un_is_wide_output(call->operation);
     size_t ranks = (size_t)self->ranks;
     a->in_place = a->output == a->input && a->input != Py_None && wide_input == wide_output;
     int failed = 0;
@@ -214,7 +214,7 @@ static int find_reduction(PyObject *name) {
 /* Whether tensors of a list travel together; elsewhere a list is a wide side. */
 static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return false;
-    return is_list(is_wide_input(o) ? output : input);
+    return is_list(un_is_wide_input(o) ? output : input);
 }
 
 static int read_schedule(call_arguments *a, const Group *self) {

@@ -201,8 +201,8 @@ PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     sides both = {.operation = (un_operation)operation,
                   .rank = (size_t)rank,
                   .ranks = (size_t)ranks,
-                  .wide_input = is_wide_input((un_operation)operation),
-                  .wide_output = is_wide_output((un_operation)operation),
+                  .wide_input = un_is_wide_input((un_operation)operation),
+                  .wide_output = un_is_wide_output((un_operation)operation),
                   .coalesced = coalesced,
                   .in_place = input == Py_None,
                   .clash = &found};

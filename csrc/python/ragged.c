@@ -94,7 +94,7 @@ static const un_stream *open_heads(const un_ragged *ragged) {
     g->have_all_come = g->are_all_short = true;
     for (int rank = 0; rank < g->group->ranks; rank++) {
         const head *theirs = head_of(g, rank);
-        if (theirs->bytes < 0 || theirs->bytes > UN_MOST_ALONG) g->have_all_come = false;
+        if (theirs->bytes < 0 || theirs->bytes > (int64_t)(g->group->group ? un_group_most_along(g->group->group) : 0)) g->have_all_come = false;
         if (theirs->shape[DIMS] > SHORT_DIMS) g->are_all_short = false;
         total += (size_t)theirs->bytes;
     }
@@ -156,7 +156,7 @@ static PyObject *run_gathering(gathering *g, const tensor *t, const un_view *ele
     un_ragged *r = &g->ragged;
     un_view head_view = {.data = (char *)g->heads, .bytes = sizeof(head)};
     r->head = (un_stream){.views = &head_view, .count = 1, .bytes = sizeof(head)};
-    r->comes_along = g->heads->bytes >= 0 && g->heads->bytes <= UN_MOST_ALONG;
+    r->comes_along = g->heads->bytes >= 0 && g->heads->bytes <= (int64_t)(self->group ? un_group_most_along(self->group) : 0);
     r->tail = (un_stream){0};
     if (g->heads->bytes >= 0) r->tail = (un_stream){.views = elements, .count = 1, .bytes = t->bytes};
     r->heads = streams_of_rows(self, (char *)(g->heads + 1), sizeof(head));

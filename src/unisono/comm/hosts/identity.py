@@ -72,8 +72,8 @@ class Hosts:
 
 class Claim:
     """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
-    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`; `carrier`
-    is what UNISONO_HOSTS asks for between hosts."""
+    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`;
+    `carrier` is what UNISONO_HOSTS asks for between hosts."""
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ def connect_stateless(
     """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store.
 
     All members call, with the same name, which no other group on this store may have had. They
-    have `join_timeout_s` to connect. gloo listens at `address`, if there is one. Raises RendezvousError if they cannot, and UnisonoError where
-    this torch does not have the backend.
+    have `join_timeout_s` to connect; gloo listens at `address`, if there is one. Raises
+    RendezvousError if they cannot, and UnisonoError where this torch does not have the backend.
     """
 
     def remake(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:

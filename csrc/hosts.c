@@ -1,0 +1,412 @@
+/* Groups over hosts: who is where, and the mirrors of ranks that are elsewhere. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+
+#include "hosts.h"
+#include "messages.h"
+#include "watcher.h"
+
+enum {
+    UNCLAIMED = 4096,                      /* parcels for groups that this process has yet to open */
+    MOST_POSTED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((post *)0)->payload,
+    BROKEN_NS = 1000 * 1000 * 1000, /* so long after a link has broken its rank counts as lost */
+};
+
+/* With the network's lock. */
+static struct {
+    spread *first;
+    parcel_queue unclaimed;
+    size_t unclaimed_count;
+    uint64_t *closed; /* keys of groups that this process has left */
+    size_t closed_count;
+} all;
+
+/* -- parcels -------------------------------------------------------------------------------------- */
+
+void push_parcel(parcel_queue *q, parcel *p) {
+    p->next = NULL;
+    if (!q->first) q->last = &q->first;
+    *q->last = p;
+    q->last = &p->next;
+}
+
+parcel *take_parcel(parcel_queue *q) {
+    parcel *p = q->first;
+    if (p) q->first = p->next;
+    return p;
+}
+
+void drop_parcel(parcel *p) {
+    drop_remote(p->remote);
+    free(p);
+}
+
+void drop_parcels(parcel_queue *q) {
+    for (parcel *p; (p = take_parcel(q));) drop_parcel(p);
+}
+
+parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    size_t here = remote ? 0 : bytes;
+    parcel *p = malloc(sizeof *p + here);
+    if (!p) return NULL;
+    *p = (parcel){.head = *head, .bytes = bytes, .remote = remote};
+    if (here) memcpy(p->data, data, here);
+    return p;
+}
+
+/* -- sending ---------------------------------------------------------------------------------------- */
+
+wire wire_of(const un_group *g, enum wire_kind kind) {
+    return (wire){.group = g->spread->key, .kind = (uint16_t)kind, .from = (uint16_t)g->rank};
+}
+
+un_link *link_of(un_group *g, int rank) {
+    spread *s = g->spread;
+    lock_network();
+    if (!s->links[rank]) s->links[rank] = link_to(s->addresses[rank].bytes, s->addresses[rank].count);
+    un_link *link = s->links[rank];
+    unlock_network();
+    return link;
+}
+
+/* One of each other host, beginning behind ours, so that not all turn to the same one at once. */
+void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
+    const spread *s = g->spread;
+    for (int step = 1; step < s->hosts; step++)
+        send_copy_of(link_of(g, mate_on(s, (s->mine + step) % s->hosts)), head, data, bytes);
+}
+
+void spread_post(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
+    un_group *g = x->g;
+    wire head = wire_of(g, WIRE_POST);
+    head.number = x->number;
+    head.words[0] = signature;
+    head.words[1] = bytes;
+    head.words[2] = hash;
+    head.extra = x->pairs_agree != NULL;
+    char data[MOST_POSTED];
+    size_t sizes = head.extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    if (sizes) memcpy(data, sizes_of(g, g->rank, x->number), sizes);
+    memcpy(data + sizes, post_of(g, g->rank, x->number)->payload, x->payload_bytes);
+    tell_mates(g, &head, data, sizes + x->payload_bytes);
+}
+
+void spread_abort(un_group *g, uint64_t word) {
+    wire head = wire_of(g, WIRE_ABORT);
+    int rank = (int16_t)(word >> 8 & 0xffff);
+    head.words[0] = word;
+    if (rank >= 0 && rank < g->ranks) head.words[1] = read_word(&control_of(g, rank)->ending);
+    tell_mates(g, &head, NULL, 0);
+}
+
+void spread_note(un_group *g, int kind, uint64_t about, const char *text) {
+    wire head = wire_of(g, WIRE_NOTE);
+    head.extra = (uint32_t)kind;
+    head.number = about;
+    tell_mates(g, &head, text, strnlen(text, UN_TEXT_BYTES - 1));
+}
+
+void spread_ask(un_group *g, int rank, uint64_t call) {
+    wire head = wire_of(g, WIRE_ASK);
+    head.number = call;
+    send_copy_of(link_of(g, rank), &head, NULL, 0);
+}
+
+void spread_waiting(un_group *g) {
+    const control *mine = control_of(g, g->rank);
+    wire head = wire_of(g, WIRE_WAITING);
+    head.words[0] = atomic_load(&mine->waiting);
+    head.words[1] = atomic_load(&mine->waiting_tag);
+    head.words[2] = atomic_load(&mine->unmatched);
+    head.number = atomic_load(&mine->unmatched_tag);
+    tell_mates(g, &head, traffic_of(g, g->rank), 2 * (size_t)g->ranks * sizeof(uint64_t));
+}
+
+/* -- receiving: with the network's lock ------------------------------------------------------------- */
+
+/* As `publish`, in the place of a rank that is elsewhere. */
+static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) {
+    atomic_store_explicit(flag, value, memory_order_seq_cst);
+    if (atomic_load_explicit(&control_of(g, rank)->sleepers, memory_order_seq_cst))
+        wake(flag, OF_RANKS, INT_MAX);
+}
+
+static void mirror_post(un_group *g, const wire *head, const char *data, size_t bytes) {
+    size_t sizes = head->extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    post *theirs = post_of(g, head->from, head->number);
+    if (bytes < sizes || bytes - sizes > sizeof theirs->payload) return;
+    if (sizes) memcpy(sizes_of(g, head->from, head->number), data, sizes);
+    if (bytes > sizes) memcpy(theirs->payload, data + sizes, bytes - sizes);
+    write_word(&theirs->signature, head->words[0]);
+    write_word(&theirs->bytes, head->words[1]);
+    write_word(&theirs->hash, head->words[2]);
+    publish_mirror(g, head->from, &theirs->call, head->number);
+}
+
+static void mirror_note(un_group *g, const wire *head, const char *data, size_t bytes) {
+    if (head->extra >= UN_NOTES || bytes >= UN_TEXT_BYTES) return;
+    note *n = &control_of(g, head->from)->notes[head->extra];
+    atomic_store(&n->about, 0);
+    memcpy(n->text, data, bytes);
+    n->text[bytes] = 0;
+    atomic_store(&n->about, head->number);
+}
+
+static void mirror_abort(un_group *g, const wire *head) {
+    int rank = (int16_t)(head->words[0] >> 8 & 0xffff);
+    if (rank >= 0 && rank < g->ranks && head->words[1])
+        write_word(&control_of(g, rank)->ending, head->words[1]);
+    take_abort(g, head->words[0]);
+}
+
+static void mirror_waiting(un_group *g, const wire *head, const char *data, size_t bytes) {
+    control *theirs = control_of(g, head->from);
+    if (bytes != 2 * (size_t)g->ranks * sizeof(uint64_t)) return;
+    atomic_store(&theirs->waiting, 0);
+    memcpy(traffic_of(g, head->from), data, bytes);
+    atomic_store(&theirs->waiting_tag, head->words[1]);
+    atomic_store(&theirs->unmatched, head->words[2]);
+    atomic_store(&theirs->unmatched_tag, head->number);
+    atomic_store(&theirs->waiting, head->words[0]);
+}
+
+static void mirror_closed(un_group *g, int rank) {
+    atomic_store(&control_of(g, rank)->closed, 1);
+    wake_everyone(g);
+}
+
+/* Whether `remote` was kept. */
+static bool receive(spread *s, const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    un_group *g = s->group;
+    if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    if (head->kind == WIRE_DATA) return receive_data(s, head, data, bytes, remote);
+    if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
+        return receive_message(s, head, data, bytes, remote);
+    if (remote) return false; /* the rest is short */
+    switch (head->kind) {
+    case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
+    case WIRE_POST: mirror_post(g, head, data, bytes); break;
+    case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
+    case WIRE_ABORT: mirror_abort(g, head); break;
+    case WIRE_CLOSED: mirror_closed(g, head->from); break;
+    case WIRE_ASK: atomic_store(&control_of(g, g->rank)->asked, head->number); break;
+    case WIRE_WAITING: mirror_waiting(g, head, data, bytes); break;
+    default: break;
+    }
+    return false;
+}
+
+static bool is_closed_key(uint64_t key) {
+    for (size_t i = all.closed_count; i--;)
+        if (all.closed[i] == key) return true;
+    return false;
+}
+
+bool deliver_wire(const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    for (spread *s = all.first; s; s = s->next)
+        if (s->key == head->group) return receive(s, head, data, bytes, remote);
+    if (is_closed_key(head->group)) return false;
+    parcel *p = keep_parcel(head, data, bytes, remote);
+    if (!p) return false;
+    push_parcel(&all.unclaimed, p);
+    if (++all.unclaimed_count > UNCLAIMED) {
+        drop_parcel(take_parcel(&all.unclaimed));
+        all.unclaimed_count--;
+    }
+    return true;
+}
+
+/* -- opening and closing ------------------------------------------------------------------------------ */
+
+static void claim_parcels(spread *s) {
+    parcel_queue others = {0};
+    all.unclaimed_count = 0;
+    for (parcel *p; (p = take_parcel(&all.unclaimed));) {
+        if (p->head.group != s->key) {
+            push_parcel(&others, p);
+            all.unclaimed_count++;
+            continue;
+        }
+        if (!receive(s, &p->head, p->remote ? NULL : p->data, p->bytes, p->remote))
+            drop_remote(p->remote);
+        free(p);
+    }
+    all.unclaimed = others;
+    if (others.first)
+        for (all.unclaimed.last = &all.unclaimed.first; *all.unclaimed.last;)
+            all.unclaimed.last = &(*all.unclaimed.last)->next;
+}
+
+static void free_spread(spread *s) {
+    for (int rank = 0; s->addresses && rank < s->group->ranks; rank++) free(s->addresses[rank].bytes);
+    for (size_t i = 0; i < sizeof s->scratch / sizeof *s->scratch; i++) free(s->scratch[i]);
+    free(s->host);
+    free(s->host_of);
+    free(s->index_of);
+    free(s->ranks);
+    free(s->addresses);
+    free(s->links);
+    free(s->sent);
+    free(s->had);
+    free(s->entries_sent);
+    free(s->entries_read);
+    free(s->ahead);
+    free(s->given);
+    free(s->taken);
+    free(s);
+}
+
+static bool make_tables(spread *s, size_t ranks) {
+    return (s->host = calloc(ranks, sizeof *s->host)) &&
+           (s->host_of = calloc(ranks, sizeof *s->host_of)) &&
+           (s->index_of = calloc(ranks, sizeof *s->index_of)) &&
+           (s->ranks = calloc(ranks, sizeof *s->ranks)) &&
+           (s->addresses = calloc(ranks, sizeof *s->addresses)) &&
+           (s->links = calloc(ranks, sizeof *s->links)) &&
+           (s->sent = calloc(ranks, sizeof *s->sent)) && (s->had = calloc(ranks, sizeof *s->had)) &&
+           (s->entries_sent = calloc(ranks, sizeof *s->entries_sent)) &&
+           (s->entries_read = calloc(ranks, sizeof *s->entries_read)) &&
+           (s->ahead = calloc(ranks, sizeof *s->ahead)) &&
+           (s->given = calloc(ranks, sizeof *s->given)) &&
+           (s->taken = calloc(ranks, sizeof *s->taken));
+}
+
+/* False: the numbers make no sense. */
+static bool place_ranks(spread *s, const int *hosts, int ranks, int rank) {
+    int at = 0;
+    for (int number = 0; at < ranks; number++) {
+        host *h = &s->host[number];
+        h->ranks = s->ranks + at;
+        for (int r = 0; r < ranks; r++) {
+            if (hosts[r] != number) continue;
+            s->host_of[r] = number;
+            s->index_of[r] = h->count++;
+            s->ranks[at++] = r;
+        }
+        if (!h->count) return false;
+        s->hosts = number + 1;
+    }
+    s->mine = s->host_of[rank];
+    s->index = s->index_of[rank];
+    return s->hosts > 1;
+}
+
+un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
+    spread *s = calloc(1, sizeof *s);
+    if (!s) return UN_SYSTEM;
+    *s = (spread){.group = g, .key = span->key, .is_strict = span->is_strict, .rounds = span->rounds};
+    bool made = make_tables(s, (size_t)g->ranks);
+    bool placed = made && place_ranks(s, span->hosts, g->ranks, g->rank);
+    if (placed && s->host[s->mine].count != inner->ranks) placed = false;
+    for (int rank = 0; placed && made && rank < g->ranks; rank++) {
+        if (s->host_of[rank] == s->mine) continue;
+        address *a = &s->addresses[rank];
+        a->count = span->address_bytes[rank];
+        made = (a->bytes = malloc(a->count)) != NULL;
+        if (made) memcpy(a->bytes, span->addresses[rank], a->count);
+    }
+    if (!made || !placed) {
+        errno = made ? EINVAL : ENOMEM;
+        free_spread(s);
+        return UN_SYSTEM;
+    }
+    s->inner = inner;
+    inner->is_part = true;
+    int cores = (int)g->segment.header->cores, here = s->host[s->mine].count;
+    g->crowded = here > cores;
+    g->roomy = 2 * here <= cores;
+    g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a post takes lanes */
+    g->spread = s;
+    watch_alone(g);
+    lock_network();
+    s->next = all.first;
+    all.first = s;
+    s->is_registered = true;
+    claim_parcels(s);
+    unlock_network();
+    atomic_store(&control_of(g, g->rank)->is_here, 1);
+    return UN_OK;
+}
+
+bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *missing) {
+    wire hello = wire_of(g, WIRE_HELLO);
+    tell_mates(g, &hello, NULL, 0);
+    patience p = {.call = hooks};
+    prepare_to_block(&p);
+    bool here = false;
+    for (int64_t end = clock_ns() + timeout_ns, looked = 0; !here;) {
+        uint32_t seen = network_rounds();
+        here = true;
+        for (int rank = 0; rank < g->ranks; rank++) {
+            missing[rank] = !atomic_load(&control_of(g, rank)->is_here);
+            here &= !missing[rank];
+        }
+        int64_t now = clock_ns();
+        if (here || now > end || status_from_abort(g)) break;
+        if (now - looked > SLICE_NS && hooks->pause && hooks->pause(hooks->argument)) break;
+        if (now - looked > SLICE_NS) looked = now;
+        await_network(seen, 500 * 1000);
+    }
+    return here;
+}
+
+/* The group closes: nobody writes into its mirrors, or our memory, any more. */
+void close_spread(un_group *g) {
+    spread *s = g->spread;
+    wire closed = wire_of(g, WIRE_CLOSED);
+    tell_mates(g, &closed, NULL, 0);
+    drive_network();
+    lock_network();
+    for (spread **link = &all.first; *link; link = &(*link)->next)
+        if (*link == s) {
+            *link = s->next;
+            break;
+        }
+    uint64_t *more = realloc(all.closed, (all.closed_count + 1) * sizeof *more);
+    if (more) {
+        all.closed = more;
+        all.closed[all.closed_count++] = s->key;
+    }
+    drop_parcels(&s->early);
+    drop_parcels(&s->inbox);
+    forget_parcels(g);
+    unlock_network();
+    un_group_close(s->inner);
+    free_spread(s);
+    g->spread = NULL;
+}
+
+bool any_group_is_spread(void) { return all.first != NULL; }
+
+void forget_hosts_after_fork(void) { memset(&all, 0, sizeof all); }
+
+/* -- losses --------------------------------------------------------------------------------------- */
+
+void un_group_lose(un_group *g, int rank, bool is_silent) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
+    control *theirs = control_of(g, rank);
+    if (!atomic_load(&theirs->closed)) {
+        write_word(&theirs->ending, is_silent ? (uint64_t)UN_ENDING_SILENT : 1);
+        abort_group(g, UN_PEER_LOST, rank, 0);
+    }
+    lock_network();
+    un_link *link = g->spread->links[rank];
+    unlock_network();
+    cut_link(link);
+}
+
+void un_group_leave(un_group *g, int rank) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
+    mirror_closed(g, rank);
+}
+
+/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
+void look_for_broken_links(void) {
+    lock_network();
+    for (spread *s = all.first; s; s = s->next)
+        for (int rank = 0; rank < s->group->ranks; rank++)
+            if (link_is_broken(s->links[rank], BROKEN_NS) && !status_from_abort(s->group))
+                un_group_lose(s->group, rank, true);
+    unlock_network();
+}
