@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
-from unisono.comm.hosts.network import INSTEAD
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.deadline import Deadline, in_seconds
 from unisono.comm.rendezvous.membership import Member, Membership
 from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.group_parts import Part, name_part
@@ -24,7 +23,7 @@ from unisono.comm.shared_tensors import Memory
 from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
-_ANSWER_S = 0.5
+_ANSWER_S = 0.4
 """How long a rank that did not come may take to say where it is."""
 _GLANCE_S = 0.1
 
@@ -60,6 +59,7 @@ class HostsMembership(Membership):
         return sorted([*super().find_stopped(), *map(members.index, stopped)])
 
     def ask_elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
+        self.links.stay()
         members = self.placement.members
         told = self.links.find_ranks([members[rank] for rank in ranks], _ANSWER_S)
         return {members.index(member): text for member, text in told.items()}
@@ -69,6 +69,11 @@ class HostsMembership(Membership):
         rank = place.rank if rank < 0 else rank
         other = place.host if rank not in place.here else next(place.others())
         return place.mate(rank, other)
+
+    def unheard(self, stopped: Sequence[int]) -> list[int]:
+        place = self.placement
+        away = [rank for rank, member in enumerate(self.members) if not member.is_here]
+        return [rank for rank in away if place.mate(rank, place.host) in stopped]
 
 
 class HostsTransport(SharedMemory):
@@ -139,12 +144,11 @@ class HostsTransport(SharedMemory):
             check()
             self.raise_if_ended()
             if not deadline.left_s():
-                who = [self.links.hosts.name_rank(self.placement.members[r]) for r in missing[:4]]
-                more = f" and {name_ranks(missing[4:])}" if len(missing) > 4 else ""
-                raise RendezvousError(
-                    f"group {self.name}: UCX does not connect rank {self.rank} with "
-                    f"{', '.join(who)}{more}. Open all ports between these hosts, or {INSTEAD}"
-                )
+                away = [rank for rank in missing if not self._membership.members[rank].is_here]
+                rank = (away or missing)[0]
+                limit = in_seconds(deadline.timeout_s)
+                why = f"{name_ranks(missing)} did not come to group {self.name} by UCX in {limit}"
+                raise self.links.no_connection(self.placement.members[rank], why)
 
     @property
     def host_names(self) -> list[str]:

@@ -31,6 +31,7 @@ from unisono.processes import state_of
 
 _BEHIND_S = 0.3
 """How long what a process has sent before it left may still be on its way."""
+_STAY_S = 1.5
 _DRAW_S = 1.0
 """How long a line to a rank that there was none to may take."""
 
@@ -78,6 +79,7 @@ class Links:
         self._made: Counter[str] = Counter()
         self._parties: dict[int, weakref.ref[Party]] = {}
         self._holders = 0
+        self._stays_until = 0.0
         self._is_closed = False
         self._lines = ControlLines(
             hosts.address,
@@ -132,6 +134,7 @@ class Links:
             if self._is_closed or self._pid != os.getpid():
                 return
             self._is_closed = True
+        time.sleep(max(0.0, self._stays_until - time.monotonic()))
         if not any(links.is_open() for links in list(all_links)):
             native.close_network()  # once all that was sent is on its way
         self._lines.close()
@@ -243,6 +246,11 @@ class Links:
             time.sleep(0.005)
         return list(filter(self._lines.reaches, peers))
 
+    def stay(self) -> None:
+        """Be there for a moment yet, for others may ask of ranks of this host: it is called where a
+        call has failed on all ranks at once."""
+        self._stays_until = time.monotonic() + _STAY_S
+
     def find_stopped(self, ranks: Sequence[int], timeout_s: float) -> list[int]:
         """Which of these global ranks of other hosts are stopped, as their hosts say."""
         if not ranks:
@@ -257,12 +265,10 @@ class Links:
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
         """What each of these global ranks of other hosts does, for a sentence that begins with
         it."""
-        stopped = self.find_stopped(ranks, timeout_s)
-        able = [rank for rank in ranks if rank not in stopped and rank not in self._lost]
+        able = [rank for rank in ranks if rank not in self._lost]
         at = self.questions.ask(self._reach(able), "where", None, timeout_s)
         found = dict.fromkeys(ranks, "did not answer")
         found |= {rank: f"is at {line}" for rank, line in at.items()}
-        found |= dict.fromkeys(stopped, "is stopped and did not answer")
         return found | {rank: self._lost[rank] for rank in ranks if rank in self._lost}
 
     # -- lines -----------------------------------------------------------------------------------
@@ -273,16 +279,21 @@ class Links:
         for peer in peers:
             self._lines.want(peer, self._contacts[peer].where, timeout_s)
         for peer in peers:
-            contact, mine = self._contacts[peer], self._contacts[self.me]
             try:
-                self._lines.connect(peer, contact.where, limit.left_s())
+                self._lines.connect(peer, self._contacts[peer].where, limit.left_s())
             except RendezvousError as error:
-                raise RendezvousError(
-                    f"no connection between {self.hosts.name_rank(self.me)}, at {mine.address} on "
-                    f"{mine.interface}, and {self.hosts.name_rank(peer)}, at {contact.address} on "
-                    f"{contact.interface}: {error}. Open all ports between these hosts, or "
-                    f"{INSTEAD}"
-                ) from error
+                raise self.no_connection(peer, str(error)) from error
+
+    def no_connection(self, peer: int, why: str) -> RendezvousError:
+        """What to raise where a global rank is out of reach."""
+        ends = []
+        for rank in (self.me, peer):
+            at = self._contacts[rank]
+            ends.append(f"{self.hosts.name_rank(rank)}, at {at.address} on {at.interface}")
+        return RendezvousError(
+            f"no connection between {ends[0]}, and {ends[1]}: {why}. Open all ports between these "
+            f"hosts, or {INSTEAD}"
+        )
 
     def _on_line(self, peer: int, message: dict[str, Any]) -> None:
         self.questions.on_message(peer, message)

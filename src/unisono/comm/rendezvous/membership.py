@@ -109,6 +109,10 @@ class Membership:
         """The rank of another host with which a rank exchanges data; None on one host."""
         return None
 
+    def unheard(self, stopped: Sequence[int]) -> list[int]:
+        """The ranks of other hosts of which this one hears nothing, while these are stopped."""
+        return []
+
 
 class JoinRequest:
     """What one rank brings: the group's key, which rank of how many it is, until when the others

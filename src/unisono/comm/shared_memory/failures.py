@@ -87,10 +87,21 @@ def describe_loss(
     return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
 
 
-def whereabouts(membership: Membership, ranks: Sequence[int], about: int) -> list[str]:
-    """A line for each rank that did not come: where it says that it is, or what the system says."""
-    members = membership.members
-    told = membership.ask_elsewhere([rank for rank in ranks if not members[rank].is_here])
+def whereabouts(
+    membership: Membership, ranks: Sequence[int], about: int, stopped: Sequence[int] | None = None
+) -> list[str]:
+    """A line for each rank that did not come: where it says that it is, or what the system says.
+    `stopped` are ranks of which that is known."""
+    members, read_note = membership.members, membership.group.read_note
+    elsewhere = [rank for rank in ranks if not members[rank].is_here]
+    if stopped is None:
+        stopped = membership.find_stopped() if elsewhere else []
+    told = dict.fromkeys(stopped, "is stopped and did not answer")
+    for rank in elsewhere:
+        answer = None if rank in told else read_note(rank, Note.ANSWER, about)
+        if answer:
+            told[rank] = f"is at {answer}"
+    told |= membership.ask_elsewhere([rank for rank in elsewhere if rank not in told])
     told |= {rank: _on_this_host(membership, rank, about) for rank in ranks if rank not in told}
     return [f"  rank {rank} ({members[rank]}) {told[rank]}" for rank in ranks]
 
@@ -153,12 +164,14 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
     text = f"{what} (call #{call} of group {name}) reached its timeout "
     stalled: list[int] = []
     partner = membership.partner_elsewhere(awaited)
+    stopped = None if partner is None else membership.find_stopped()
+    missing = [rank for rank in missing if rank not in membership.unheard(stopped or [])]
     if missing:
         here = list_ranks(list(posted)) or "nobody"
         text += f"because {name_ranks(missing)} never came; here: {here}"
     else:
         text += "although all ranks arrived: "
-        stalled = _stalled(membership, awaited)
+        stalled = _stalled(membership, awaited) if stopped is None else stopped
         if stalled:
             text += f"{name_ranks(stalled)} stopped moving data"
         elif partner is not None:
@@ -168,7 +181,7 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
                 "though short messages do. The network drops large packets (compare the MTU of all "
                 "interfaces on the way; try ping -M do -s 1472), or is too slow for this timeout"
             )
-    where = whereabouts(membership, missing or stalled, call)
+    where = whereabouts(membership, missing or stalled, call, stopped)
     if stalled:  # a stopped process cannot tell its line, which is that of our own call
         (site,) = _sites(group, [membership.rank], call)
         where = [f"{line}; the call is at {site}" if site else line for line in where]
@@ -184,10 +197,8 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
 
 
 def _stalled(membership: Membership, awaited: int) -> list[int]:
-    """Who keeps the others in a call that all have begun. Over hosts nobody but who is stopped: a
-    rank may be behind because the network is."""
-    if membership.partner_elsewhere(awaited) is not None:
-        return membership.find_stopped()
+    """Who keeps the others of its host in a call that all have begun. (Between hosts it may be the
+    network that is behind: nobody is blamed who is not stopped.)"""
     group = membership.group
     stalled = error_texts.stalled_ranks([group.progress(rank) for rank in range(membership.size)])
     if awaited in stalled:
