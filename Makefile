@@ -37,8 +37,12 @@ test: .venv/.stamp ## run the tests, without the slow ones
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
 
-# Hosts are network namespaces, which need root: without it their tests are skipped, and say so.
-test-hosts: .venv/.stamp ## run every test of ranks on several hosts
+# Hosts are network namespaces, which need root: without it their tests are skipped, and say so. With
+# it, Debian's tools for them are installed where they are missing.
+HOST_TOOLS = ip tc unshare nsenter
+test-hosts: .venv/.stamp ## run every test of ranks on several hosts; as root installs their tools
+	@test "$$(id -u)" != 0 || which $(HOST_TOOLS) > /dev/null || \
+		apt-get install --quiet --yes iproute2 util-linux
 	.venv/bin/python -m pytest -m "not slow" tests/hosts tests/comm/test_hosts.py
 	.venv/bin/python -m pytest -m "hosts and not slow" tests/comm/conformance
 

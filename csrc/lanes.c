@@ -16,10 +16,11 @@
 
 enum {
     LANE_BYTES = 512 * 1024,  /* of a chunk, for each lane */
-    ROW_BYTES = 1024 * 1024,  /* of each rank's row in a chunk */
+    ROW_BYTES = 512 * 1024,  /* of each rank's row in a chunk */
     CHAIN_BYTES = 512 * 1024, /* of a broadcast, that a host passes on at once */
     STRICT_BYTES = 8 * 1024 * 1024,
-    DEPTH = 3,                /* chunks under way */
+    DEPTH = 3,                /* chunks under way, */
+    AHEAD = DEPTH - 1,        /* of rows, before the first of them is shared */
     SETTLING_NS = 1000 * 1000 * 1000,
 };
 
@@ -540,9 +541,10 @@ static un_status gather_rows(lane_call *l, const piece *rows) {
     size_t chunks = (longest + ROW_BYTES - 1) / ROW_BYTES;
     batch batches[DEPTH] = {0};
     un_status status = UN_OK;
-    for (size_t time = 0; !status && time < chunks + 1; time++) {
+    for (size_t time = 0; !status && time < chunks + AHEAD; time++) {
         if (time < chunks) exchange_slices(l, rows, time * ROW_BYTES, &batches[time % DEPTH]);
-        if (time) status = gather_slices(l, rows, (time - 1) * ROW_BYTES, &batches[(time - 1) % DEPTH]);
+        size_t past = time - AHEAD;
+        if (time >= AHEAD) status = gather_slices(l, rows, past * ROW_BYTES, &batches[past % DEPTH]);
     }
     for (int i = 0; i < DEPTH; i++) settle_batch(l, &batches[i]);
     return status;

@@ -15,13 +15,17 @@ _log = logging.getLogger("unisono")
 
 
 class Variable(Generic[Value]):
-    """`parse` turns a text into the value, or raises ValueError with what it must be instead."""
+    """`parse` turns a text into the value, or raises ValueError with what it must be instead.
+    The text of one that is secret is never shown."""
 
-    def __init__(self, name: str, meaning: str, parse: Callable[[str], Value]) -> None:
+    def __init__(
+        self, name: str, meaning: str, parse: Callable[[str], Value], is_secret: bool = False
+    ) -> None:
         # by hand: to make a dataclass takes a millisecond of every `import torch`
         self.name = name
         self.meaning = meaning
         self.parse = parse
+        self.is_secret = is_secret
 
     def read(self, environment: Mapping[str, str] | None = None) -> Value | None:
         """The value; None where the variable is not set, or empty.
@@ -51,7 +55,8 @@ class Variable(Generic[Value]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"{self.name} {error}, not {text!r}") from None
+            shown = "" if self.is_secret else f", not {text!r}"
+            raise ValueError(f"{self.name} {error}{shown}") from None
 
     def problem(self, text: str) -> str:
         """What a text that means nothing must be instead ("must be 0 or 1"); "" for all others."""
@@ -77,6 +82,12 @@ def _whole(least: int, of_what: str) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _patience(text: str) -> int:
+    if not text.strip().isdecimal() or not 1 <= int(text) <= 86_400:
+        raise ValueError("must be a whole number of seconds from 1 to 86400")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -109,6 +120,13 @@ def _label(text: str) -> str:
     if not text.strip().isprintable() or not text.strip() or len(text) > 100:
         raise ValueError("must be a name of at most 100 letters")
     return text.strip()
+
+
+def _secret(text: str) -> bytes:
+    """Strangers may try all short ones."""
+    if len(text) < 16:
+        raise ValueError("must have 16 characters or more: try `openssl rand -hex 32`")
+    return text.encode()
 
 
 def _rendezvous(text: str) -> int | str:
@@ -177,6 +195,17 @@ HOSTS = Variable(
     "UNISONO_HOSTS",
     "what carries data between hosts: ucx, or gloo, which keeps fewer promises (hosts.md)",
     _one_of("ucx", "gloo"),
+)
+LINK_PATIENCE_S = Variable(
+    "UNISONO_LINK_PATIENCE_S",
+    "how many seconds a link between hosts may be down; 4 unless set",
+    _patience,
+)
+JOB_SECRET = Variable(
+    "UNISONO_JOB_SECRET",
+    "known to all ranks of a job, and to nobody who only reads the store: who lacks it cannot join",
+    _secret,
+    is_secret=True,
 )
 UCX = Variable(
     "UNISONO_UCX",

@@ -111,6 +111,17 @@ def test_every_variable_that_the_package_reads_is_known() -> None:
     assert named <= set(known_variables.KNOWN)
 
 
+def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for secret in ("s" * 32, "swordfish"):  # the second is too short, and a finding says so
+        monkeypatch.setenv("UNISONO_JOB_SECRET", secret)
+        assert known_variables.set_here(os.environ)["UNISONO_JOB_SECRET"] == "(secret)"
+        shown = CliRunner().invoke(main, ["doctor", "--variables"]).output
+        assert "(secret)" in shown
+        assert secret not in shown
+    (found,) = known_variables.findings({"UNISONO_JOB_SECRET": "swordfish"})
+    assert found.text == "=(secret) is not valid"
+
+
 def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
     import torch
 

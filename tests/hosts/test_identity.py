@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from ranks import RankPool
 from unisono.comm.hosts.identity import Claim, Hosts, find_hosts, group_claims
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
+from user_programs import eventually
 
 
 def claim(identity: str, name: str = "node", pid: int = 1) -> Claim:
@@ -150,3 +152,47 @@ def test_an_interface_that_one_host_lacks(fresh_pool: RankPool, two_hosts: Netwo
     texts = errors_of(fresh_pool, where, {"GLOO_SOCKET_IFNAME": "loop0"})
     assert len(set(texts)) == 1
     assert re.match(r"GLOO_SOCKET_IFNAME is loop0, and \S+ has no such interface: it has", texts[0])
+
+
+# -- the secret of a job -------------------------------------------------------------------------
+
+SECRET, OTHER = "s" * 32, "t" * 32
+
+
+def find_knowing(rank: int, size: int, path: str, secrets: Sequence[str]) -> bytes:
+    setup = {"MASTER_ADDR": "127.0.0.1", "UNISONO_JOB_SECRET": secrets[rank]}
+    return find(rank, size, path, [(None, host) for host in "abc"], setup).secret
+
+
+def find_and_read_the_store(rank: int, size: int, path: str) -> tuple[bytes, bytes]:
+    kept = dist.FileStore(path, size)  # else the file goes with the last one who uses it
+    secret = find_knowing(rank, size, path, [SECRET] * size)
+    told = Path(path).read_bytes()
+    kept.add("readers", 1)
+    assert eventually(lambda: kept.add("readers", 0) == size)
+    return secret, told
+
+
+def test_the_store_does_not_tell_the_secret(fresh_pool: RankPool) -> None:
+    found = fresh_pool.run(find_and_read_the_store, 3, connected=False)
+    ((secret, told), *_) = found
+    assert {theirs for theirs, _ in found} == {secret}
+    assert b"unisono/proofs" in told
+    assert SECRET.encode() not in told
+    assert secret.hex().encode() not in told
+
+
+@pytest.mark.parametrize("other", ["", OTHER])
+def test_a_rank_with_another_secret_is_told_so_and_all_are(
+    fresh_pool: RankPool, other: str
+) -> None:
+    secrets = [SECRET, SECRET, other]
+    outcomes = fresh_pool.outcomes(find_knowing, 3, secrets, connected=False)
+    for rank, outcome in enumerate(outcomes):
+        pair = (rank, 2) if rank < 2 else (2, 0)
+        assert re.search(
+            r"RendezvousError: group world: rank {} \(pid \d+ on .\) and rank {} \(pid \d+ on .\) "
+            r"have different secrets. Set UNISONO_JOB_SECRET".format(*pair),
+            str(outcome.error),
+        )
+        assert SECRET not in str(outcome.error)

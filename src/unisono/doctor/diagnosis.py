@@ -66,7 +66,8 @@ def print_variables(console: Console, every: bool = False) -> None:
     table.add_column("meaning", ratio=1)
     for name, meaning in known_variables.to_show(os.environ, every):
         value = os.environ.get(name)
-        text = "[dim]-[/]" if value is None else f"[bold]{escape(value)}[/]"
+        shown = "" if value is None else escape(known_variables.show(name, value))
+        text = "[dim]-[/]" if value is None else f"[bold]{shown}[/]"
         table.add_row(name, text, escape(meaning))
     console.print(table)
 

@@ -96,7 +96,16 @@ _OF_LIBRARIES = ("UNISONO_", "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_")
 def set_here(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that have a value, and are known or look like one of a library's."""
     names = [name for name in environment if name in KNOWN or name.startswith(_OF_LIBRARIES)]
-    return {name: environment[name] for name in sorted(names, key=_place) if environment[name]}
+    return {
+        name: show(name, environment[name])
+        for name in sorted(names, key=_place)
+        if environment[name]
+    }
+
+
+def show(name: str, value: str) -> str:
+    """A variable's value, unless it is a secret."""
+    return "(secret)" if name in OURS and OURS[name].is_secret else value
 
 
 def to_show(environment: Mapping[str, str], every: bool = False) -> Iterator[tuple[str, str]]:
@@ -136,7 +145,7 @@ def _ours(name: str, value: str) -> Iterator[Finding]:
     elif value:
         problem = OURS[name].problem(value)
         if problem:
-            yield warn(name, f"={value} is not valid", f"It {problem}.")
+            yield warn(name, f"={show(name, value)} is not valid", f"It {problem}.")
         elif unknown := _unknown_name(name, value):
             yield warn(name, f"={value} has no effect: {unknown}", "Correct or unset it.")
 

@@ -40,7 +40,7 @@ WAIT_S = 300.0
 
 _SAY_AFTER_S = 5.0
 _TICK_S = 0.1
-_CARRIED = ("UNISONO_", "GLOO_", "NCCL_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
+_CARRIED = ("UNISONO_", "GLOO_", "UCX_", "NCCL_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
 """Variables of the launching process that ranks on other machines get, too."""
 _OF_ONE_MACHINE = ("UNISONO_HOSTID", "UNISONO_RENDEZVOUS", "UNISONO_RECORD_KEEPER")
 END = -1

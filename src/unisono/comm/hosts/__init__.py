@@ -4,6 +4,7 @@ making.py             how a group over several hosts is made
 hosts_transport.py    one member of it
 identity.py           which ranks share a host, and the proof; placement.py: of one group
 contacts.py           how each rank is reached: its UCX worker and its control line
+sealed.py             what ranks tell each other through the store, under a secret
 network.py            the interface by which hosts talk
 ucx.py                which UCX carries data, and its settings
 links.py              the control lines of a process, and what it hears and asks on them

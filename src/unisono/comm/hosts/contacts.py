@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.comm.engine import native
-from unisono.comm.hosts import ucx
+from unisono.comm.hosts import sealed, ucx
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import find_interface
-from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError, UnisonoError
 
@@ -55,9 +54,8 @@ def exchange_contacts(
     Raises RendezvousError on all of them if one has no UCX, or their versions differ.
     """
     mine = _own_contact(hosts.address, port, payload)
-    ranks = range(len(hosts.pids))
     text = json.dumps(vars(mine))
-    texts = exchange(store, "contacts", rank, ranks, text, deadline, check, group)
+    texts = sealed.exchange(hosts, store, "contacts", rank, text, deadline, check, group)
     contacts = [Contact(**json.loads(text)) for text in texts]
     for other, contact in enumerate(contacts):
         if contact.problem:

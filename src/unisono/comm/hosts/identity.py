@@ -31,7 +31,8 @@ class Hosts:
 
     `members` has the global ranks of each host, `names` what people call it, `mine` is this rank's
     own; `pids` has every rank's process id, as its own host numbers it. `address` is where other
-    hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world.
+    hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world:
+    without UNISONO_JOB_SECRET also to whoever reads the store.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ def find_hosts(
             return hosts  # whose ranks prove it when they come to share a segment
         if hosts.count > 1:
             _check_carriers(claims, hosts)
-        from unisono.comm.hosts import network  # what one host alone need not load
+        from unisono.comm.hosts import network, sealed  # what one host alone need not load
+
+        hosts.secret = sealed.make_secret([vars(claim) for claim in claims])
 
         addresses: network.Addresses = {}
         try:
@@ -129,7 +132,7 @@ def find_hosts(
         except RendezvousError as error:  # which all ranks shall hear
             problem = str(error)
         mine = json.dumps({"problem": problem, "addresses": addresses})
-        texts = exchange(store, "proofs", rank, range(size), mine, deadline, check, group)
+        texts = sealed.exchange(hosts, store, "proofs", rank, mine, deadline, check, group)
     findings = [json.loads(text) for text in texts]
     problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
     if problems:
@@ -157,8 +160,7 @@ def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
         names = [f"{name}#{at}" if name in again else name for at, name in enumerate(names)]
     mine = next(host for host, ranks in enumerate(members) if rank in ranks)
     pids = tuple(claim.pid for claim in claims)
-    secret = bytes.fromhex(claims[0].secret)
-    return Hosts(members, tuple(names), mine, pids, secret=secret)
+    return Hosts(members, tuple(names), mine, pids)
 
 
 def identify_host() -> str:

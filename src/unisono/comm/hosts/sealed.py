@@ -1,0 +1,64 @@
+"""What the ranks of a world over hosts tell each other through the store, sealed with a secret.
+
+The secret comes from what all ranks have claimed, which nobody can foresee, and UNISONO_JOB_SECRET,
+which is not in the store. Without that, whoever reads the store knows the secret, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unisono import variables
+from unisono.comm.rendezvous import bounded_store
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from unisono.comm.hosts.identity import Hosts
+
+
+def make_secret(claims: Sequence[dict[str, Any]]) -> bytes:
+    """The secret of the ranks that have claimed this."""
+    return _hash(variables.JOB_SECRET.read() or b"", json.dumps(claims))
+
+
+def exchange(
+    hosts: Hosts,
+    store: Any,
+    name: str,
+    rank: int,
+    text: str,
+    deadline: Deadline,
+    check: Callable[[], None] = lambda: None,
+    group: str = "world",
+) -> list[str]:
+    """The texts of all ranks of these hosts, as `bounded_store.exchange` has it.
+
+    Raises RendezvousError, on all ranks, if one of them does not know the secret.
+    """
+
+    def seal(member: int, text: str) -> bytes:
+        return _hash(hosts.secret, f"{name} {member} {text}").hex().encode()
+
+    mine = f"{seal(rank, text).decode()} {text}"
+    ranks = range(len(hosts.pids))
+    sealed = bounded_store.exchange(store, name, rank, ranks, mine, deadline, check, group)
+    told: list[str] = []
+    for member, theirs in enumerate(sealed):
+        proof, _, text = theirs.partition(" ")
+        if not hmac.compare_digest(proof.encode(), seal(member, text)):
+            raise RendezvousError(
+                f"group {group}: {hosts.name_rank(rank)} and {hosts.name_rank(member)} have "
+                "different secrets. Set UNISONO_JOB_SECRET to the same text on every rank, or on "
+                "none; if it is, a stranger takes part"
+            )
+        told.append(text)
+    return told
+
+
+def _hash(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), hashlib.sha256)

@@ -1,0 +1,112 @@
+"""How long a link between hosts may be down: UNISONO_LINK_PATIENCE_S."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from host_jobs import Places, places, world
+from namespaces import Host, MakeNetwork
+from test_control_line import Talker
+
+from ranks import RankPool
+
+LONG_S = 20.0
+
+
+def lie_down(
+    rank: int,
+    size: int,
+    path: str,
+    hosts: Sequence[Host],
+    patience_s: int | None,
+    outage_s: float,
+    speaks: bool,
+) -> Any:
+    """Cut the line between two ranks; who has heard what, and how long after the cut."""
+    hosts[rank].enter()
+    if patience_s is not None:
+        os.environ["UNISONO_LINK_PATIENCE_S"] = str(patience_s)
+    talker = Talker(rank, size, path, [host.ipv4 for host in hosts])
+    lines = talker.connect()
+    lines.send_all({"ready": True})
+    talker.receive()
+    if rank == 0:
+        time.sleep(0.7)  # the kernels have last asked each other some time ago
+        hosts[1].cut()
+        talker.store.set("cut", str(time.monotonic()))
+    cut = float(talker.store.get("cut"))
+    if speaks:
+        lines.send_all({"said": "meanwhile"})
+    if rank == 0 and outage_s:
+        time.sleep(outage_s)
+        hosts[1].mend()
+    try:
+        peer, why, lost = talker.losses.get(timeout=LONG_S if not outage_s else outage_s + 4.0)
+        return peer, why, lost - cut
+    except queue.Empty:
+        if speaks:
+            assert talker.receive() == (1 - rank, {"said": "meanwhile"})
+        lines.send_all({"said": "afterwards"})
+        assert talker.receive() == (1 - rank, {"said": "afterwards"})
+        return None
+    finally:
+        lines.close()
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+def test_a_link_that_is_down_for_3_s_ends_nothing(
+    fresh_pool: RankPool, make_network: MakeNetwork, speaks: bool
+) -> None:
+    with make_network(2) as made:
+        heard = fresh_pool.run(lie_down, 2, made.hosts, None, 3.0, speaks, connected=False)
+    assert heard == [None, None]
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+@pytest.mark.parametrize("patience_s", [1, None, pytest.param(8, marks=pytest.mark.slow)])
+def test_one_that_stays_down_is_lost_when_patience_ends(
+    fresh_pool: RankPool, make_network: MakeNetwork, patience_s: int | None, speaks: bool
+) -> None:
+    with make_network(2) as made:
+        heard = fresh_pool.run(lie_down, 2, made.hosts, patience_s, 0.0, speaks, connected=False)
+    patience = patience_s or 4
+    for rank, (peer, why, took_s) in enumerate(heard):
+        assert peer == 1 - rank
+        assert why.startswith("does not answer any more (")
+        assert patience - 0.5 < took_s < patience + 1.3
+
+
+@pytest.mark.slow
+def test_more_patience_outlasts_more(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        heard = fresh_pool.run(lie_down, 2, made.hosts, 10, 9.0, True, connected=False)
+    assert heard == [None, None]
+
+
+def sum_through_an_outage(rank: int, size: int, path: str, where: Places) -> None:
+    with world(rank, where):
+        dist.barrier()
+        mender = None
+        if rank == size - 1:
+            where.host(rank).cut()
+            mender = threading.Timer(3.0, where.host(rank).mend)
+            mender.start()
+        for count in (1, 300_000):  # these wait for the link
+            dist.all_reduce(summed := torch.full((count,), 2.0**rank))
+            assert summed.unique().tolist() == [2.0**size - 1]
+        if mender is not None:
+            mender.join()
+        dist.barrier()
+
+
+def test_a_job_goes_on_after_3_s(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        fresh_pool.run(sum_through_an_outage, 4, places(made, (0, 0, 1, 1)), connected=False)
