@@ -15,18 +15,8 @@ from ranks import RankPool, attempt, raised
 from unisono import CollectiveMismatch
 from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.routing import RankGpu
+from unisono.comm.factory import transport_on_gpu
 from unisono.comm.hosts import gpus
-
-
-class CudaTensor(torch.Tensor):
-    """A tensor that says that it lies on a GPU."""
-
-    is_cuda = True
-    device = torch.device("cuda", 0)
-
-
-def cuda_tensor() -> torch.Tensor:
-    return torch.ones(4).as_subclass(CudaTensor)
 
 
 def say_that_this_rank_has(gpu: str) -> None:
@@ -38,11 +28,14 @@ def say_that_this_rank_has(gpu: str) -> None:
 # -- over hosts ------------------------------------------------------------------------------------
 
 
+def begin_on_gpu(comm: Communicator) -> Any:
+    """Begin a group's first call on CUDA tensors."""
+    return transport_on_gpu(comm.transport, torch.device("cuda", 0), "all_reduce")
+
+
 def test_a_shared_gpu_in_a_group_over_hosts(pool: RankPool) -> None:
     for text in pool.run(share_over_hosts, 3, connected=False):
-        assert text.startswith(
-            "all_reduce on group world: ranks that share a GPU are in a group of"
-        )
+        assert text.startswith("ranks that share a GPU are in a group of")
         assert "ranks 0 and 1 on NVIDIA H200 x of host " in text
         assert "rank 2 on NVIDIA H200 y of host " in text
         assert "give every rank a GPU of its own" in text
@@ -51,13 +44,7 @@ def test_a_shared_gpu_in_a_group_over_hosts(pool: RankPool) -> None:
 def share_over_hosts(rank: int, size: int, path: str) -> str:
     say_that_this_rank_has("xxy"[rank])
     with world(rank, path, "AAB") as comm:
-        text = str(raised(ValueError, lambda: comm.all_reduce(cuda_tensor())))
-        for call in (
-            lambda: comm.all_gather(torch.ones(size, 4), cuda_tensor()),
-            lambda: comm.broadcast([cuda_tensor()], root=1, async_op=True),
-            lambda: comm.scatter(output=cuda_tensor(), input=None if rank else [cuda_tensor()] * 3),
-        ):
-            raised(ValueError, call)
+        text = str(raised(ValueError, begin_on_gpu, comm))
         comm.all_reduce(there := torch.ones(2))  # the group goes on
         assert there.tolist() == [3, 3]
         return text
@@ -71,21 +58,22 @@ def test_a_gpu_for_each_rank_of_several_hosts_takes_nccl(pool: RankPool) -> None
 def own_a_gpu_each(rank: int, size: int, path: str) -> str:
     say_that_this_rank_has("xy"[rank])
     with world(rank, path, "AB") as comm:
-        return str(attempt(comm.all_reduce, cuda_tensor()))
+        return str(attempt(begin_on_gpu, comm))
 
 
 def test_a_cpu_tensor_among_cuda_tensors_over_hosts(pool: RankPool) -> None:
     for text in pool.run(mix_devices, 3, connected=False):
-        assert "all_reduce on a GPU" in text
-        assert "all_reduce sum of float32[4]" in text
+        assert text.startswith("rank 1 on A called something else than the others")
+        assert "  rank 1 on A: a call on CUDA tensors" in text
+        assert "  rank 0 on A: all_reduce of float32, 4 elements, sum" in text
 
 
 def mix_devices(rank: int, size: int, path: str) -> str:
     say_that_this_rank_has("xyz"[rank])
     with world(rank, path, "AAB") as comm:
-        tensor = cuda_tensor() if rank == 1 else torch.ones(4)
-        error = raised(CollectiveMismatch, lambda: comm.all_reduce(tensor))
-        return str(error)
+        if rank == 1:
+            return str(raised(CollectiveMismatch, begin_on_gpu, comm))
+        return str(raised(CollectiveMismatch, comm.all_reduce, torch.ones(4)))
 
 
 # -- on one host -----------------------------------------------------------------------------------

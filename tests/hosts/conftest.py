@@ -9,6 +9,7 @@ import pytest
 from namespaces import MakeNetwork, Network, network, why_not
 
 IN_EVERY_RUN = (
+    "test_contacts.py",
     "test_frames.py",
     "test_identity.py",
     "test_ucx.py",

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from unisono.comm.hosts.lanes import Lane
 from unisono.comm.hosts.placement import Placement
 from unisono.plan import PRESETS, Schedule, find, simulate, verify
 from unisono.plan.algorithms import lanes, mates
@@ -56,11 +55,10 @@ def test_who_talks_between_hosts_is_who_does_in_the_engine(placement: str) -> No
     for number, host in enumerate(hosts):
         for index, rank in enumerate(host):
             place = Placement(tuple(range(ranks)), tuple(map(tuple, hosts)), number, index)
-            lane = Lane(type("Group", (), {"placement": place})())
             for other in place.others():
-                by_mate.add((rank, place.mate(other)))
-                if lane.number is not None:
-                    by_lane.add((rank, place.peer(other, lane.number)))
+                by_mate.add((rank, place.mate(rank, other)))
+                if index < min(map(len, hosts)):
+                    by_lane.add((rank, hosts[other][index]))
 
     def crossing(schedule: Schedule) -> set[tuple[int, int]]:
         moves = [transfer for step in schedule.steps for transfer in step]

@@ -61,12 +61,12 @@ LIBRARY = (
         ("tests/comm/test_join_by_name.py::test_different_sizes_are_refused_on_both_sides",),
     ),
     Mutant(
-        "compare-over-hosts",
-        "src/unisono/comm/hosts/meeting.py",
-        " or head[3] != heads[0][3]",
-        "",
-        "different calls on several hosts are not told apart",
-        ("tests/comm/test_hosts.py",),
+        "versions-of-ucx",
+        "src/unisono/comm/hosts/contacts.py",
+        "contact.version[:2]",
+        "contact.version[:1]",
+        "hosts with different versions of UCX meet",
+        ("tests/hosts/test_contacts.py",),
     ),
     # -- weights ---------------------------------------------------------------------------------
     Mutant(
@@ -147,11 +147,11 @@ LIBRARY = (
     # -- not noticed by any test yet --------------------------------------------------------------
     Mutant(
         "blame-over-hosts",
-        "src/unisono/comm/hosts/group.py",
-        "for member in stopped] or [rank]",
-        "for member in [peer]] or [rank]",
-        "a rank that waits for a stopped one is blamed in its place",
-        ("tests/hosts/test_host_faults.py::test_a_stopped_rank",),
+        "src/unisono/comm/hosts/hosts_transport.py",
+        "stopped = self.links.find_stopped(away, _ANSWER_S)",
+        "stopped = self.links.find_stopped(away[:0], _ANSWER_S)",
+        "a rank that is stopped on another host is not found",
+        ("tests/hosts/test_faults_in_transfers.py",),
     ),
     Mutant(
         "not-in-a-call",

@@ -94,7 +94,7 @@ def connect(
     from unisono.comm.hosts.making import Rendezvous, make_world
 
     meeting = Rendezvous(store, name, global_ranks, timeout_s, deadline, check)
-    return Communicator(make_world(meeting, hosts, rank, size))
+    return Communicator(make_world(meeting, hosts, rank, size, payload))
 
 
 def join(
@@ -181,13 +181,14 @@ def transport_on_gpu(transport: Transport, device: Any, operation: str) -> Trans
     """What carries out collectives on tensors of this GPU for a group whose own transport does not;
     all ranks ask with their first such call. None: nothing does. Raises ValueError, on every rank,
     where their GPUs allow no way."""
-    if isinstance(transport, SharedMemory):
+    if not isinstance(transport, SharedMemory):
+        return None
+    if transport.is_on_one_host:
         from unisono.comm.cuda.first_call import meet_on_gpus
 
         return meet_on_gpus(transport, device, Operation[operation.upper()])
     from unisono.comm.hosts import gpus
     from unisono.comm.hosts.hosts_transport import HostsTransport
 
-    if isinstance(transport, HostsTransport):
-        return gpus.meet_on_gpus(transport, operation, device)
-    return None
+    assert isinstance(transport, HostsTransport)
+    return gpus.meet_on_gpus(transport, device, Operation[operation.upper()])

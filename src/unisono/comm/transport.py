@@ -54,6 +54,9 @@ class Transport(ABC):
     devices: Collection[str] = ("cpu",)
     """The kinds of devices whose tensors it takes."""
 
+    is_on_one_host: bool = False
+    """Whether its ranks share the memory of one host."""
+
     tags: range = range(2**31 - 1)
     """The tags that a message may have."""
 

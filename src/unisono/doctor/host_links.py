@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from unisono.collectives.objects import all_gather_object
+from unisono.comm.communicator import Communicator
 from unisono.errors import list_ranks
 
 SLOW = 0.6
@@ -70,16 +70,19 @@ def check_hosts(as_json: bool, console: Console) -> None:
         comm.barrier()
 
 
-def _measure(comm: Any) -> tuple[list[HostFacts], list[LinkFacts]]:
+def _measure(comm: Communicator) -> tuple[list[HostFacts], list[LinkFacts]]:
     """Measure every pair of hosts, one after the other; all ranks call this."""
+    from unisono.comm.hosts.hosts_transport import HostsTransport
     from unisono.comm.hosts.link_speed import STREAM_S, measure_links
     from unisono.comm.hosts.network import find_interface
 
-    hosts = comm.links.hosts
+    transport = comm.transport
+    assert isinstance(transport, HostsTransport)
+    hosts = transport.links.hosts
     interface = find_interface(hosts.address)
     mtu, speed_mbit = _read_number(interface, "mtu"), _read_number(interface, "speed")
     told = all_gather_object((hosts.address, interface, mtu, speed_mbit), group=comm)
-    leaders = [comm.placement.members.index(hosts.leader(host)) for host in range(hosts.count)]
+    leaders = [transport.placement.members.index(hosts.leader(host)) for host in range(hosts.count)]
     facts = [
         HostFacts(hosts.names[host], tuple(hosts.members[host]), *told[leader])
         for host, leader in enumerate(leaders)

@@ -49,7 +49,9 @@ class Parent:
 
     def nodes(self, members: Sequence[int]) -> list[str]:
         """The name of each member's node: shared memory is that of one machine."""
-        names: list[str] = getattr(self.source, "host_names", [socket.gethostname()] * self.size)
+        names: list[str] = getattr(
+            self.source.transport, "host_names", [socket.gethostname()] * self.size
+        )
         return [names[member] for member in members]
 
     def next_suffix(self, members: Sequence[int]) -> str:

@@ -17,7 +17,6 @@ from torch._C import _distributed_c10d
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, solo
 from unisono.comm.rendezvous.deadline import LATECOMERS_S
-from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -59,7 +58,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
     check()  # hosts without the dead rank would wait for nobody
     try:
-        if world is not None and world.backend == NAME and not isinstance(world, SharedMemory):
+        if world is not None and world.backend == NAME and not world.is_on_one_host:
             from unisono.comm.hosts.hosts_transport import HostsTransport
             from unisono.comm.hosts.making import connect_beside
 
@@ -80,7 +79,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
                 timeout_s=timeout_s,
                 join_timeout_s=timeout_s,
                 check=check,
-                on_one_host=isinstance(world, SharedMemory),
+                on_one_host=world is not None and world.is_on_one_host,
                 in_world=in_world,
             )
     except GroupError:

@@ -100,7 +100,10 @@ def _mismatch(
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
     culprits = find_minority(calls)
-    verdict, *details = mismatch_text(group.name, number, calls, sites, culprits).splitlines()
+    on_host = {member.rank: member.host for member in group.ranks}
+    hosts = [on_host.get(rank, "") for rank in range(group.size)]
+    text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
+    verdict, *details = text.splitlines()
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""

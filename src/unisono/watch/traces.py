@@ -79,7 +79,9 @@ class Trace:
                     if key not in self._before and not self._is_from_before(record):
                         self._records[key] = record
                 if found or segment not in self._groups:
-                    self._groups[segment] = follower.group()
+                    group = follower.group()
+                    if group.ranks:  # else nobody is to be seen there
+                        self._groups[segment] = group
                 for rank, count in follower.dropped().items():
                     self._dropped[segment, rank] = count
                 if left:

@@ -49,7 +49,7 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
             process_token(),
             refusal,
         )
-        gpus = _exchange(comm, mine, operation)
+        gpus = exchange_gpus(comm, mine, operation)
         way = choose_way(gpus)
         if way is None:
             raise ValueError(describe_no_way(gpus))
@@ -59,7 +59,7 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
         orchestra = None
         if driver is not None and not why:
             flags, refusal = _share_flags(comm, driver)
-            why = why_no_mapping(_exchange(comm, mine._replace(refusal=refusal), operation))
+            why = why_no_mapping(exchange_gpus(comm, mine._replace(refusal=refusal), operation))
             if flags is not None and not why:
                 orchestra = Orchestra(driver, comm.rank, [gpu.token for gpu in gpus], flags)
             elif flags is not None:
@@ -91,7 +91,7 @@ def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]
         return None, str(error)
 
 
-def _exchange(comm: SharedMemory, mine: RankGpu, operation: Operation) -> list[RankGpu]:
+def exchange_gpus(comm: SharedMemory, mine: RankGpu, operation: Operation) -> list[RankGpu]:
     row = bytearray(mine.encode().ljust(_DESCRIPTION_BYTES))
     message = torch.frombuffer(row, dtype=torch.uint8)
     everyone = torch.empty(comm.size, _DESCRIPTION_BYTES, dtype=torch.uint8)

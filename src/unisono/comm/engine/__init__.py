@@ -62,6 +62,9 @@ ABOUT_MESSAGES = 2**64 - 1
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 
+ENDING_SILENT = 1 << 33
+"""In a failure's detail: the process does not answer any more; it may not have ended."""
+
 
 def create_segment(ranks: int, cores: int, nonce: int) -> int:
     """Make the shared memory of a group and return its descriptor."""

@@ -1,11 +1,10 @@
 """Lines between processes of different hosts: for what must not wait behind data, and for silence.
 
-Beside each connection that carries data between two processes there is a line, which carries next
-to nothing. Messages on it are authenticated (frames.py). A process that ends hangs up. The kernels
-ask each other every second whether they are still there, so that a host that is down, or a cut
-cable, shows once UNISONO_LINK_PATIENCE_S has passed, however busy the processes are. A connection
-that carries data cannot tell that: the kernel would also give up on a peer that is stopped, and
-does not read.
+A line carries next to nothing. Messages on it are authenticated (frames.py). A process that ends
+hangs up. The kernels ask each other every second whether they are still there, so that a host that
+is down, or a cut cable, shows once UNISONO_LINK_PATIENCE_S has passed, however busy the processes
+are. A connection that carries data cannot tell that: the kernel would also give up on a peer that
+is stopped, and does not read.
 """
 
 from __future__ import annotations
@@ -38,6 +37,9 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # of linux/tcp.h
 
 _CHECK_S = 0.25
 """How often a line is looked at that has sent what is not acknowledged yet."""
+
+ENDED = "has ended"
+"""What is said of a rank whose process hung up."""
 
 _STRANGER_S = 5.0
 """How long somebody who has connected may take to prove that it belongs to the job."""
@@ -78,11 +80,12 @@ class _Line:
 
 @dataclass
 class _Wanted:
-    """A line that somebody waits for; `summons`: the other side does not know, and must be told to
-    call."""
+    """A line that is wanted until `end`; `summons`: the other side does not know, and must be told
+    to call."""
 
     where: Where
     summons: bool
+    end: float = 0.0
     problem: str = "it has not called"
     again: float = 0.0
     is_there: threading.Event = field(default_factory=threading.Event)
@@ -107,8 +110,9 @@ class ControlLines:
 
     `on_message(peer, message)` is called with what another rank has sent, in order;
     `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
-    name in a sentence: "has ended", or "does not answer any more ..."; `on_summons(peer)` when
-    a rank asks to be called, by `connect`. All run in the lines' own thread, and must not wait.
+    name in a sentence: "has ended", or "does not answer any more ..."; `on_left(peer)` once it has
+    said goodbye; `on_summons(peer)` when a rank asks to be called, by `connect`. All run in the
+    lines' own thread, and must not wait.
     """
 
     def __init__(
@@ -119,10 +123,12 @@ class ControlLines:
         on_message: Callable[[int, dict[str, Any]], None],
         on_lost: Callable[[int, str], None],
         on_summons: Callable[[int], None] = lambda peer: None,
+        on_left: Callable[[int], None] = lambda peer: None,
     ) -> None:
         self._me, self._secret = me, secret
+        self._on_message, self._on_lost = on_message, on_lost
+        self._on_summons, self._on_left = on_summons, on_left
         self._patience_s = variables.LINK_PATIENCE_S.read() or PATIENCE_S
-        self._on_message, self._on_lost, self._on_summons = on_message, on_lost, on_summons
         self._lock = threading.Lock()  # of _lines, of what is sent on them, and of _wanted
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
@@ -151,17 +157,25 @@ class ControlLines:
 
         Raises RendezvousError if there is none within `timeout_s`.
         """
-        with self._lock:
-            if peer in self._lines:
-                return
-            wanted = self._wanted.setdefault(peer, _Wanted(where, summons))
-        self._rouse()
-        if wanted.is_there.wait(timeout_s):
+        wanted = self.want(peer, where, timeout_s, summons=summons)
+        if wanted is None or wanted.is_there.wait(timeout_s):
             return
         with self._lock:
             self._wanted.pop(peer, None)
         to = f"{where[0]} port {where[1]} within {in_seconds(timeout_s)}"
         raise RendezvousError(f"no line to {to} ({wanted.problem})")
+
+    def want(
+        self, peer: int, where: Where, timeout_s: float, *, summons: bool = False
+    ) -> _Wanted | None:
+        """The same without waiting for it; None where there is one."""
+        with self._lock:
+            if peer in self._lines:
+                return None
+            wanted = self._wanted.setdefault(peer, _Wanted(where, summons))
+            wanted.end = max(wanted.end, time.monotonic() + timeout_s)
+        self._rouse()
+        return wanted
 
     def reaches(self, peer: int) -> bool:
         """Whether there is a line to a rank."""
@@ -285,7 +299,9 @@ class ControlLines:
     def _call_wanted(self) -> bool:
         """Call those that a line is wanted to and that are before this rank, or do not know of it,
         now and then; whether there are any."""
+        now = time.monotonic()
         with self._lock:
+            self._wanted = {peer: want for peer, want in self._wanted.items() if now < want.end}
             to_call = {
                 peer: wanted
                 for peer, wanted in self._wanted.items()
@@ -377,6 +393,7 @@ class ControlLines:
         line.connection.close()
         with self._lock:
             self._lines.pop(line.session.peer, None)
+        self._tell(lambda peer, _: self._on_left(peer), line.session.peer, None)
 
     def _say_goodbye(self) -> None:
         with self._lock:
@@ -399,7 +416,7 @@ def _describe_loss(error: Exception) -> str:
     if not isinstance(error, OSError):
         return f"has sent what makes no sense: {error}"
     if error.errno in _ENDED:
-        return "has ended"
+        return ENDED
     return f"does not answer any more ({error.strerror}): its host is down, or the network to it"
 
 

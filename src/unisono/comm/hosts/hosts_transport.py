@@ -1,130 +1,229 @@
-"""Hosts: the transport of ranks on several hosts: shared memory inside each, gloo between them.
+"""Hosts: the transport of ranks on several hosts. The engine carries out every call whole.
 
-A large call has three steps, which overlap in chunks: the ranks of a host combine or collect
-their data, each lane (the j-th ranks of all hosts) exchanges its part of it, and the ranks of a
-host share what has come. A part crosses the network once for each host that needs it. Small calls
-are over with the meeting by which every call begins: it carries their bytes.
+On every host there is shared memory with a place for each rank of the group. The engine hands what
+a rank writes there to the other hosts by UCX, so that a call, a message or a failure over hosts
+looks as it does on one. What the engine cannot see, the ends of processes on other hosts, the
+control lines tell it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
+import contextlib
+from collections.abc import Callable, Sequence
 
 from unisono import variables
-from unisono.comm.hosts.large_moves import all_gather_large, broadcast_large, exchange_large
-from unisono.comm.hosts.large_reductions import (
-    reduce_in_order,
-    reduce_large,
-    reduce_scatter_in_order,
-    reduce_scatter_large,
-)
-from unisono.comm.hosts.messages import HostsMessages
-from unisono.comm.hosts.reductions import HostsReduction
-from unisono.comm.on_rows.announced_calls import AnnouncedCall
-from unisono.comm.on_rows.row_transport import Rows
-from unisono.comm.on_rows.rows import bytes_of
-from unisono.comm.reductions import Reduction
+from unisono.comm.hosts.links import GroupMembers, Links
+from unisono.comm.hosts.placement import Placement, place
+from unisono.comm.rendezvous.deadline import Deadline, in_seconds
+from unisono.comm.rendezvous.membership import Member, Membership
+from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.shared_memory.group_parts import Part, name_part
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.shared_tensors import Memory
 from unisono.comm.transport import Transport
+from unisono.errors import RendezvousError, name_ranks
+
+_ANSWER_S = 0.4
+"""How long a rank that did not come may take to say where it is."""
+_GLANCE_S = 0.1
 
 
-class HostsTransport(HostsMessages):
+def segments_of(placement: Placement) -> list[tuple[Sequence[int], int]]:
+    """The segments of a host: one for all ranks of the group, and one for those who are here."""
+    here = placement.here
+    return [(here, len(placement.members)), (range(len(here)), len(here))]
+
+
+class HostsMembership(Membership):
+    """A membership that knows the ranks of other hosts, too; `met` has those of this one."""
+
+    def __init__(self, met: Membership, links: Links, placement: Placement) -> None:
+        hosts = links.hosts
+        here = dict(zip(placement.here, met.members, strict=True))
+        members = tuple(
+            Member(
+                here[rank].address if rank in here else "",
+                hosts.pids[member],
+                hosts.names[hosts.host_of(member)],
+            )
+            for rank, member in enumerate(placement.members)
+        )
+        size, payloads = len(members), links.payloads(placement.members)
+        super().__init__(met.key, placement.rank, size, met.group, members, payloads, met.inner)
+        self.links, self.placement = links, placement
+
+    def find_stopped(self) -> list[int]:
+        members = self.placement.members
+        away = [member for rank, member in enumerate(members) if not self.members[rank].is_here]
+        stopped = self.links.find_stopped(away, _ANSWER_S)
+        return sorted([*super().find_stopped(), *map(members.index, stopped)])
+
+    def ask_elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
+        self.links.stay()
+        members = self.placement.members
+        told = self.links.find_ranks([members[rank] for rank in ranks], _ANSWER_S)
+        return {members.index(member): text for member, text in told.items()}
+
+    def partner_elsewhere(self, rank: int) -> int | None:
+        place = self.placement
+        rank = place.rank if rank < 0 else rank
+        other = place.host if rank not in place.here else next(place.others())
+        return place.mate(rank, other)
+
+    def unheard(self, stopped: Sequence[int]) -> list[int]:
+        place = self.placement
+        away = [rank for rank, member in enumerate(self.members) if not member.is_here]
+        return [rank for rank in away if place.mate(rank, place.host) in stopped]
+
+
+class HostsTransport(SharedMemory):
     """A rank of a group of several hosts. Made by `connect` and `split`, not by hand."""
 
-    def __init__(self, *args: Any) -> None:
-        self._is_strict = bool(variables.STRICT_ORDER.read())
-        self._rounds = bool(variables.ROUND_HALVES.read())
-        super().__init__(*args)
+    is_on_one_host = False
+    run_schedule = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        membership: HostsMembership,
+        lobby: Lobby,
+        name: str,
+        global_ranks: tuple[int, ...] | None,
+        timeout_s: float,
+    ) -> None:
+        self.placement = membership.placement
+        self.links = membership.links.share()
+        self.key = self.links.next_key(name)
+        super().__init__(membership, lobby, name, global_ranks, timeout_s)
+
+    @classmethod
+    def over(
+        cls,
+        met: Membership,
+        links: Links,
+        placement: Placement,
+        lobby: Lobby,
+        name: str,
+        global_ranks: tuple[int, ...] | None,
+        timeout_s: float,
+        deadline: Deadline,
+        check: Callable[[], None],
+    ) -> HostsTransport:
+        """The group whose members on this host have `met`, once all others have come, too.
+
+        Raises RendezvousError if they have not by the deadline; and what `check` raises."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(met.close)
+            membership = HostsMembership(met, links, placement)
+            made = cls(membership, lobby, name, global_ranks, timeout_s)
+            stack.pop_all()
+            stack.callback(made.close)
+            made._reach_others(deadline, check)
+            stack.pop_all()
+        return made
+
+    def _reach_others(self, deadline: Deadline, check: Callable[[], None]) -> None:
+        inner = self._membership.inner
+        assert inner is not None
+        try:
+            self.links.connect(self.placement.neighbours(), deadline.left_s())
+            self.group.span(
+                inner,
+                self.placement.hosts_of_ranks(),
+                self.key,
+                self.links.workers(self.placement.members),
+                bool(variables.STRICT_ORDER.read()),
+                bool(variables.ROUND_HALVES.read()),
+            )
+        except BaseException as error:
+            inner.close()
+            if not isinstance(error, OSError):
+                raise
+            raise RendezvousError(f"group {self.name}: UCX does not connect: {error}") from error
+        self.links.add(self)
+        while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
+            check()
+            self.raise_if_ended()
+            if not deadline.left_s():
+                away = [rank for rank in missing if not self._membership.members[rank].is_here]
+                rank = (away or missing)[0]
+                limit = in_seconds(deadline.timeout_s)
+                why = f"{name_ranks(missing)} did not come to group {self.name} by UCX in {limit}"
+                raise self.links.no_connection(self.placement.members[rank], why)
+
+    @property
+    def host_names(self) -> list[str]:
+        """The name of each rank's host."""
+        return [member.host for member in self._membership.members]
+
+    def _name_for_readers(self) -> str:
+        hosts = self.links.hosts
+        return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]))
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        from unisono.comm.hosts.making import split_group
+        if self._lobby is None:
+            raise self.exceptions.closed()
+        links, before, known = self.links, self.placement, self.global_ranks
+        placement = place([before.members[rank] for rank in members], links.hosts, links.me)
+        if len(placement.hosts) == 1:
+            return super().split(members, name)
+        self.raise_if_ended()
+        check = self._check_of_split(members)
+        here = [members[rank] for rank in placement.here]
+        met = self._meet(here, name, check, segments_of(placement))
+        return HostsTransport.over(
+            met,
+            links,
+            placement,
+            self._lobby,
+            name,
+            None if known is None else tuple(known[rank] for rank in members),
+            self.timeout_s,
+            Deadline(self.timeout_s),
+            check,
+        )
 
-        return split_group(self, members, name)
+    def decide(self, serial: int, value: int) -> int:
+        return self.links.decide(self.key, serial, value, self.timeout_s)
 
-    def announce(self, text: str, *args: Any, **named: Any) -> AnnouncedCall:
-        text += " in strict order" if self._is_strict else ""
-        text += " with halves rounded between hosts" if self._rounds else ""
-        return super().announce(text, *args, **named)
-
-    def reduce_row(
-        self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
-    ) -> torch.Tensor:
-        reduction = HostsReduction(op, row.dtype, self.size, self._rounds)
-        payloads = self._take_all(call, bytes_of(row))
-        if payloads is None and self._is_strict:
-            return reduce_in_order(self, row, reduction)
-        if payloads is None:
-            return reduce_large(self, row, reduction, root, keep)
-        if root not in (None, self.rank):
-            return row
-        rows = [payload.view(row.dtype) for payload in payloads]
-        return self._combine(rows, reduction)
-
-    def _take_all(self, call: AnnouncedCall, payload: torch.Tensor | None) -> Rows | None:
-        """Everybody's bytes, by rank, where all are few."""
-        return self._meet(call, payload).payloads
-
-    def _combine(self, rows: Sequence[torch.Tensor], reduction: HostsReduction) -> torch.Tensor:
-        """The reduction of all ranks' rows, in the order of the large ones."""
-        if self._is_strict:
-            return reduction.combine_all(rows)
-        partials = [
-            reduction.narrow(reduction.combine_ranks([rows[rank] for rank in ranks]))
-            for ranks in self.placement.hosts
-        ]
-        return reduction.combine_hosts(partials)
-
-    def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
-        reduction = HostsReduction(op, by_rank[0].dtype, self.size, self._rounds)
-        small = sum(row.nbytes for row in by_rank) <= self._meeting.most_bytes
-        payloads = self._take_all(call, bytes_of(torch.cat(by_rank)) if small else None)
-        if payloads is None and self._is_strict:
-            return reduce_scatter_in_order(self, by_rank, reduction)
-        if payloads is None:
-            return reduce_scatter_large(self, by_rank, reduction)
-        begin = sum(row.numel() for row in by_rank[: self.rank])
-        end = begin + by_rank[self.rank].numel()
-        rows = [payload.view(by_rank[0].dtype)[begin:end] for payload in payloads]
-        return self._combine(rows, reduction)
-
-    def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
-        small = row if self.rank == root or row.numel() > self._meeting.most_bytes else row[:0]
-        payloads = self._take_all(call, small)
-        if payloads is None:
-            broadcast_large(self, row, root)
-        elif self.rank != root:
-            row.copy_(payloads[root])
-
-    def gather_rows(self, targets: Rows, row: torch.Tensor, call: AnnouncedCall) -> None:
-        longest = max(target.numel() for target in targets)
-        payloads = self._take_all(call, row if longest <= self._meeting.most_bytes else None)
-        if payloads is None:
-            all_gather_large(self, targets, row)
+    def close(self) -> None:
+        if self._lobby is None:
             return
-        for target, payload in zip(targets, payloads, strict=True):
-            target.copy_(payload)
+        try:
+            super().close()
+        finally:
+            self.links.remove(self)
+            self.links.close()
 
-    def exchange_rows(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        from_each: Sequence[int],
-        to_each: Sequence[int],
-        width: int,
-        call: AnnouncedCall,
-    ) -> None:
-        findings = self._meet(call, input)
-        sizes = [[count * width for count in of_rank] for of_rank in findings.sends]
-        if findings.payloads is None:
-            exchange_large(self, output, input, from_each, sizes)
-            return
-        begin = 0
-        for rank, length in enumerate(from_each):
-            first = sum(sizes[rank][: self.rank])
-            output[begin : begin + length].copy_(findings.payloads[rank][first : first + length])
-            begin += length
+    # -- memory that all ranks have mapped: there is none -----------------------------------------
 
-    def meet(self, call: AnnouncedCall) -> None:
-        self._meet(call)
+    def allocate(self, size_bytes: int) -> Memory | None:
+        return None
+
+    def find_memory(self, address: int) -> tuple[Memory, int] | None:
+        return None
+
+    def own_parts(self) -> list[tuple[int, int, int]]:
+        return []
+
+    def memory(self, number: int) -> Memory | None:
+        return None
+
+    # -- what the links bring, in their thread ----------------------------------------------------
+
+    def describe(self) -> GroupMembers:
+        """For the watch."""
+        return GroupMembers(self.name, f"{self.key:x}", self.placement.members)
+
+    def on_lost(self, peer: int, is_silent: bool) -> None:
+        """The process of a global rank has ended, or does not answer any more."""
+        if peer in self.placement.members:
+            self.group.lose(self.placement.members.index(peer), is_silent)
+
+    def on_left(self, peer: int) -> None:
+        """The process of a global rank has left all groups in order."""
+        if peer in self.placement.members:
+            self.group.leave(self.placement.members.index(peer))
+
+    def end(self) -> None:
+        """This process ends: have the others hear of it behind all that this rank has sent them."""
+        self.group.close()

@@ -1,4 +1,4 @@
-"""The interface by which hosts talk to each other, and gloo on it."""
+"""The interface by which hosts talk to each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,37 +85,6 @@ def is_networked(store: Any) -> bool:
 def socket_family(address: str) -> socket.AddressFamily:
     """The family of sockets that an address is for."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-# -- gloo ----------------------------------------------------------------------------------------
-
-
-def make_device(address: str) -> Any:
-    """What connects gloo's groups of this process by the interface with this address: a socket that
-    listens and a thread, for all of them."""
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
-
-
-def make_gloo(store: Any, name: str, me: int, size: int, device: Any, timeout_s: float) -> Any:
-    """A ProcessGroupGloo of `size` processes, of which this is number `me`, on a device; each makes
-    one by the same name in the same store. They are connected when it returns.
-
-    Raises RendezvousError if they are not in time.
-    """
-    from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
-
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=timeout_s)
-    options._threads = 1
-    options._devices = [device]
-    own, limit_s = PrefixStore(name, store), timeout_s + 1.0  # gloo has a limit of its own
-    try:
-        return answer_within(limit_s, lambda: ProcessGroupGloo(own, me, size, options))
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0].rpartition("vs -1. ")[2]  # without gloo's own line
-        raise RendezvousError(f"gloo did not connect {size} processes: {reason}") from error
 
 
 # -- addresses -----------------------------------------------------------------------------------

@@ -28,11 +28,10 @@ class Placement:
         """The ranks of this host."""
         return self.hosts[self.host]
 
-    @property
-    def lanes(self) -> int:
-        """How many ranks of each host exchange the parts of a large call: as many as the smallest
-        host has. The j-th of a host talks to the j-th of the others."""
-        return min(map(len, self.hosts))
+    def hosts_of_ranks(self) -> list[int]:
+        """The number of each rank's host."""
+        found = {rank: host for host, ranks in enumerate(self.hosts) for rank in ranks}
+        return [found[rank] for rank in range(len(self.members))]
 
     def others(self) -> Iterator[int]:
         """The numbers of the other hosts, beginning behind our own, so that not all hosts turn to
@@ -40,30 +39,21 @@ class Placement:
         for step in range(1, len(self.hosts)):
             yield (self.host + step) % len(self.hosts)
 
-    def peer(self, host: int, index: int) -> int:
-        """The global rank of the index-th rank of a host."""
-        return self.members[self.hosts[host][index]]
-
-    def mate(self, host: int) -> int:
-        """The global rank on another host to which this rank gives what is for that host alone."""
-        return self.peer(host, self.index % len(self.hosts[host]))
+    def mate(self, rank: int, host: int) -> int:
+        """The rank on another host that hears of a rank's calls first."""
+        (index,) = (ranks.index(rank) for ranks in self.hosts if rank in ranks)
+        return self.hosts[host][index % len(self.hosts[host])]
 
     def origins(self, index: int) -> list[int]:
-        """Whose data the index-th rank of this host hands on to the others of it: its own first,
-        then that of its mates on other hosts."""
-        here = len(self.here)
-        found = [self.here[index]]
-        for host, ranks in enumerate(self.hosts):
-            if host != self.host:
-                found += [rank for at, rank in enumerate(ranks) if at % here == index]
-        return found
+        """The ranks of other hosts whose mate is the index-th rank of this one."""
+        away = [ranks for host, ranks in enumerate(self.hosts) if host != self.host]
+        return [rank for ranks in away for rank in ranks[index :: len(self.here)]]
 
     def neighbours(self) -> list[int]:
-        """The global ranks that this rank has to have a connection to: at least one of each host,
-        so that a death is seen by somebody on every host."""
-        mates = [self.mate(host) for host in self.others()]
-        theirs = [self.members[rank] for rank in self.origins(self.index)[1:]]
-        return list(dict.fromkeys(mates + theirs))
+        """The global ranks that this rank has to have a line to: at least one of each host, so
+        that a death is seen by somebody on every host."""
+        ranks = [self.mate(self.rank, host) for host in self.others()] + self.origins(self.index)
+        return [self.members[rank] for rank in dict.fromkeys(ranks)]
 
 
 def place(members: Sequence[int], hosts: Hosts, me: int) -> Placement:

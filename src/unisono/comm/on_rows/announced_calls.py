@@ -29,7 +29,7 @@ _ANY = -1
 class AnnouncedCall:
     """What a rank is about to do. `text` must be the same on all ranks; `sends` and `takes` say
     how much it has for each rank and wants from each, where that differs from rank to rank. As a
-    peer has told it, `text` is cut, and `digest` stands for all of it; `host` is the peer's."""
+    peer has told it, `text` is cut, and `digest` stands for all of it."""
 
     text: str
     sends: Sequence[int] = ()
@@ -38,7 +38,6 @@ class AnnouncedCall:
     timeout_s: float = field(default=0.0, compare=False)
     site: str = field(default="", compare=False)
     digest: bytes = b""
-    host: str = ""
 
     @property
     def operation(self) -> str:
@@ -86,7 +85,7 @@ def are_alike(rows: Sequence[torch.Tensor]) -> bool:
     return all(numpy.array_equal(row.numpy()[:said], first[:said]) for row in rows[1:])
 
 
-def decode_call(row: torch.Tensor, size: int, host: str = "") -> AnnouncedCall:
+def decode_call(row: torch.Tensor, size: int) -> AnnouncedCall:
     """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
@@ -95,32 +94,26 @@ def decode_call(row: torch.Tensor, size: int, host: str = "") -> AnnouncedCall:
         part.rstrip(b"\0").decode(errors="replace") for part in (rest[:_TEXT], rest[_TEXT:])
     )
     sends, takes, digest = pairs[:size], pairs[size:], data[1 : 1 + _DIGEST]
-    return AnnouncedCall(text, sends, takes, bool(data[0]), site=site, digest=digest, host=host)
+    return AnnouncedCall(text, sends, takes, bool(data[0]), site=site, digest=digest)
 
 
 def find_mismatch(
-    peer_calls: Sequence[AnnouncedCall], rank: int, group: str, number: int = 0
+    peer_calls: Sequence[AnnouncedCall], rank: int, group: str
 ) -> CollectiveMismatch | None:
     """What every member raises, if they do not mean the same call."""
     if all(call.refused for call in peer_calls):
         return None
     kinds = [(call.digest, call.refused) for call in peer_calls]
     if len(set(kinds)) > 1:
-        return _mismatch(peer_calls, rank, group, number, find_minority(kinds))
+        return _mismatch(peer_calls, rank, group, find_minority(kinds))
     sizes = PairwiseSizes(
         [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
     )
     if not sizes.unequal_pairs():
         return None
     culprits = sizes.culprits()
-    blamed = f"{_name_on_hosts(culprits, peer_calls)} brought other sizes: " if culprits else ""
-    return _mismatch(peer_calls, rank, group, number, culprits, f"{blamed}{sizes.verdict()}")
-
-
-def _name_on_hosts(ranks: Sequence[int], peer_calls: Sequence[AnnouncedCall]) -> str:
-    """ "ranks 2 and 3 on node7"."""
-    hosts = filter(None, dict.fromkeys(peer_calls[rank].host for rank in ranks))
-    return " on ".join(filter(None, [name_ranks(ranks), " and ".join(hosts)]))
+    blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
+    return _mismatch(peer_calls, rank, group, culprits, f"{blamed}{sizes.verdict()}")
 
 
 def _known(sizes: Sequence[int]) -> list[int | None]:
@@ -131,7 +124,6 @@ def _mismatch(
     peer_calls: Sequence[AnnouncedCall],
     rank: int,
     group: str,
-    number: int,
     culprits: Sequence[int],
     why: str = "",
 ) -> CollectiveMismatch:
@@ -139,17 +131,15 @@ def _mismatch(
     calls = [call.text + (refused if call.refused else "") for call in peer_calls]
     sites = [call.site or None for call in peer_calls]
     lines = [
-        f"  {_name_on_hosts([member], peer_calls)}: {text}" + (f" at {site}" if site else "")
+        f"  rank {member}: {text}" + (f" at {site}" if site else "")
         for member, (text, site) in enumerate(zip(calls, sites, strict=True))
     ]
-    odd = f"{_name_on_hosts(culprits, peer_calls)} called something else than the others"
+    odd = f"{name_ranks(culprits)} called something else than the others"
     first = why or (odd if culprits else "the ranks called different things")
-    where = f"call #{number} of group {group}" if number else f"group {group}"
     return CollectiveMismatch(
-        "\n".join([f"{first} ({where})", *lines]),
+        "\n".join([f"{first} (group {group})", *lines]),
         rank=rank,
         group=group,
-        call=number,
         calls=calls,
         sites=sites,
         culprits=culprits,

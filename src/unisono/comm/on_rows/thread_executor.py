@@ -92,11 +92,11 @@ class ThreadExecutor:
             with contextlib.suppress(Exception):
                 self._latest.wait()
 
-    def settle(self, is_moving: Callable[[], bool] = lambda: False) -> bool:
+    def settle(self) -> bool:
         """Return once all that was begun is over; False if a work waits for its peers for 1 s."""
         left, end_s = -1, 0.0
         while not self.is_idle():
-            if self._works.qsize() != left or is_moving():
+            if self._works.qsize() != left:
                 left, end_s = self._works.qsize(), time.monotonic() + 1.0
             elif time.monotonic() > end_s:
                 return False

@@ -124,7 +124,7 @@ class Leader:
         followers[visitor.rank] = visitor
 
     def _admit(self) -> Membership:
-        """Make the segment, hand it to everyone, and go on once all have opened it."""
+        """Make the segments, hand them to everyone, and go on once all have opened them."""
         request, followers = self._request, self._followers.values()
         membership: Membership | None = None
         try:
@@ -138,7 +138,7 @@ class Leader:
             return membership
         except BaseException as error:
             if membership is not None:
-                membership.group.close()
+                membership.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise Departed(
                     f"a member of group {request.key} left, or sent nonsense, while the group was "
@@ -147,7 +147,7 @@ class Leader:
             raise
 
     def _hand_over(self) -> Membership:
-        """Make the segment, invite everyone to it, and open it."""
+        """Make the segments, invite everyone to them, and open them."""
         request = self._request
         followers = [self._followers[rank] for rank in range(1, request.size)]
         everyone: list[dict[str, Any]] = [self._me | {"payload": request.payload}]
@@ -158,17 +158,20 @@ class Leader:
             "members": [(member["address"], member["pid"]) for member in everyone],
             "payloads": [str(member.get("payload", "")) for member in everyone],
         }
-        segment = engine.create_segment(request.size, _cores(everyone), nonce)
+        segments: list[int] = []
         try:
+            for _, size in request.segments:
+                segments.append(engine.create_segment(size, _cores(everyone), nonce))
             with own_pidfd() as mine:
                 pidfds = mine + [pidfd for follower in followers for pidfd in follower.descriptors]
                 if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
                     pidfds = []  # members of one group have each other's already
                 for follower in followers:
-                    follower.send(invitation, segment, *pidfds)
-                return request.open(segment, pidfds, invitation)
+                    follower.send(invitation, *segments, *pidfds)
+                return request.open(segments, pidfds, invitation)
         finally:
-            os.close(segment)
+            for segment in segments:
+                os.close(segment)
 
 
 def _cores(everyone: list[Announcement]) -> int:

@@ -34,6 +34,7 @@ from unisono.comm.rendezvous.unix_socket import (
     descriptors_needed,
 )
 from unisono.errors import GroupClosed, RendezvousError, UnisonoError, name_ranks
+from unisono.processes import state_of
 
 if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
@@ -46,21 +47,32 @@ _GRACE_S = 2.0
 
 
 class Member:
-    """A rank as its peers know it."""
+    """A rank as its peers know it. In a group over several hosts `host` names its own, and only
+    those of this host have an `address`."""
 
-    def __init__(self, address: str, pid: int) -> None:
+    def __init__(self, address: str, pid: int, host: str = "") -> None:
         self.address = address
         self.pid = pid
+        self.host = host
 
     @property
     def identity(self) -> int:
         """A number for the process; the address is random, so its end is as good as all of it."""
         return int(self.address[-16:], 16)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether /proc of this host shows it."""
+        return bool(self.address)
+
+    def __str__(self) -> str:
+        """ "pid 4711", or "pid 4711 on node7"."""
+        return f"pid {self.pid} on {self.host}" if self.host else f"pid {self.pid}"
+
 
 class Membership:
     """What one rank has once the group is made. `payloads` is what each rank wanted the others to
-    know."""
+    know. `inner` is the engine's group of the members on this host, in a group over several."""
 
     def __init__(
         self,
@@ -70,11 +82,36 @@ class Membership:
         group: Group,
         members: tuple[Member, ...],
         payloads: tuple[str, ...] = (),
+        inner: Group | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
         self.group = group
         self.members = members
         self.payloads = payloads
+        self.inner = inner
+
+    def close(self) -> None:
+        """Leave a group that was not made after all."""
+        self.group.close()
+        if self.inner is not None:
+            self.inner.close()
+
+    def find_stopped(self) -> list[int]:
+        """The ranks whose processes are stopped."""
+        here = [rank for rank, member in enumerate(self.members) if member.is_here]
+        return [rank for rank in here if state_of(self.members[rank].pid).is_stopped]
+
+    def ask_elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
+        """What these ranks of other hosts do, for a sentence that begins with each."""
+        return {}
+
+    def partner_elsewhere(self, rank: int) -> int | None:
+        """The rank of another host with which a rank exchanges data; None on one host."""
+        return None
+
+    def unheard(self, stopped: Sequence[int]) -> list[int]:
+        """The ranks of other hosts of which this one hears nothing, while these are stopped."""
+        return []
 
 
 class JoinRequest:
@@ -82,7 +119,8 @@ class JoinRequest:
     must have come, and how long each call of the group may wait.
 
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended.
+    wait for any more: the parent group has ended. `segments` has, for each segment that the leader
+    makes, the rank there of everybody who meets, and for how many ranks it is.
     """
 
     def __init__(
@@ -94,36 +132,47 @@ class JoinRequest:
         timeout_s: float,
         payload: str = "",
         check: Callable[[], None] = lambda: None,
+        segments: Sequence[tuple[Sequence[int], int]] = (),
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.payload = payload
         self.check = check
+        self.segments = segments or [(range(size), size)]
 
     def waiting(self) -> Waiting:
         """This rank's wait for the others."""
         return Waiting(self.rank, self.size, self.key, self.deadline)
 
     def open(
-        self, descriptor: int, pidfds: Sequence[int], invitation: dict[str, Any]
+        self, descriptors: Sequence[int], pidfds: Sequence[int], invitation: dict[str, Any]
     ) -> Membership:
-        """Open the segment to which the leader invites, and have the engine watch the processes of
-        all other ranks."""
+        """Open the segments to which the leader invites, and have the engine watch the processes of
+        all others who met."""
         members = tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
         payloads = tuple(map(str, invitation["payloads"]))
         nonce = int(invitation["nonce"])
-        group = open_group(descriptor, self.rank, self.size, nonce, self.timeout_s)
+        groups: list[Group] = []
         try:
-            for rank, member in enumerate(members):
-                pidfd = pidfds[rank] if rank < len(pidfds) else -1
-                if rank == self.rank or group.watch(rank, member.identity, pidfd) or pidfd < 0:
-                    continue
-                raise TooFewDescriptors(f"rank {self.rank} could not begin to watch rank {rank}")
+            for descriptor, (ranks, size) in zip(descriptors, self.segments, strict=True):
+                group = open_group(descriptor, ranks[self.rank], size, nonce, self.timeout_s)
+                groups.append(group)
+                self._watch(group, ranks, members, pidfds)
         except BaseException:
-            group.close()
+            for group in groups:
+                group.close()
             raise
-        return Membership(self.key, self.rank, self.size, group, members, payloads)
+        return Membership(self.key, self.rank, self.size, groups[0], members, payloads, *groups[1:])
+
+    def _watch(
+        self, group: Group, ranks: Sequence[int], members: Sequence[Member], pidfds: Sequence[int]
+    ) -> None:
+        for at, member in enumerate(members):
+            pidfd = pidfds[at] if at < len(pidfds) else -1
+            if at == self.rank or group.watch(ranks[at], member.identity, pidfd) or pidfd < 0:
+                continue
+            raise TooFewDescriptors(f"rank {self.rank} could not begin to watch rank {at}")
 
 
 @contextlib.contextmanager
@@ -282,8 +331,8 @@ def _follow(
             connection.try_send(_hello(request, me, error))
             raise
         try:
-            descriptor, *pidfds = connection.descriptors
-            membership = request.open(descriptor, pidfds, invitation)
+            received, count = list(connection.descriptors), len(request.segments)
+            membership = request.open(received[:count], received[count:], invitation)
         except (UnisonoError, ValueError) as error:
             connection.try_send({"error": f"rank {request.rank}: {error}"})
             raise
@@ -292,7 +341,7 @@ def _follow(
         return membership
     except BaseException as error:
         if membership is not None:
-            membership.group.close()
+            membership.close()
         if isinstance(error, (OSError, ValueError, KeyError)):
             raise Departed(
                 f"group {request.key}: rank 0 went away while the group was made ({error})"

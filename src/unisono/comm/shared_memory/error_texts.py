@@ -8,7 +8,15 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.comm.engine import ABOUT_MESSAGES, ENDING_KNOWN, GPU_MARK, Note, Operation, Status
+from unisono.comm.engine import (
+    ABOUT_MESSAGES,
+    ENDING_KNOWN,
+    ENDING_SILENT,
+    GPU_MARK,
+    Note,
+    Operation,
+    Status,
+)
 from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of
 from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
 from unisono.errors import name_ranks
@@ -28,8 +36,35 @@ _FLOAT8 = {
 }
 REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
 ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
-_RAGGED = 0x68656164 * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _posted_hash(word: int) -> int:
+    """What a post shows of a hash."""
+    return word * _GOLDEN >> 32 & 0xFFFFFFFF
+
+
+def _mixed(value: int) -> int:
+    """A hash of this alone: `mix` in csrc/collectives.c."""
+    product = value * _GOLDEN & 0xFFFFFFFFFFFFFFFF
+    return product ^ product >> 32
+
+
+_RAGGED = _posted_hash(0x68656164)
 """What a gather of tensors of any shapes posts as its hash: HEADS in csrc/ragged.c."""
+_ORDERS = {
+    _posted_hash(_mixed(number)): order
+    for number, order in enumerate(
+        (
+            "",
+            "in strict order",
+            "with halves rounded between hosts",
+            "in strict order with halves rounded between hosts",
+        ),
+        start=1,
+    )
+}
+"""What a reduction over hosts posts, by the order of its sums: csrc/collectives.c."""
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
@@ -112,6 +147,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
     elif operation is Operation.BROADCAST and reduction:
         details.append(f"by {algorithm_of(reduction, 255)}, schedule with hash {others:08x}")
+    elif operation in REDUCING and others in _ORDERS:
+        details += filter(None, [_ORDERS[others]])
     elif others and operation not in PAIRED:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
@@ -154,11 +191,13 @@ def mismatch_text(
     calls: Sequence[str | None],
     sites: Sequence[str | None],
     culprits: Sequence[int],
-    pairs: PairwiseSizes | None = None,
+    pairs: PairwiseSizes | None,
+    hosts: Sequence[str],
 ) -> str:
     """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
-    the sizes of calls that are equal but for those."""
-    who = name_ranks(culprits)
+    the sizes of calls that are equal but for those; `hosts` has the name of each rank's host, ""
+    where there is only one."""
+    who = name_on_hosts(culprits, hosts)
     if pairs is not None:
         blamed = f"{who} brought other sizes: " if culprits else ""
         verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
@@ -168,14 +207,20 @@ def mismatch_text(
     else:
         verdict = f"the ranks called different things in call #{call} of group {name}"
     lines = [verdict]
-    posted_calls = list(zip(calls, sites, strict=True))
+    posted_calls = list(zip(calls, sites, hosts, strict=True))
     for posted_call in dict.fromkeys(posted_calls):
-        text, site = posted_call
+        text, site, _ = posted_call
         ranks = [rank for rank, other in enumerate(posted_calls) if other == posted_call]
         at = f" at {site}" if site else ""
-        lines.append(f"  {name_ranks(ranks)}: {text or 'has not arrived'}{at}")
+        lines.append(f"  {name_on_hosts(ranks, hosts)}: {text or 'has not arrived'}{at}")
     lines.append("Nothing was moved. Make every rank call the same, in the same order.")
     return "\n".join(lines)
+
+
+def name_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """ "ranks 2 and 3 on node7"; without a host where there is only one."""
+    names = filter(None, dict.fromkeys(hosts[rank] for rank in ranks))
+    return " on ".join(filter(None, [name_ranks(ranks), " and ".join(names)]))
 
 
 def stalled_ranks(progress: Sequence[int]) -> list[int]:
@@ -186,6 +231,8 @@ def stalled_ranks(progress: Sequence[int]) -> list[int]:
 
 def describe_ending(detail: int) -> str:
     """How a process ended, from a failure's detail."""
+    if detail & ENDING_SILENT:
+        return "does not answer any more: its host is down, or the network to it"
     if not detail & ENDING_KNOWN:
         return "has ended"
     return describe_exit(os.waitstatus_to_exitcode(detail & 0xFFFF))

@@ -52,7 +52,6 @@ class GroupExceptions:
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
         self._why_unfinished = ""
-        self.is_part = False  # of a group over hosts, which makes the reports
 
     def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
         """The exception for a message to or from `peer` (-1: anybody) whose status is not OK."""
@@ -73,7 +72,7 @@ class GroupExceptions:
             )
             details = error_texts.timeout_details(self._membership.group, sends, peer)
             if peer >= 0:
-                details.append(whereabouts(self._membership, peer, ABOUT_MESSAGES))
+                details += whereabouts(self._membership, [peer], ABOUT_MESSAGES)
             self.cause = self._of_group(
                 CollectiveTimeout,
                 "\n".join([text, *details]),
@@ -132,7 +131,7 @@ class GroupExceptions:
                     "group it is not in: only members call, for group=None is the world"
                 )
             self.cause.args = (text,)
-        if diagnose is not None and self.cause.report is None and not self.is_part:
+        if diagnose is not None and self.cause.report is None:
             self.cause.report = diagnose(self.cause)
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 

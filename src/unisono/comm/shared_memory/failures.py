@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
@@ -45,7 +45,7 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     if status == Status.TIMEOUT:
         return _timeout(membership, name, call, culprit)
     if status == Status.PEER_CLOSED:
-        who = f"rank {culprit}" if culprit >= 0 else "every other rank"
+        who = _name_member(membership, culprit) if culprit >= 0 else "every other rank"
         text = f"{who} closed group {name}; this rank was in {doing}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.PEER_LOST:
@@ -78,7 +78,7 @@ def describe_loss(
 ) -> PeerLost:
     """The exception for a rank whose process has ended."""
     text = (
-        f"rank {peer} (pid {membership.members[peer].pid}) "
+        f"rank {peer} ({membership.members[peer]}) "
         f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
     )
     last_words = membership.group.read_note(peer, Note.REASON, ABOUT_MESSAGES)
@@ -87,19 +87,41 @@ def describe_loss(
     return PeerLost(text, rank=membership.rank, group=name, call=call, peer=peer)
 
 
-def whereabouts(membership: Membership, rank: int, about: int) -> str:
-    """Where a rank that did not come is: what it answered, or what the system says of it."""
-    pid = membership.members[rank].pid
+def whereabouts(
+    membership: Membership, ranks: Sequence[int], about: int, stopped: Sequence[int] | None = None
+) -> list[str]:
+    """A line for each rank that did not come: where it says that it is, or what the system says.
+    `stopped` are ranks of which that is known."""
+    members, read_note = membership.members, membership.group.read_note
+    elsewhere = [rank for rank in ranks if not members[rank].is_here]
+    if stopped is None:
+        stopped = membership.find_stopped() if elsewhere else []
+    told = dict.fromkeys(stopped, "is stopped and did not answer")
+    for rank in elsewhere:
+        answer = None if rank in told else read_note(rank, Note.ANSWER, about)
+        if answer:
+            told[rank] = f"is at {answer}"
+    told |= membership.ask_elsewhere([rank for rank in elsewhere if rank not in told])
+    told |= {rank: _on_this_host(membership, rank, about) for rank in ranks if rank not in told}
+    return [f"  rank {rank} ({members[rank]}) {told[rank]}" for rank in ranks]
+
+
+def _on_this_host(membership: Membership, rank: int, about: int) -> str:
     if rank == membership.rank:
-        return f"  rank {rank} (pid {pid}) is this one"
-    state = state_of(pid)
+        return "is this one"
+    state = state_of(membership.members[rank].pid)
     answer = membership.group.read_note(rank, Note.ANSWER, about) or membership.group.read_note(
         rank, Note.ANSWER, 0
     )
     if answer and state.letter != "T":
-        return f"  rank {rank} (pid {pid}) is at {answer}"
-    seen = state if state.letter else "cannot be seen from here"
-    return f"  rank {rank} (pid {pid}) {seen} and did not answer"
+        return f"is at {answer}"
+    return f"{state if state.letter else 'cannot be seen from here'} and did not answer"
+
+
+def _name_member(membership: Membership, rank: int) -> str:
+    """A rank, with its process and host in a group over several."""
+    member = membership.members[rank]
+    return f"rank {rank} ({member})" if member.host else f"rank {rank}"
 
 
 def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatch:
@@ -108,6 +130,7 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     by_rank = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [by_rank.get(rank) for rank in range(membership.size)]
+    hosts = [member.host for member in membership.members]
     culprits, pairs = find_minority(calls), None
     if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
         pairs = error_texts.read_pairwise_sizes(group, membership.size, call)
@@ -120,7 +143,7 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
             culprits = find_minority([mark for mark, _ in shapes])
             calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
     return CollectiveMismatch(
-        error_texts.mismatch_text(name, call, calls, sites, culprits, pairs),
+        error_texts.mismatch_text(name, call, calls, sites, culprits, pairs, hosts),
         rank=membership.rank,
         group=name,
         call=call,
@@ -140,17 +163,25 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
     what = next(iter(posted.values()), "a call")
     text = f"{what} (call #{call} of group {name}) reached its timeout "
     stalled: list[int] = []
+    partner = membership.partner_elsewhere(awaited)
+    stopped = None if partner is None else membership.find_stopped()
+    missing = [rank for rank in missing if rank not in membership.unheard(stopped or [])]
     if missing:
         here = list_ranks(list(posted)) or "nobody"
         text += f"because {name_ranks(missing)} never came; here: {here}"
     else:
-        stalled = error_texts.stalled_ranks([group.progress(rank) for rank in ranks])
-        if awaited not in stalled:  # it went on meanwhile
-            members = enumerate(membership.members)
-            stopped = [rank for rank, member in members if state_of(member.pid).is_stopped]
-            stalled = stopped or [awaited]
-        text += f"although all ranks arrived: {name_ranks(stalled)} stopped moving data"
-    where = [whereabouts(membership, rank, call) for rank in missing or stalled]
+        text += "although all ranks arrived: "
+        stalled = _stalled(membership, awaited) if stopped is None else stopped
+        if stalled:
+            text += f"{name_ranks(stalled)} stopped moving data"
+        elif partner is not None:
+            pair = [_name_member(membership, rank) for rank in sorted((awaited, partner))]
+            text += (
+                f"{' and '.join(pair)} have both come, but the data between them does not arrive, "
+                "though short messages do. The network drops large packets (compare the MTU of all "
+                "interfaces on the way; try ping -M do -s 1472), or is too slow for this timeout"
+            )
+    where = whereabouts(membership, missing or stalled, call, stopped)
     if stalled:  # a stopped process cannot tell its line, which is that of our own call
         (site,) = _sites(group, [membership.rank], call)
         where = [f"{line}; the call is at {site}" if site else line for line in where]
@@ -163,6 +194,16 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
         missing=missing,
         stalled=stalled,
     )
+
+
+def _stalled(membership: Membership, awaited: int) -> list[int]:
+    """Who keeps the others of its host in a call that all have begun. (Between hosts it may be the
+    network that is behind: nobody is blamed who is not stopped.)"""
+    group = membership.group
+    stalled = error_texts.stalled_ranks([group.progress(rank) for rank in range(membership.size)])
+    if awaited in stalled:
+        return stalled
+    return membership.find_stopped() or [awaited]  # it went on meanwhile
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

@@ -1,7 +1,7 @@
 """A host's part of a group over several: how its segment says so, and how parts make one group.
 
-The segment of a part has the ranks of one host, and in each rank's identity its number in the whole
-group. The same key stands in all parts of a group, on all hosts.
+The segment of a part has a place for every rank of the group, and records of those on its host. The
+same key stands in all parts of a group, on all hosts.
 """
 
 from __future__ import annotations
@@ -11,14 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.records import GroupRecords, Record
+    from unisono.comm.shared_memory.records import GroupRecords
 
 BACKEND_MARK = "\x1f"
 """In the name of a group whose data another library moves: what stands before that library's."""
-
-BETWEEN_HOSTS = 1 << 40
-"""Added to the tag of a message between hosts. Its peer is a rank of the whole group, that of any
-other message one of the part."""
 
 _MOST_BYTES = 103
 _MOST_OF_HOST = 24
@@ -26,18 +22,16 @@ _MOST_OF_HOST = 24
 
 @dataclass(frozen=True)
 class Part:
-    """Of which group (`key`) a rank is which one of how many, and on which host."""
+    """Of which group (`key`) this is the part of which host."""
 
     key: str
-    rank: int
-    size: int
     host: str
 
 
 def name_part(name: str, part: Part) -> str:
     """What a rank of a part says of itself, in as many bytes as there is room for."""
     host = part.host if len(part.host) <= _MOST_OF_HOST else f"..{part.host[2 - _MOST_OF_HOST :]}"
-    about = f"{BACKEND_MARK}unisono{BACKEND_MARK}{part.key} {part.rank} {part.size} {host}"
+    about = f"{BACKEND_MARK}unisono{BACKEND_MARK}{part.key} {host}"
     room = _MOST_BYTES - len(about.encode())
     return name.encode()[:room].decode(errors="ignore") + about
 
@@ -47,23 +41,13 @@ def read_name(text: str) -> tuple[str, str, Part | None]:
     name, backend, about = (*text.split(BACKEND_MARK, 2), "", "")[:3]
     if not about:
         return name, backend or "unisono", None
-    key, rank, size, host = (*about.split(" ", 3), "")[:4]
-    return name, backend, Part(key, int(rank), int(size), host)
+    key, _, host = about.partition(" ")
+    return name, backend, Part(key, host)
 
 
 def segment_of_key(key: str) -> tuple[int, int]:
     """What names the memory of all parts together, the same to all who read any of them."""
     return 0, int(key, 16)
-
-
-def in_whole_group(record: Record, ranks: dict[int, int]) -> Record:
-    """A record of a part with ranks of the whole group; `ranks` are those of its own."""
-    if record.tag is None:
-        return record
-    if record.tag & BETWEEN_HOSTS:
-        return replace(record, tag=record.tag & ~BETWEEN_HOSTS)
-    peer = None if record.peer is None else ranks.get(record.peer)
-    return replace(record, peer=peer)
 
 
 def join_parts(groups: Iterable[GroupRecords]) -> list[GroupRecords]:

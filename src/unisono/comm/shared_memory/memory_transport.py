@@ -50,6 +50,7 @@ class SharedMemory(Transport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
     tags = range(-(2**63), 2**63)
+    is_on_one_host = True
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class SharedMemory(Transport):
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
-        self.group.introduce(name, global_rank, keeps_sites)
+        self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
         announce_segment(self.group.descriptor)
         self.timeout_s = timeout_s
         end_abandoned_groups()
@@ -109,13 +110,9 @@ class SharedMemory(Transport):
             load_soon(*NEEDED_LATER)
             return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
 
-    def become_part(self, name: str) -> Group:
-        """This group is one host's part of a larger one, of which `name` says which: the records of
-        that one's calls are kept in its place, by the engine's group, from now on."""
-        self.exceptions.is_part = True
-        ranks = self.global_ranks
-        self.group.become_part(name, self.rank if ranks is None else ranks[self.rank])
-        return self.group
+    def _name_for_readers(self) -> str:
+        """What those who read the records are told of the group."""
+        return self.name
 
     @property
     def payloads(self) -> tuple[str, ...]:
@@ -239,10 +236,6 @@ class SharedMemory(Transport):
     def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
         return self.exceptions.message_error(status, sends, peer, tag)
 
-    def probe(self, tag: int) -> int:
-        """Who sent the oldest message with this tag that no receive has asked for; -1: nobody."""
-        return self.group.probe(tag)
-
     # -- groups ----------------------------------------------------------------------------------
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
@@ -254,34 +247,51 @@ class SharedMemory(Transport):
             from unisono.comm.solo import Solo
 
             return Solo(name, global_ranks, timeout_s)
-        rank, late_s = members.index(self.rank), time.monotonic() + LATECOMERS_S
+        membership = self._meet(members, name, self._check_of_split(members))
+        return SharedMemory(membership, self._lobby, name, global_ranks, timeout_s)
+
+    def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
+        """What raises if a member of a new group will not come. Followers may wait long for a
+        leader that lives."""
+        late_s = time.monotonic() + LATECOMERS_S
 
         def check() -> None:
-            """Raise if a member will not come. Followers may wait long for a leader that lives."""
             error = self.loss_among(members, f"split({list(members)})")
-            if error is None and (self._lobby is None or (rank == 0 and time.monotonic() > late_s)):
+            is_late = self.rank == members[0] and time.monotonic() > late_s
+            if error is None and (self._lobby is None or is_late):
                 error = self.ending("no call")
             if error is not None:
                 raise error
 
+        return check
+
+    def _meet(
+        self,
+        members: Sequence[int],
+        name: str,
+        check: Callable[[], None],
+        segments: Sequence[tuple[Sequence[int], int]] = (),
+    ) -> Membership:
+        """Meet these ranks of this host to make a group, or one host's part of it."""
+        assert self._lobby is not None
         request = JoinRequest(
             f"{self._membership.key}/{name.removeprefix(self.name)}",
-            rank,
+            members.index(self.rank),
             len(members),
-            Deadline(timeout_s),
-            timeout_s,
+            Deadline(self.timeout_s),
+            self.timeout_s,
             check=check,
+            segments=segments,
         )
         leader = self._membership.members[members[0]]
         try:
             check()
-            membership = meet_at(leader.address, self._lobby, request)
+            return meet_at(leader.address, self._lobby, request)
         except RendezvousError:
             for _ in range(50):  # if somebody has died, it is known in a moment
                 check()
                 time.sleep(0.01)
             raise
-        return SharedMemory(membership, self._lobby, name, global_ranks, timeout_s)
 
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members

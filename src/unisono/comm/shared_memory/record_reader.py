@@ -23,7 +23,7 @@ from unisono.comm.engine import (
 )
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
-from unisono.comm.shared_memory.group_parts import Part, in_whole_group, read_name, segment_of_key
+from unisono.comm.shared_memory.group_parts import Part, read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.errors import UnisonoError
 
@@ -76,7 +76,7 @@ def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
             group = read_segment(path, last)
         except OSError:
             continue  # closed meanwhile
-        if group is not None:
+        if group is not None and group.ranks:  # else nobody is to be seen there
             groups.setdefault(group.segment, group)
     return list(groups.values())
 
@@ -335,24 +335,22 @@ class RecordFollower:
             ring.dropped = 0
 
     def is_left(self) -> bool:
-        """Whether every rank has joined and closed the group."""
+        """Whether every rank has joined and closed the group; of a part, every rank of its host."""
         layout = self._layout
-        return all(
-            _read_identity(self._memory, layout, rank) is not None
-            and _CLOSED.unpack_from(self._memory, layout.control(rank) + layout.closed)[0]
-            for rank in range(self.size)
+        ranks = range(self.size)
+        joined = [r for r in ranks if _read_identity(self._memory, layout, r) is not None]
+        is_complete = len(joined) == self.size or (joined and self._part(joined[0]) is not None)
+        return bool(is_complete) and all(
+            _CLOSED.unpack_from(self._memory, layout.control(rank) + layout.closed)[0]
+            for rank in joined
         )
 
     def read(self, to_the_end: bool = False) -> list[tuple[int, Record]]:
         """What is new, and what was under way and is over now, with its rank. `to_the_end` says
         that nobody writes any more: what was never finished writing is passed over."""
-        found = [
+        return [
             (ring.rank, record) for ring in self._joined_rings() for record in ring.read(to_the_end)
         ]
-        numbers = {rank: part.rank for rank, part in self._parts().items()} if found else {}
-        if not numbers:
-            return found
-        return [(numbers[rank], in_whole_group(record, numbers)) for rank, record in found]
 
     def read_group(self, last: int | None) -> GroupRecords:
         """All that is there now, and of each rank the newest `last` records at most."""
@@ -372,30 +370,15 @@ class RecordFollower:
         identity = _read_identity(self._memory, self._layout, rank)
         return "" if identity is None else identity[0]
 
-    def _parts(self) -> dict[int, Part]:
-        """Which part of a larger group each rank is; none unless all of them know."""
-        parts = {rank: read_name(self._name_of(rank))[2] for rank in self._rings}
-        known = {rank: part for rank, part in parts.items() if part is not None}
-        return known if len(known) == len(parts) else {}
+    def _part(self, rank: int) -> Part | None:
+        """Which part of a group over hosts this is, as a rank says."""
+        return read_name(self._name_of(rank))[2]
 
     def _identify(self, members: Sequence[RankRecords]) -> GroupRecords:
-        """The group of which this segment has these ranks, in ranks of the whole group where it is
-        one host's part of it."""
-        name, backend, _ = read_name(self._name_of(members[0].rank) if members else "?")
-        parts = self._parts()
-        if not parts:
+        """The group of which this segment has these ranks."""
+        name, backend, part = read_name(self._name_of(members[0].rank) if members else "?")
+        if part is None:
             return GroupRecords(name, self.size, tuple(members), backend, self.segment)
-        numbers = {rank: part.rank for rank, part in parts.items()}
-        whole = [
-            replace(
-                member,
-                rank=numbers[member.rank],
-                host=parts[member.rank].host,
-                records=tuple(in_whole_group(record, numbers) for record in member.records),
-            )
-            for member in members
-        ]
-        ordered = tuple(sorted(whole, key=lambda member: member.rank))
-        one = parts[members[0].rank]
-        segment = segment_of_key(one.key)
-        return GroupRecords(name, one.size, ordered, backend, segment, is_part=True)
+        here = tuple(replace(member, host=part.host) for member in members)
+        segment = segment_of_key(part.key)
+        return GroupRecords(name, self.size, here, backend, segment, is_part=True)

@@ -14,7 +14,6 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import native
-from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class SharedPages:
     def can_hold(tensor: torch.Tensor, comm: Communicator) -> bool:
         """Whether all ranks may make one for tensors like this; the same on every rank."""
         return (
-            isinstance(comm.transport, SharedMemory)
+            comm.transport.is_on_one_host
             and comm.size > 1
             and tensor.device.type == "cpu"
             and tensor.nbytes >= LEAST_BYTES

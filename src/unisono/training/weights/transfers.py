@@ -19,7 +19,6 @@ import torch
 
 from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.communicator import Communicator
-from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Work
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import HeldTensor
@@ -72,7 +71,7 @@ class Transfers:
     def device_for(self, mine: Mapping[str, HeldTensor]) -> torch.device:
         """Where what travels lies on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
-        is_shared = isinstance(self._comm.transport, SharedMemory)
+        is_shared = self._comm.transport.is_on_one_host
         if device.type == "cpu" and self.plan.is_on_gpus and is_shared:
             return next(iter(mine.values())).tensor.device
         return device

@@ -1,0 +1,97 @@
+"""How each rank of a world over hosts is reached: by its UCX worker, and by its control line.
+
+Every rank finds a UCX library, makes its worker, and tells the others through the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.comm.engine import native
+from unisono.comm.hosts import sealed, ucx
+from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.network import find_interface
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.errors import RendezvousError, UnisonoError
+
+
+@dataclass(frozen=True)
+class Contact:
+    """The address and port of a rank's control line, by which interface; and the address of its
+    UCX worker, as hexadecimal digits, with the version of UCX and where that lies. `payload` is
+    what the rank wants the others to know; a `problem` says why it cannot be reached."""
+
+    address: str
+    port: int
+    interface: str
+    payload: str = ""
+    worker: str = ""
+    version: tuple[int, ...] = ()
+    path: str = ""
+    problem: str = ""
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """What its control line is called by."""
+        return self.address, self.port
+
+
+def exchange_contacts(
+    store: Any,
+    hosts: Hosts,
+    rank: int,
+    port: int,
+    payload: str,
+    deadline: Deadline,
+    check: Callable[[], None],
+    group: str,
+) -> list[Contact]:
+    """Every rank's contact; all call, and `port` is that of this rank's control line.
+
+    Raises RendezvousError on all of them if one has no UCX, or their versions differ.
+    """
+    mine = _own_contact(hosts.address, port, payload)
+    text = json.dumps(vars(mine))
+    texts = sealed.exchange(hosts, store, "contacts", rank, text, deadline, check, group)
+    contacts = [Contact(**json.loads(text)) for text in texts]
+    for other, contact in enumerate(contacts):
+        if contact.problem:
+            raise RendezvousError(f"{hosts.name_rank(other)}: {contact.problem}")
+    compare_versions(contacts, hosts)
+    return contacts
+
+
+def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
+    """Raise RendezvousError, with which host has what, unless all ranks have one version of UCX:
+    the last of its numbers may differ."""
+    if len({tuple(contact.version[:2]) for contact in contacts}) == 1:
+        return
+    found: dict[str, None] = {}
+    for rank, contact in enumerate(contacts):
+        version = ".".join(map(str, contact.version))
+        found[f"  {hosts.names[hosts.host_of(rank)]}: {version} ({contact.path})"] = None
+    raise RendezvousError(
+        "\n".join(
+            [
+                "the hosts have different versions of UCX: install one on all of them (pip install "
+                "'unisono[hosts]'), or set UNISONO_UCX on each to a library of one version",
+                *found,
+            ]
+        )
+    )
+
+
+def _own_contact(address: str, port: int, payload: str) -> Contact:
+    interface = find_interface(address)
+    try:
+        found = ucx.find()
+        version = ucx.load(found)
+        worker = native.open_network(ucx.settings(address)).hex()
+    except UnisonoError as error:  # which all ranks shall hear
+        return Contact(address, port, interface, problem=str(error))
+    except OSError as error:
+        return Contact(address, port, interface, problem=f"UCX does not start: {error}")
+    return Contact(address, port, interface, payload, worker, version, str(found.path))
