@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import simulated
+from unisono.comm.hosts.lanes import count_chunks
 
 import hosts
 from hosts import COLLECTIVES, HEADERS, KIB, MIB, Figure, Setting
-from unisono.comm.hosts.lanes import count_chunks
 from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
 
