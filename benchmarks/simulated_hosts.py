@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import simulated
-from unisono.comm.hosts.lanes import count_chunks
 
 import hosts
 from hosts import COLLECTIVES, HEADERS, KIB, MIB, Figure, Setting
 from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
 
+LANE_BYTES = 512 * KIB
+"""Of a chunk, for each lane: csrc/lanes.c."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
 SIZES = (KIB, MIB, 64 * MIB)
 SMALL_BYTES = 4096
@@ -47,7 +48,7 @@ def schedule_of(name: str, size_bytes: int, setting: Setting) -> Schedule:
         "reduce_scatter": size_bytes // ranks,
         "all_to_all": size_bytes // count,
     }[name]
-    pieces = count_chunks(share)
+    pieces = max(1, -(-share // LANE_BYTES))
     return find(name, "lanes").schedule(ranks, node_size=setting.ranks, pieces=pieces)
 
 
