@@ -248,7 +248,6 @@ extern struct ucx {
     void (*am_data_release)(ucp_worker_h worker, void *data);
     ucs_status_t (*request_check_status)(void *request);
     void (*request_free)(void *request);
-    void (*request_cancel)(ucp_worker_h worker, void *request);
     const char *(*status_string)(ucs_status_t status); /* ucs_status_string */
 } ucx;
 

@@ -32,7 +32,6 @@ struct ucx ucx = {
     .am_data_release = ucp_am_data_release,
     .request_check_status = ucp_request_check_status,
     .request_free = ucp_request_free,
-    .request_cancel = ucp_request_cancel,
     .status_string = ucs_status_string,
 };
 #endif
