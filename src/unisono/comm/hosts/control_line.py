@@ -199,13 +199,6 @@ class ControlLines:
             self._awaits_answers = True
         self._rouse()
 
-    def send_all(self, message: dict[str, Any]) -> None:
-        """Send a message to every rank that there is a line to."""
-        with self._lock:
-            peers = list(self._lines)
-        for peer in peers:
-            self.send(peer, message)
-
     def close(self) -> None:
         """Say goodbye to everybody, and hang up."""
         if self._pid != os.getpid():
