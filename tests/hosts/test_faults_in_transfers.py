@@ -121,7 +121,7 @@ def be_stopped(
                 set_moment(path, "fault")
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-            threading.Timer(0.3, stop).start()
+            threading.Timer(1.0, stop).start()
         story = call_until_it_fails(LARGE)
         set_moment(path, f"heard-{rank}")
         if rank == 0:
@@ -147,7 +147,8 @@ def test_a_rank_that_is_stopped_while_data_moves(
         if rank != stopped:
             first, second, *more = text.splitlines()
             assert not more, text
-            assert first.endswith(f"rank {stopped} stopped moving data"), text
+            late = f"rank {stopped} (stopped moving data|never came; here: .*)$"  # if between calls
+            assert re.search(late, first), text
             host = where.host(stopped).name
             assert re.match(rf"  rank {stopped} \(pid \d+ on {host}\) is stopped", second), text
             assert 2.0 < came - stopped_at < 7.0

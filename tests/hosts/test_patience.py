@@ -37,7 +37,7 @@ def lie_down(
         os.environ["UNISONO_LINK_PATIENCE_S"] = str(patience_s)
     talker = Talker(rank, size, path, [host.ipv4 for host in hosts])
     lines = talker.connect()
-    lines.send_all({"ready": True})
+    talker.send_all(lines, {"ready": True})
     talker.receive()
     if rank == 0:
         time.sleep(0.7)  # the kernels have last asked each other some time ago
@@ -46,7 +46,7 @@ def lie_down(
     cut = float(talker.store.get("cut"))
     if speaks_s is not None:
         time.sleep(max(0.0, cut + speaks_s - time.monotonic()))
-        lines.send_all({"said": "meanwhile"})
+        talker.send_all(lines, {"said": "meanwhile"})
     if rank == 0 and outage_s:
         time.sleep(max(0.0, cut + outage_s - time.monotonic()))
         hosts[1].mend()
@@ -56,7 +56,7 @@ def lie_down(
     except queue.Empty:
         if speaks_s is not None:
             assert talker.receive() == (1 - rank, {"said": "meanwhile"})
-        lines.send_all({"said": "afterwards"})
+        talker.send_all(lines, {"said": "afterwards"})
         assert talker.receive() == (1 - rank, {"said": "afterwards"})
         return None
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
@@ -66,8 +66,7 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
             f"{reason}. The group is over; start its processes anew."
         )
         return GroupAborted(text, rank=rank, group=name, peer=culprit, reason=reason)
-    note = group.read_note(culprit, Note.REASON, ABOUT_MESSAGES) if culprit >= 0 else None
-    reason = note or ""
+    reason = _reason(membership, culprit) if culprit >= 0 else ""
     text = f"rank {culprit} ended group {name}" + (f" at call #{call}" if call else "")
     text += f": {reason}" if reason else ""
     return GroupAborted(text, rank=rank, group=name, call=call, peer=culprit, reason=reason)
@@ -206,25 +205,35 @@ def _stalled(membership: Membership, awaited: int) -> list[int]:
     return membership.find_stopped() or [awaited]  # it went on meanwhile
 
 
+def _reason(membership: Membership, rank: int) -> str:
+    """Why a rank ended the group. From another host that may come after the end."""
+    wait_s = 0.0 if membership.members[rank].is_here else SITES_WAIT_S
+    read_note = membership.group.read_note
+    return _once_whole(lambda: [read_note(rank, Note.REASON, ABOUT_MESSAGES)], wait_s)[0] or ""
+
+
 def _posts(membership: Membership, call: int) -> list[str | None]:
     """What the ranks posted for a call, None for those who have not. From another host a failure
-    may come before what it is about: wait a moment."""
-    has_others = not all(member.is_here for member in membership.members)
-    end = time.monotonic() + (SITES_WAIT_S if has_others else 0.0)
-    ranks = range(membership.size)
-    while True:
-        calls = [error_texts.describe_post(membership.group, rank, call) for rank in ranks]
-        if None not in calls or time.monotonic() > end:
-            return calls
-        time.sleep(0.001)
+    may come before what it is about."""
+    is_here = all(member.is_here for member in membership.members)
+    group, ranks = membership.group, range(membership.size)
+    return _once_whole(
+        lambda: [error_texts.describe_post(group, rank, call) for rank in ranks],
+        0.0 if is_here else SITES_WAIT_S,
+    )
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
-    """Where these ranks made the call that failed. Each tells as it fails: wait a moment."""
-    end = time.monotonic() + SITES_WAIT_S
+    """Where these ranks made the call that failed. Each tells as it fails."""
     ranks = list(ranks)
-    while True:
-        sites = [group.read_note(rank, Note.SITE, about) for rank in ranks]
-        if None not in sites or time.monotonic() > end:
-            return sites
+    return _once_whole(lambda: [group.read_note(rank, Note.SITE, about) for rank in ranks])
+
+
+def _once_whole(
+    read: Callable[[], list[str | None]], wait_s: float = SITES_WAIT_S
+) -> list[str | None]:
+    """What there is to read, once all of it has come, or after a moment."""
+    end = time.monotonic() + wait_s
+    while None in (found := read()) and time.monotonic() < end:
         time.sleep(0.001)
+    return found

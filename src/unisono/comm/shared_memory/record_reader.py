@@ -76,8 +76,12 @@ def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
             group = read_segment(path, last)
         except OSError:
             continue  # closed meanwhile
-        if group is not None and group.ranks:  # else nobody is to be seen there
-            groups.setdefault(group.segment, group)
+        if group is None or not group.ranks:  # nobody is to be seen there
+            continue
+        # It may be reading another host's part, where hosts are namespaces of one machine.
+        is_its_own = any(member.pid == pid for member in group.ranks)
+        if is_its_own or group.segment not in groups:
+            groups[group.segment] = group
     return list(groups.values())
 
 
