@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 
@@ -17,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from expected import assert_same, inputs, reduced
+from made_up_hosts import world
 from ranks import RankPool, attempt, raised, subgroup
-from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost
+from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import SUM_DIVIDED, combine
 from unisono.comm.factory import connect
@@ -28,18 +27,6 @@ from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
-
-
-@contextmanager
-def world(rank: int, path: str, hosts: str) -> Iterator[Communicator]:
-    """A world of as many ranks as letters, a letter for each host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_HOSTID", hosts[rank])
-        store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
-        made = connect(store, rank, len(hosts), timeout_s=30)
-    assert isinstance(made.transport, HostsTransport)
-    with made:
-        yield made
 
 
 # -- what it is made of ----------------------------------------------------------------------------
@@ -309,6 +296,18 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
         assert isinstance(comm.transport, HostsTransport)
         assert comm.transport.group.calls == 3
         assert comm.errored is None  # whatever rank 2 did once all had met
+
+
+def test_more_ranks_than_a_group_can_have() -> None:
+    """Nobody waits for the others first."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for call in (
+        lambda: connect(store, 0, 1025, join_timeout_s=60),
+        lambda: Communicator.join("many", 1024, 1025, store, join_timeout_s=60),
+        lambda: Communicator.join("many", 1024, 1025, join_timeout_s=60),
+    ):
+        with pytest.raises(RendezvousError, match=r"has 1,025 ranks, .* have 1,024 at most: start"):
+            call()
 
 
 # -- groups ----------------------------------------------------------------------------------------
