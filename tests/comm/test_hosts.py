@@ -28,7 +28,6 @@ from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
 
-
 # -- what it is made of ----------------------------------------------------------------------------
 
 

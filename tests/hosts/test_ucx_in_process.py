@@ -22,9 +22,8 @@ from typing import Any
 import pytest
 import torch
 from host_jobs import moment, set_moment
-from test_forks import Squares
 from test_ucx import wheel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import ranks
 from made_up_hosts import join_world, world
@@ -41,9 +40,13 @@ HUGE = 16_000_000
 
 
 def check_group(comm: Communicator) -> None:
-    """It works: small calls and large ones, and messages of either kind."""
+    """It works: small calls and large ones, as works too, and messages of either kind."""
     for count in (SMALL, LARGE):
         comm.all_reduce(tensor := torch.full((count,), 2.0**comm.rank))
+        assert tensor.unique().tolist() == [2.0**comm.size - 1]
+        work = comm.all_reduce(tensor := torch.full((count,), 2.0**comm.rank), async_op=True)
+        assert work is not None
+        work.wait(30)
         assert tensor.unique().tolist() == [2.0**comm.size - 1]
         got = torch.empty(count)
         received = comm.irecv(got, (comm.rank - 1) % comm.size)
@@ -55,27 +58,39 @@ def check_group(comm: Communicator) -> None:
 # -- forks and children ----------------------------------------------------------------------------
 
 
-def load_data(rank: int, size: int, path: str) -> None:
-    with world(rank, path, "AAB") as comm:
+class Numbers(Dataset[torch.Tensor]):
+    """Made by a worker, who finds out what a group of its parent's is to it."""
+
+    def __init__(self, group: Communicator | None) -> None:
+        self.group = group
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.group is not None:
+            raised(GroupClosed, self.group.all_reduce, torch.ones(LARGE))
+        return torch.tensor(float(index))
+
+
+@pytest.mark.ranks(3)
+def test_a_data_loaders_workers_beside_a_group(shared_tmp_path: Path) -> None:
+    """Workers are forked while data moves; those of the second loader find the group closed."""
+    rank = int(os.environ["UNISONO_RANK"])
+    with world(rank, str(shared_tmp_path / "path"), "AAB") as comm:
         for group in (None, comm):
-            squares = Squares(16, group)
-            loader = DataLoader(squares, num_workers=2, multiprocessing_context="fork")
+            loader = DataLoader(Numbers(group), num_workers=2, multiprocessing_context="fork")
             begun = comm.all_reduce(large := torch.ones(LARGE), async_op=True)
             total = 0.0
             for batch in loader:
                 comm.all_reduce(shared := batch.clone())
-                assert torch.equal(shared, size * batch)
+                assert torch.equal(shared, 3 * batch)
                 total += batch.item()
             assert begun is not None
             begun.wait()
-            assert large.eq(size).all()
-            assert total == sum(number * number for number in range(16))
+            assert large.eq(3).all()
+            assert total == sum(range(16))
         check_group(comm)
-
-
-def test_a_data_loaders_workers_beside_a_group(fresh_pool: RankPool) -> None:
-    """Workers are forked while data moves; those of the second loader find the group closed."""
-    fresh_pool.run(load_data, 3, connected=False)
 
 
 def use_in_children(rank: int, size: int, path: str) -> None:
