@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from functools import reduce
+from itertools import combinations
 from pathlib import Path
 
 import numpy
@@ -344,6 +345,39 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
                 error = attempt(group.irecv(torch.ones(1), 0).wait, 10)
                 assert isinstance(error, PeerLost), error
         comm.barrier()
+
+
+@pytest.mark.parametrize("hosts", ["ABCD", "ABAB", "ABBB", "AABC"])
+def test_groups_of_any_ranks_on_any_hosts_at_once(pool: RankPool, hosts: str) -> None:
+    """Inside a host, across hosts, with one rank of each; begun in another order on each rank."""
+    pool.run(use_every_subset, 4, hosts, connected=False)
+
+
+def use_every_subset(rank: int, size: int, path: str, hosts: str) -> None:
+    with world(rank, path, hosts) as comm:
+        subsets = [some for count in (2, 3, 4) for some in combinations(range(size), count)]
+        groups = [group for ranks in subsets if (group := comm.split(ranks)) is not None]
+        for count in (3, 60_000):
+            tensors = [torch.full((count,), 2.0**rank) for _ in groups]
+            begun = list(zip(groups, tensors, strict=True))
+            works = [
+                group.all_reduce(tensor, async_op=True)
+                for group, tensor in (begun if rank % 2 else reversed(begun))
+            ]
+            for work in works:
+                assert work is not None
+                work.wait(30)
+            for group, tensor in begun:
+                assert group.global_ranks is not None
+                assert tensor.unique().tolist() == [sum(2.0**r for r in group.global_ranks)]
+                gathered = [torch.empty(count) for _ in range(group.size)]
+                group.all_gather(gathered, torch.full((count,), float(rank)))
+                assert [row.unique().tolist() for row in gathered] == [
+                    [float(member)] for member in group.global_ranks
+                ]
+        comm.barrier()
+        for group in groups:
+            group.close()
 
 
 def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:
