@@ -180,6 +180,8 @@ static void mirror_closed(un_group *g, int rank) {
 static bool receive(spread *s, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = s->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    bool is_data = head->kind == WIRE_DATA || head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY;
+    if (is_data && status_from_abort(g)) return false;
     if (head->kind == WIRE_DATA) return receive_data(s, head, data, bytes, remote);
     if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
         return receive_message(s, head, data, bytes, remote);
@@ -368,9 +370,8 @@ void close_spread(un_group *g) {
         all.closed = more;
         all.closed[all.closed_count++] = s->key;
     }
-    drop_parcels(&s->early);
-    drop_parcels(&s->inbox);
-    forget_parcels(g);
+    release_data(s);
+    release_messages(g);
     unlock_network();
     un_group_close(s->inner);
     free_spread(s);
@@ -401,12 +402,40 @@ void un_group_leave(un_group *g, int rank) {
     mirror_closed(g, rank);
 }
 
-/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
-void look_for_broken_links(void) {
+/* The group is over, and nobody will take what has come for it: those who sent it wait for that. */
+void release_data(spread *s) {
     lock_network();
-    for (spread *s = all.first; s; s = s->next)
-        for (int rank = 0; rank < s->group->ranks; rank++)
-            if (link_is_broken(s->links[rank], BROKEN_NS) && !status_from_abort(s->group))
-                un_group_lose(s->group, rank, true);
+    drop_parcels(&s->early);
+    unlock_network();
+}
+
+void release_messages(un_group *g) {
+    lock_network();
+    drop_parcels(&g->spread->inbox);
+    atomic_store(&g->spread->unread, 0);
+    forget_parcels(g);
+    unlock_network();
+}
+
+/* Whoever has the lock of the messages sees to them itself. */
+static void release_all(spread *s) {
+    release_data(s);
+    if (pthread_mutex_trylock(&s->group->messages.lock)) return;
+    release_messages(s->group);
+    pthread_mutex_unlock(&s->group->messages.lock);
+}
+
+/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
+static void look_for_broken_links(spread *s) {
+    for (int rank = 0; rank < s->group->ranks && !status_from_abort(s->group); rank++)
+        if (link_is_broken(s->links[rank], BROKEN_NS)) un_group_lose(s->group, rank, true);
+}
+
+void look_after_groups(void) {
+    lock_network();
+    for (spread *s = all.first; s; s = s->next) {
+        look_for_broken_links(s);
+        if (status_from_abort(s->group)) release_all(s);
+    }
     unlock_network();
 }

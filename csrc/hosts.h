@@ -120,7 +120,9 @@ parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_dat
 
 bool any_group_is_spread(void);
 void forget_hosts_after_fork(void);
-void look_for_broken_links(void);
+void look_after_groups(void); /* now and then, in the network's thread */
+void release_data(spread *s);
+void release_messages(un_group *g); /* with their lock */
 
 /* host_order.c */
 typedef struct host_arithmetic {
