@@ -70,11 +70,23 @@ un_link *link_of(un_group *g, int rank) {
     return link;
 }
 
+/* Our mate on a host or, once that has left the group, another rank there; -1: all have left. */
+static int listener_on(const un_group *g, int number) {
+    const host *h = &g->spread->host[number];
+    for (int i = 0; i < h->count; i++) {
+        int rank = h->ranks[(g->spread->index + i) % h->count];
+        if (!atomic_load(&control_of(g, rank)->closed)) return rank;
+    }
+    return -1;
+}
+
 /* One of each other host, beginning behind ours, so that not all turn to the same one at once. */
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     const spread *s = g->spread;
-    for (int step = 1; step < s->hosts; step++)
-        send_copy_of(link_of(g, mate_on(s, (s->mine + step) % s->hosts)), head, data, bytes);
+    for (int step = 1; step < s->hosts; step++) {
+        int rank = listener_on(g, (s->mine + step) % s->hosts);
+        if (rank >= 0) send_copy_of(link_of(g, rank), head, data, bytes);
+    }
 }
 
 void spread_post(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
