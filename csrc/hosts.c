@@ -203,7 +203,10 @@ static bool receive(spread *s, const wire *head, const void *data, size_t bytes,
     case WIRE_POST: mirror_post(g, head, data, bytes); break;
     case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
     case WIRE_ABORT: mirror_abort(g, head); break;
-    case WIRE_CLOSED: mirror_closed(g, head->from); break;
+    case WIRE_CLOSED:
+        if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
+        mirror_closed(g, head->from);
+        break;
     case WIRE_ASK: atomic_store(&control_of(g, g->rank)->asked, head->number); break;
     case WIRE_WAITING: mirror_waiting(g, head, data, bytes); break;
     default: break;
@@ -369,7 +372,7 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
 void close_spread(un_group *g) {
     spread *s = g->spread;
     wire closed = wire_of(g, WIRE_CLOSED);
-    tell_mates(g, &closed, NULL, 0);
+    tell_mates(g, &closed, s->sent, (size_t)g->ranks * sizeof *s->sent);
     drive_network();
     lock_network();
     for (spread **link = &all.first; *link; link = &(*link)->next)
