@@ -187,6 +187,8 @@ void settle(transfer *const *transfers, size_t count) {
 
 /* The call has failed. */
 static void settle_batch(lane_call *l, batch *b) {
+    if (!b->first) return;
+    release_data(l->s); /* before we wait for others, who may wait for that */
     lock_network();
     for (flight *f = b->first; f; f = f->next) {
         if (!f->is_wanted) continue;
