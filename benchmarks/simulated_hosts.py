@@ -4,16 +4,21 @@
     sudo python benchmarks/simulated_hosts.py --hosts 2 4 --collectives all_reduce --write
 
 Hosts are network namespaces, as in benchmarks/hosts.py, which does the measuring and needs root.
-The rate of the cables is given, less the packets' headers; two ranks of this machine tell what a
-hop inside a host costs (as in benchmarks/simulated.py), and the calls of 1 KiB on two hosts what a
-call costs before anything large moves. All else is simulated: small calls by `mates`, large ones by
-`lanes`, in as many pieces as unisono cuts them into. --write puts the table into docs/hosts.md.
+The rate and the burst of the cables are given; two ranks of this machine tell what a hop inside a
+host costs (as in benchmarks/simulated.py), a message of 8 bytes there and back what one between
+hosts does, and the calls of 1 KiB on the fewest hosts what a call costs besides. All hosts share
+this machine's cores: where ranks outnumber them, a call costs in proportion to the ranks. All else
+is simulated: small calls by `mates`, large ones by `lanes`, in as many pieces as unisono cuts them
+into. What a cable lets pass at once after a pause is taken off. --write puts the table into
+docs/hosts.md. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,60 +26,71 @@ from pathlib import Path
 import simulated
 
 import hosts
-from hosts import COLLECTIVES, HEADERS, KIB, MIB, Figure, Setting
+from hosts import COLLECTIVES, HEADERS, KIB, MIB, PING_PONG, Figure, Setting, least_bytes
 from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
 
-LANE_BYTES = 512 * KIB
-"""Of a chunk, for each lane: csrc/lanes.c."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
-SIZES = (KIB, MIB, 64 * MIB)
-SMALL_BYTES = 4096
-"""Up to so many bytes of each rank a call is over with its meeting."""
-LATENCY_S = 200e-6
-"""What gloo takes to bring a small message to another host, on cores that others use, too."""
+SIZES = (8, KIB, MIB, 64 * MIB)
+POST_BYTES = 1504
+"""Up to so many bytes of each rank a call is over with its meeting: csrc/layout.h."""
+CHUNK_BYTES = 512 * KIB
+"""Of each lane, row or broadcast: csrc/lanes.c."""
+BURST_BYTES = 256 * KIB
+"""What a cable lets pass at once: tests/hosts/namespaces.py."""
 
 
 def schedule_of(name: str, size_bytes: int, setting: Setting) -> Schedule:
     """What unisono runs for such a call."""
-    count, ranks = setting.hosts, setting.hosts * setting.ranks
+    ranks = setting.hosts * setting.ranks
     own = size_bytes // ranks if name == "all_gather" else size_bytes
-    if own <= SMALL_BYTES:
+    if own <= POST_BYTES:
         return find(name, "mates").schedule(ranks, node_size=setting.ranks)
-    share = {
-        "all_reduce": size_bytes // ranks,
-        "broadcast": size_bytes // setting.ranks,
+    cut_bytes = {
+        "all_reduce": size_bytes // setting.ranks,
+        "broadcast": size_bytes,
         "all_gather": size_bytes // ranks,
         "reduce_scatter": size_bytes // ranks,
-        "all_to_all": size_bytes // count,
+        "all_to_all": 1,  # from rank to rank, all at once
     }[name]
-    pieces = max(1, -(-share // LANE_BYTES))
+    pieces = math.ceil(cut_bytes / CHUNK_BYTES)
     return find(name, "lanes").schedule(ranks, node_size=setting.ranks, pieces=pieces)
 
 
-def make_topology(setting: Setting) -> Topology:
-    """These hosts, as far as two ranks of this machine and the cables tell."""
+def simulate_s(figure: Figure, topology: Topology, setting: Setting) -> float:
+    """What such a call takes on these hosts."""
+    schedule = schedule_of(figure.what, figure.size_bytes, setting)
+    crossing = least_bytes(figure.what, figure.size_bytes, setting)
+    at_once_s = min(BURST_BYTES, crossing) / topology.card_bytes_per_s
+    return simulate(schedule, topology, figure.size_bytes).time_s - at_once_s
+
+
+def fit(setting: Setting, figures: Sequence[Figure]) -> Topology:
+    """These hosts, as far as the cables, two ranks of this machine and the smallest calls tell."""
     inside = simulated.calibrated()
-    return Topology(
+    trip = next(f for f in figures if f.what == PING_PONG and f.size_bytes == SIZES[0])
+    topology = Topology(
         "namespaces",
         node_size=setting.ranks,
         inside_latency_s=inside.inside_latency_s,
         inside_bytes_per_s=inside.inside_bytes_per_s,
-        between_latency_s=LATENCY_S,
+        between_latency_s=trip.milliseconds["unisono"] / 1000 / 2,
         card_bytes_per_s=setting.rate_bits_per_s / 8 / HEADERS,
         reduce_bytes_per_s=inside.reduce_bytes_per_s,
     )
-
-
-def calibrate_call(topology: Topology, setting: Setting, figures: Sequence[Figure]) -> Topology:
-    """With what a call costs: what measured small ones took beyond the simulated messages."""
-    rests = []
-    for figure in figures:
-        if figure.size_bytes == SIZES[0]:
-            schedule = schedule_of(figure.what, figure.size_bytes, setting)
-            moving_s = simulate(schedule, topology, figure.size_bytes).time_s
-            rests.append(figure.milliseconds["unisono"] / 1000 - moving_s)
+    rests = [
+        figure.milliseconds["unisono"] / 1000 - simulate_s(figure, topology, setting)
+        for figure in figures
+        if figure.what in COLLECTIVES and figure.size_bytes == KIB
+    ]
     return dataclasses.replace(topology, call_s=max(0.0, statistics.median(rests)))
+
+
+def scaled(topology: Topology, first: Setting, setting: Setting) -> Topology:
+    """The same with more hosts on the same cores."""
+    cores = len(os.sched_getaffinity(0))
+    before, now = (max(cores, each.hosts * each.ranks) for each in (first, setting))
+    return dataclasses.replace(topology, call_s=topology.call_s * now / before)
 
 
 def main() -> None:
@@ -93,35 +109,33 @@ def main() -> None:
         ranks=options.ranks,
         rate_bits_per_s=int(options.rate * 1e9),
         sizes=SIZES,
-        collectives=tuple(options.collectives),
+        collectives=(PING_PONG, *options.collectives),
         ddp=False,
         rounds=options.rounds,
         backends=("unisono",),
     )
-    topology = make_topology(first)
+    topology: Topology | None = None
     lines = ["| hosts | | bytes | by | simulated | measured | off by |", "|---:|---|---:|---|"]
     lines[1] += "---:|---:|---:|"
     off: dict[bool, list[float]] = {True: [], False: []}
-    calibration = ""
     for count in sorted(options.hosts):
         setting = dataclasses.replace(first, hosts=count)
         figures = hosts.measure(setting)
-        if not calibration:
-            topology = calibrate_call(topology, setting, figures)
-            calibration = describe(topology)
+        topology = topology or fit(setting, figures)
+        here = scaled(topology, first, setting)
         for figure in figures:
-            schedule = schedule_of(figure.what, figure.size_bytes, setting)
-            expected_s = simulate(schedule, topology, figure.size_bytes).time_s
+            if figure.what == PING_PONG or figure.size_bytes == SIZES[0]:
+                continue
+            expected_s = simulate_s(figure, here, setting)
             took_s = figure.milliseconds["unisono"] / 1000
             error = expected_s / took_s - 1
             off[figure.size_bytes >= 64 * MIB].append(abs(error))
             both = f"{format_seconds(expected_s)} | {format_seconds(took_s)}"
             size = format_size(figure.size_bytes)
-            lines.append(
-                f"| {count} | {figure.what} | {size} | {schedule.algorithm} | {both} "
-                f"| {error:+.0%} |"
-            )
-    text = [calibration, "", *lines, ""]
+            by = schedule_of(figure.what, figure.size_bytes, setting).algorithm
+            lines.append(f"| {count} | {figure.what} | {size} | {by} | {both} | {error:+.0%} |")
+    assert topology is not None
+    text = [describe(topology), "", *lines, ""]
     text += [
         f"Off by {statistics.median(off[True]):.0%} in the median and {max(off[True]):.0%} at most "
         f"for 64M, by {statistics.median(off[False]):.0%} in the median for less."
@@ -137,8 +151,9 @@ def describe(topology: Topology) -> str:
     return (
         f"{topology.node_size} ranks per host, cables of "
         f"{topology.card_bytes_per_s * HEADERS * 8 / 1e9:g} Gbit/s; "
-        f"{format_seconds(topology.call_s)} per call, {format_seconds(LATENCY_S)} per hop between "
-        f"hosts; inside {format_seconds(topology.inside_latency_s)} per hop, "
+        f"{format_seconds(topology.call_s)} per call, "
+        f"{format_seconds(topology.between_latency_s)} per hop between hosts; "
+        f"inside {format_seconds(topology.inside_latency_s)} per hop, "
         f"{topology.inside_bytes_per_s / 1e9:.1f} GB/s, adds "
         f"{topology.reduce_bytes_per_s / 1e9:.1f} GB/s."
     )

@@ -5,7 +5,7 @@
 
 #include "binding.h"
 
-enum { CLOSE_PATIENCE_MS = 100 };
+enum { CLOSE_PATIENCE_MS = 100, CLOSING_MS = 5000 };
 
 /* -- the group ------------------------------------------------------------------------------- */
 
@@ -57,17 +57,18 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
 }
 
 /* Other threads may be on their way out, from waiting for what this one has waited for: they get a
- * moment. A call that is really under way is ended, and closes the group, as the last one to leave. */
+ * moment. A call that is really under way is ended, and closes the group, as the last one to leave;
+ * one that is closing it is waited for. */
 static PyObject *group_close(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     self->closing = true;
-    for (int left_ms = CLOSE_PATIENCE_MS; self->users && left_ms; left_ms--) {
+    for (int ms = 0; self->users && ms < (self->group ? CLOSE_PATIENCE_MS : CLOSING_MS); ms++) {
         PyThreadState *parked = PyEval_SaveThread();
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         PyEval_RestoreThread(parked);
     }
-    if (self->users)
+    if (self->users && self->group)
         un_group_abort(self->group, "it closed the group during a call");
     else
         close_now(self);

@@ -41,9 +41,11 @@ void close_now(Group *self) {
     un_group *group = self->group;
     self->group = NULL;
     if (!group) return;
+    self->users++; /* who closes it too waits until it is closed */
     PyThreadState *parked = PyEval_SaveThread();
     un_group_close(group);
     PyEval_RestoreThread(parked);
+    self->users--;
     reap_all(self); /* all are done */
 }
 

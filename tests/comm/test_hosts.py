@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import reduce
+from itertools import combinations
 from pathlib import Path
 
 import numpy
@@ -17,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from expected import assert_same, inputs, reduced
+from made_up_hosts import world
 from ranks import RankPool, attempt, raised, subgroup
-from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost
+from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import combine
 from unisono.comm.factory import connect
@@ -28,19 +28,6 @@ from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
-
-
-@contextmanager
-def world(rank: int, path: str, hosts: str) -> Iterator[Communicator]:
-    """A world of as many ranks as letters, a letter for each host."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNISONO_HOSTID", hosts[rank])
-        store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
-        made = connect(store, rank, len(hosts), timeout_s=30)
-    assert isinstance(made.transport, HostsTransport)
-    with made:
-        yield made
-
 
 # -- what it is made of ----------------------------------------------------------------------------
 
@@ -314,6 +301,18 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
         assert comm.errored is None  # whatever rank 2 did once all had met
 
 
+def test_more_ranks_than_a_group_can_have() -> None:
+    """Nobody waits for the others first."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for call in (
+        lambda: connect(store, 0, 1025, join_timeout_s=60),
+        lambda: Communicator.join("many", 1024, 1025, store, join_timeout_s=60),
+        lambda: Communicator.join("many", 1024, 1025, join_timeout_s=60),
+    ):
+        with pytest.raises(RendezvousError, match=r"has 1,025 ranks, .* have 1,024 at most: start"):
+            call()
+
+
 # -- groups ----------------------------------------------------------------------------------------
 
 
@@ -349,6 +348,39 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
                 error = attempt(group.irecv(torch.ones(1), 0).wait, 10)
                 assert isinstance(error, PeerLost), error
         comm.barrier()
+
+
+@pytest.mark.parametrize("hosts", ["ABCD", "ABAB", "ABBB", "AABC"])
+def test_groups_of_any_ranks_on_any_hosts_at_once(pool: RankPool, hosts: str) -> None:
+    """Inside a host, across hosts, with one rank of each; begun in another order on each rank."""
+    pool.run(use_every_subset, 4, hosts, connected=False)
+
+
+def use_every_subset(rank: int, size: int, path: str, hosts: str) -> None:
+    with world(rank, path, hosts) as comm:
+        subsets = [some for count in (2, 3, 4) for some in combinations(range(size), count)]
+        groups = [group for ranks in subsets if (group := comm.split(ranks)) is not None]
+        for count in (3, 60_000):
+            tensors = [torch.full((count,), 2.0**rank) for _ in groups]
+            begun = list(zip(groups, tensors, strict=True))
+            works = [
+                group.all_reduce(tensor, async_op=True)
+                for group, tensor in (begun if rank % 2 else reversed(begun))
+            ]
+            for work in works:
+                assert work is not None
+                work.wait(30)
+            for group, tensor in begun:
+                assert group.global_ranks is not None
+                assert tensor.unique().tolist() == [sum(2.0**r for r in group.global_ranks)]
+                gathered = [torch.empty(count) for _ in range(group.size)]
+                group.all_gather(gathered, torch.full((count,), float(rank)))
+                assert [row.unique().tolist() for row in gathered] == [
+                    [float(member)] for member in group.global_ranks
+                ]
+        comm.barrier()
+        for group in groups:
+            group.close()
 
 
 def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:

@@ -16,7 +16,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
-from unisono.comm.rendezvous.membership import JoinRequest, meet_by
+from unisono.comm.rendezvous.membership import JoinRequest, check_size, meet_by
 from unisono.comm.rendezvous.unix_socket import Departed, Lobby
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
@@ -62,6 +62,8 @@ def connect(
     global ranks. Other arguments are those of `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
+    if variables.HOSTS.read() != "gloo":
+        check_size(name, size)  # before they meet
     deadline = deadline or Deadline(join_timeout_s)
     global_ranks = global_ranks or tuple(range(size)) if in_world else None
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
@@ -115,6 +117,7 @@ def join(
         raise TypeError(f"rank and size are whole numbers, not {rank!r} and {size!r}")
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"rank {rank} does not lie in a group of {size}")
+    check_size(name, size)
     meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:

@@ -66,6 +66,10 @@ ENDING_SILENT = 1 << 33
 """In a failure's detail: the process does not answer any more; it may not have ended."""
 
 
+MOST_RANKS = 1024
+"""Of a group: csrc/unisono.h's UN_MAX_RANKS."""
+
+
 def create_segment(ranks: int, cores: int, nonce: int) -> int:
     """Make the shared memory of a group and return its descriptor."""
     try:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.engine import open_group
+from unisono.comm.engine import MOST_RANKS, open_group
 from unisono.comm.rendezvous.announcements import (
     Announcement,
     Announcements,
@@ -84,6 +84,7 @@ class Membership:
         payloads: tuple[str, ...] = (),
         inner: Group | None = None,
     ) -> None:
+        check_size(key, size)
         self.key, self.rank, self.size = key, rank, size
         self.group = group
         self.members = members
@@ -112,6 +113,16 @@ class Membership:
     def unheard(self, stopped: Sequence[int]) -> list[int]:
         """The ranks of other hosts of which this one hears nothing, while these are stopped."""
         return []
+
+
+def check_size(name: str, size: int) -> None:
+    """Raise RendezvousError if a group has more ranks than the engine can count."""
+    if size > MOST_RANKS:
+        raise RendezvousError(
+            f"group {name} has {size:,} ranks, and unisono's groups have {MOST_RANKS:,} at "
+            "most: start fewer ranks, with more threads each, or set UNISONO_HOSTS=gloo on all of "
+            "them where they are on several hosts"
+        )
 
 
 class JoinRequest:

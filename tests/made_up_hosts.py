@@ -1,0 +1,30 @@
+"""Hosts that are made up: ranks of one machine that claim, by UNISONO_HOSTID, to be on several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+
+from unisono.comm.communicator import Communicator
+from unisono.comm.factory import connect
+from unisono.comm.hosts.hosts_transport import HostsTransport
+
+
+def join_world(rank: int, path: str, hosts: str) -> Communicator:
+    """A world of as many ranks as letters, a letter for each host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_HOSTID", hosts[rank])
+        store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
+        made = connect(store, rank, len(hosts), timeout_s=30)
+    assert isinstance(made.transport, HostsTransport)
+    return made
+
+
+@contextmanager
+def world(rank: int, path: str, hosts: str) -> Iterator[Communicator]:
+    """The same, until it is left."""
+    with join_world(rank, path, hosts) as made:
+        yield made
