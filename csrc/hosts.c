@@ -372,6 +372,8 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
 void close_spread(un_group *g) {
     spread *s = g->spread;
     wire closed = wire_of(g, WIRE_CLOSED);
+    uint64_t word = atomic_load(&g->segment.header->abort);
+    if (word) spread_abort(g, word); /* who hears that we have left shall know why */
     tell_mates(g, &closed, s->sent, (size_t)g->ranks * sizeof *s->sent);
     drive_network();
     lock_network();
