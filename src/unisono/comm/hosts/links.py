@@ -80,6 +80,7 @@ class Links:
         self._parties: dict[int, weakref.ref[Party]] = {}
         self._holders = 0
         self._stays_until = 0.0
+        self._timers: list[threading.Timer] = []
         self._is_closed = False
         self._lines = ControlLines(
             hosts.address,
@@ -135,6 +136,9 @@ class Links:
                 return
             self._is_closed = True
         time.sleep(max(0.0, self._stays_until - time.monotonic()))
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()
         if not any(links.is_open() for links in list(all_links)):
             native.close_network()  # once all that was sent is on its way
         self._lines.close()
@@ -312,10 +316,12 @@ class Links:
 
     def _on_left(self, peer: int) -> None:
         """Its groups say so by UCX, behind the data, unless that has failed."""
-        if self._open_parties():
-            later = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
-            later.daemon = True
-            later.start()
+        timer = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
+        timer.daemon = True
+        with self._lock:
+            if not self._is_closed:
+                timer.start()
+                self._timers.append(timer)
 
     def _tell_left(self, peer: int) -> None:
         for party in self._open_parties():
