@@ -81,15 +81,6 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
                     : !has_unread_messages(g, w->peer, rank);
 }
 
-uint64_t un_group_stuck(const un_group *g, int rank, int *peer) {
-    if (group_is_inherited(g)) return 0;
-    uint64_t word = atomic_load(&control_of(g, rank)->waiting);
-    un_waiting w = read_waiting(g, rank, word);
-    bool stuck = still_blocked(g, rank, &w);
-    *peer = w.peer;
-    return stuck && atomic_load(&control_of(g, rank)->waiting) == word ? word : 0;
-}
-
 /* Whether messages beside `m` are to come in, or to be announced, while we wait for it. Whoever
  * waits for one of those is not stuck, though we may not have got round to it yet. */
 static bool expects_more(const un_group *g, const un_message *m) {

@@ -207,11 +207,3 @@ void start_receiving(un_group *g, un_message *m) {
     deliver_what_is_due(g, m->source);
 }
 
-int un_group_probe(un_group *g, int64_t tag) {
-    if (group_is_inherited(g)) return -1;
-    pthread_mutex_lock(&g->messages.lock);
-    progress(g);
-    int source = oldest_source(g, tag);
-    pthread_mutex_unlock(&g->messages.lock);
-    return source;
-}

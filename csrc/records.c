@@ -185,11 +185,6 @@ void un_group_introduce(un_group *g, const char *name, int global_rank) {
     me->pid = (int32_t)getpid();
 }
 
-void un_group_become_part(un_group *g, const char *name, int global_rank) {
-    g->is_part = true;
-    un_group_introduce(g, name, global_rank);
-}
-
 un_layout_of_records un_records_layout(int ranks) {
     return (un_layout_of_records){.first_control = PAGE_BYTES,
                                   .control_bytes = control_bytes_for(ranks),

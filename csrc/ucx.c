@@ -112,7 +112,6 @@ static const struct {
     FUNCTION(am_data_release),
     FUNCTION(request_check_status),
     FUNCTION(request_free),
-    FUNCTION(request_cancel),
     {"ucs_status_string", offsetof(struct ucx, status_string)},
 };
 

@@ -22,23 +22,8 @@ enum { UCX_API_MAJOR = 1, UCX_API_MINOR = 12 }; /* what ucp_init_version is aske
 typedef enum {
     UCS_OK = 0,
     UCS_INPROGRESS = 1,
-    UCS_ERR_NO_MESSAGE = -1,
-    UCS_ERR_NO_RESOURCE = -2,
-    UCS_ERR_IO_ERROR = -3,
-    UCS_ERR_NO_MEMORY = -4,
-    UCS_ERR_INVALID_PARAM = -5,
-    UCS_ERR_UNREACHABLE = -6,
-    UCS_ERR_INVALID_ADDR = -7,
-    UCS_ERR_NOT_IMPLEMENTED = -8,
-    UCS_ERR_MESSAGE_TRUNCATED = -9,
     UCS_ERR_BUSY = -15,
     UCS_ERR_CANCELED = -16,
-    UCS_ERR_TIMED_OUT = -20,
-    UCS_ERR_UNSUPPORTED = -22,
-    UCS_ERR_REJECTED = -23,
-    UCS_ERR_NOT_CONNECTED = -24,
-    UCS_ERR_CONNECTION_RESET = -25,
-    UCS_ERR_ENDPOINT_TIMEOUT = -80,
     UCS_ERR_LAST = -100
 } __attribute__((packed)) ucs_status_t; /* one byte */
 
@@ -53,7 +38,6 @@ typedef void *ucs_status_ptr_t;
 typedef enum {
     UCS_THREAD_MODE_SINGLE,
     UCS_THREAD_MODE_SERIALIZED,
-    UCS_THREAD_MODE_MULTI,
 } ucs_thread_mode_t;
 
 typedef struct {
@@ -67,7 +51,6 @@ typedef struct ucs_sock_addr {
 
 typedef enum ucs_memory_type {
     UCS_MEMORY_TYPE_HOST,
-    UCS_MEMORY_TYPE_CUDA,
 } ucs_memory_type_t;
 
 /* -- context and worker ---------------------------------------------------------------------- */
@@ -84,14 +67,6 @@ typedef uint64_t ucp_datatype_t;
 
 enum ucp_params_field {
     UCP_PARAM_FIELD_FEATURES = 1 << 0,
-    UCP_PARAM_FIELD_REQUEST_SIZE = 1 << 1,
-    UCP_PARAM_FIELD_REQUEST_INIT = 1 << 2,
-    UCP_PARAM_FIELD_REQUEST_CLEANUP = 1 << 3,
-    UCP_PARAM_FIELD_TAG_SENDER_MASK = 1 << 4,
-    UCP_PARAM_FIELD_MT_WORKERS_SHARED = 1 << 5,
-    UCP_PARAM_FIELD_ESTIMATED_NUM_EPS = 1 << 6,
-    UCP_PARAM_FIELD_ESTIMATED_NUM_PPN = 1 << 7,
-    UCP_PARAM_FIELD_NAME = 1 << 8,
 };
 
 enum ucp_feature {
@@ -115,25 +90,7 @@ typedef struct ucp_params {
 
 enum ucp_worker_params_field {
     UCP_WORKER_PARAM_FIELD_THREAD_MODE = 1 << 0,
-    UCP_WORKER_PARAM_FIELD_CPU_MASK = 1 << 1,
-    UCP_WORKER_PARAM_FIELD_EVENTS = 1 << 2,
-    UCP_WORKER_PARAM_FIELD_USER_DATA = 1 << 3,
-    UCP_WORKER_PARAM_FIELD_EVENT_FD = 1 << 4,
-    UCP_WORKER_PARAM_FIELD_FLAGS = 1 << 5,
-    UCP_WORKER_PARAM_FIELD_NAME = 1 << 6,
-    UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT = 1 << 7,
-    UCP_WORKER_PARAM_FIELD_CLIENT_ID = 1 << 8,
 };
-
-enum ucp_wakeup_event_types {
-    UCP_WAKEUP_TX = 1 << 10,
-    UCP_WAKEUP_RX = 1 << 11,
-    UCP_WAKEUP_EDGE = 1 << 16,
-};
-
-typedef enum {
-    UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK = 1 << 0,
-} ucp_worker_flags_t;
 
 typedef struct ucp_worker_params {
     uint64_t field_mask;
@@ -166,17 +123,6 @@ enum ucp_ep_params_field {
     UCP_EP_PARAM_FIELD_REMOTE_ADDRESS = 1 << 0,
     UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE = 1 << 1,
     UCP_EP_PARAM_FIELD_ERR_HANDLER = 1 << 2,
-    UCP_EP_PARAM_FIELD_USER_DATA = 1 << 3,
-    UCP_EP_PARAM_FIELD_SOCK_ADDR = 1 << 4,
-    UCP_EP_PARAM_FIELD_FLAGS = 1 << 5,
-    UCP_EP_PARAM_FIELD_CONN_REQUEST = 1 << 6,
-    UCP_EP_PARAM_FIELD_NAME = 1 << 7,
-    UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR = 1 << 8,
-};
-
-enum ucp_ep_params_flags_field {
-    UCP_EP_PARAMS_FLAGS_CLIENT_SERVER = 1 << 0,
-    UCP_EP_PARAMS_FLAGS_NO_LOOPBACK = 1 << 1,
 };
 
 typedef struct ucp_ep_params {
@@ -199,33 +145,11 @@ typedef enum {
 /* -- operations and active messages ---------------------------------------------------------- */
 
 typedef enum {
-    UCP_OP_ATTR_FIELD_REQUEST = 1 << 0,
     UCP_OP_ATTR_FIELD_CALLBACK = 1 << 1,
     UCP_OP_ATTR_FIELD_USER_DATA = 1 << 2,
-    UCP_OP_ATTR_FIELD_DATATYPE = 1 << 3,
     UCP_OP_ATTR_FIELD_FLAGS = 1 << 4,
-    UCP_OP_ATTR_FIELD_REPLY_BUFFER = 1 << 5,
-    UCP_OP_ATTR_FIELD_MEMORY_TYPE = 1 << 6,
-    UCP_OP_ATTR_FIELD_RECV_INFO = 1 << 7,
     UCP_OP_ATTR_FLAG_NO_IMM_CMPL = 1 << 16,
-    UCP_OP_ATTR_FLAG_FAST_CMPL = 1 << 17,
-    UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL = 1 << 18,
-    UCP_OP_ATTR_FLAG_MULTI_SEND = 1 << 19,
 } ucp_op_attr_t;
-
-enum ucp_dt_type {
-    UCP_DATATYPE_CONTIG = 0,
-    UCP_DATATYPE_IOV = 2,
-    UCP_DATATYPE_SHIFT = 3,
-};
-
-#define ucp_dt_make_contig(element_bytes) \
-    (((ucp_datatype_t)(element_bytes) << UCP_DATATYPE_SHIFT) | UCP_DATATYPE_CONTIG)
-
-typedef struct ucp_dt_iov { /* what a buffer of datatype UCP_DATATYPE_IOV is an array of */
-    void *buffer;
-    size_t length;
-} ucp_dt_iov_t;
 
 typedef void (*ucp_send_nbx_callback_t)(void *request, ucs_status_t status, void *user_data);
 typedef void (*ucp_tag_recv_nbx_callback_t)(void *request, ucs_status_t status,
@@ -259,21 +183,12 @@ typedef struct {
     size_t remote_count;
 } ucp_request_param_t;
 
-enum ucp_am_cb_flags {
-    UCP_AM_FLAG_WHOLE_MSG = 1 << 0,
-    UCP_AM_FLAG_PERSISTENT_DATA = 1 << 1,
-};
-
 enum ucp_send_am_flags {
-    UCP_AM_SEND_FLAG_REPLY = 1 << 0,
     UCP_AM_SEND_FLAG_EAGER = 1 << 1,
     UCP_AM_SEND_FLAG_RNDV = 1 << 2,
-    UCP_AM_SEND_FLAG_COPY_HEADER = 1 << 3, /* since 1.15 */
 };
 
 typedef enum {
-    UCP_AM_RECV_ATTR_FIELD_REPLY_EP = 1 << 0,
-    UCP_AM_RECV_ATTR_FLAG_DATA = 1 << 16,
     UCP_AM_RECV_ATTR_FLAG_RNDV = 1 << 17,
 } ucp_am_recv_attr_t;
 
@@ -288,9 +203,7 @@ typedef ucs_status_t (*ucp_am_recv_callback_t)(void *argument, const void *heade
 
 enum ucp_am_handler_param_field {
     UCP_AM_HANDLER_PARAM_FIELD_ID = 1 << 0,
-    UCP_AM_HANDLER_PARAM_FIELD_FLAGS = 1 << 1,
     UCP_AM_HANDLER_PARAM_FIELD_CB = 1 << 2,
-    UCP_AM_HANDLER_PARAM_FIELD_ARG = 1 << 3,
 };
 
 typedef struct ucp_am_handler_param {
@@ -335,7 +248,6 @@ extern struct ucx {
     void (*am_data_release)(ucp_worker_h worker, void *data);
     ucs_status_t (*request_check_status)(void *request);
     void (*request_free)(void *request);
-    void (*request_cancel)(ucp_worker_h worker, void *request);
     const char *(*status_string)(ucs_status_t status); /* ucs_status_string */
 } ucx;
 

@@ -382,10 +382,6 @@ bool un_message_done(const un_message *message);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
-/* A number for the wait of a rank that can go on only with the help of a `peer` which has nothing
- * on its way to it, or 0. The next wait has another number. */
-uint64_t un_group_stuck(const un_group *group, int rank, int *peer);
-
 /* How many messages of `source` (-1: anybody) are here that no receive has asked for, and the tag
  * of the oldest. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
@@ -423,10 +419,6 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 
 /* Say who we are, for those who read the segment from outside. */
 void un_group_introduce(un_group *group, const char *name, int global_rank);
-
-/* The same for a group that is one host's part of a larger one: its own collectives leave no records
- * from now on, for those of the larger group stand in their place. */
-void un_group_become_part(un_group *group, const char *name, int global_rank);
 
 /* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
  * which line it is at: a word to write, whose number the rank writes before its answer's text. */
@@ -483,10 +475,6 @@ uint64_t un_group_progress(const un_group *group, int rank);
 
 /* Bytes that `rank` gives to (or, `takes`, wants from) `peer` in a gather, scatter or all_to_all. */
 uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
-
-/* Who sent the oldest message with this tag that is here and that no receive has asked for; -1:
- * nobody yet. */
-int un_group_probe(un_group *group, int64_t tag);
 
 /* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order, in
  * this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`, integers

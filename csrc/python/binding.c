@@ -162,19 +162,6 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
                          (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
 }
 
-/* stuck(rank): None, or (a number for its wait, the peer that it waits for) */
-static PyObject *group_stuck(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    int peer = -1;
-    uint64_t wait = 0;
-    if (self->group && number >= 0 && number < self->ranks)
-        wait = un_group_stuck(self->group, (int)number, &peer);
-    if (!wait) Py_RETURN_NONE;
-    return Py_BuildValue("Ki", (unsigned long long)wait, peer);
-}
-
 /* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
 static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     Group *self = (Group *)object;
@@ -185,14 +172,6 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     if (self->group && number >= -1 && number < self->ranks)
         count = un_group_unmatched(self->group, (int)number, &tag);
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
-}
-
-/* probe(tag): who sent the oldest message with it that nobody has asked for; -1: nobody */
-static PyObject *group_probe(PyObject *object, PyObject *tag) {
-    Group *self = (Group *)object;
-    long long number = PyLong_AsLongLong(tag);
-    if (PyErr_Occurred()) return NULL;
-    return PyLong_FromLong(self->group ? un_group_probe(self->group, number) : -1);
 }
 
 static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
@@ -230,16 +209,6 @@ static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     self->name = name;
     Py_XDECREF(old);
     self->keeps_sites = keeps_sites;
-    Py_RETURN_NONE;
-}
-
-/* become_part(name, global_rank): of a larger group, whose calls are recorded here */
-static PyObject *group_become_part(PyObject *object, PyObject *arguments) {
-    Group *self = (Group *)object;
-    const char *name;
-    int global_rank;
-    if (!PyArg_ParseTuple(arguments, "si", &name, &global_rank)) return NULL;
-    if (self->group) un_group_become_part(self->group, name, global_rank);
     Py_RETURN_NONE;
 }
 
@@ -322,8 +291,6 @@ static PyMethodDef group_methods[] = {
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
     {"waiting", group_waiting, METH_O, NULL},
-    {"stuck", group_stuck, METH_O, NULL},
-    {"probe", group_probe, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
     {"progress", group_progress, METH_O, NULL},
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
@@ -335,7 +302,6 @@ static PyMethodDef group_methods[] = {
     {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},
-    {"become_part", group_become_part, METH_VARARGS, NULL},
     {"watch", group_watch, METH_VARARGS, NULL},
     {"set_flags", group_set_flags, METH_O, NULL},
     {"open_block", group_open_block, METH_VARARGS, NULL},

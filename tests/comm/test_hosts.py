@@ -20,7 +20,7 @@ from made_up_hosts import world
 from ranks import RankPool, attempt, raised, subgroup
 from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import SUM_DIVIDED, combine
+from unisono.comm.engine import combine
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.hosts.identity import Hosts
@@ -38,6 +38,9 @@ def test_rows_are_combined_as_ranks_would(dtype: torch.dtype, sources: int) -> N
     given = inputs(sources, dtype, 1001)
     combine(result := torch.empty_like(given[0]), given, 0)
     assert_same(result, reduced(given, "sum"))
+
+
+SUM_DIVIDED = 10  # UN_REDUCTIONS of csrc/unisono.h
 
 
 def test_a_sum_is_divided_and_integers_towards_zero() -> None:

@@ -71,6 +71,10 @@ class Talker:
             raise
         return lines
 
+    def send_all(self, lines: ControlLines, message: dict[str, Any]) -> None:
+        for peer in range(self.size):
+            lines.send(peer, message)  # which has no line to itself
+
     def receive(self) -> tuple[int, dict[str, Any]]:
         return self.messages.get(timeout=SOON_S)
 
@@ -84,10 +88,10 @@ def talk(rank: int, size: int, path: str, addresses: Sequence[str], hosts: Seque
     talker = Talker(rank, size, path, addresses)
     before = held_resources()
     lines = talker.connect()
-    lines.send_all({"from": rank})
+    talker.send_all(lines, {"from": rank})
     for number in range(100):
         lines.send((rank + 1) % size, {"number": number, "text": "x" * 10_000})
-    lines.send_all({"done": True})
+    talker.send_all(lines, {"done": True})
     arrived = [talker.receive() for _ in range(2 * (size - 1) + 100)]
     lines.close()
     lines.close()
@@ -151,7 +155,7 @@ def die(rank: int, size: int, path: str) -> Any:
         child = os.fork()  # it must not keep the line open
         if child == 0:
             signal.pause()
-        lines.send_all({"child": child, "time": time.monotonic()})
+        talker.send_all(lines, {"child": child, "time": time.monotonic()})
         for _ in range(2):
             talker.receive()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -185,7 +189,7 @@ def be_cut_off(rank: int, size: int, path: str, hosts: Sequence[Host], way: str)
     hosts[rank].enter()
     talker = Talker(rank, size, path, [host.ipv4 for host in hosts])
     lines = talker.connect()
-    lines.send_all({"ready": True})
+    talker.send_all(lines, {"ready": True})
     for _ in range(size - 1):
         talker.receive()
     if rank == 1:
@@ -278,7 +282,7 @@ def meet_strangers(rank: int, size: int, path: str) -> Any:
         finder.start()
         lines = talker.connect()
         finder.join()
-    lines.send_all({"from": rank})
+    talker.send_all(lines, {"from": rank})
     assert talker.receive() == (1 - rank, {"from": 1 - rank})
     lines.close()
     return None

@@ -31,7 +31,6 @@ def test_hosts_are_numbered_by_their_lowest_rank() -> None:
     assert [hosts.host_of(rank) for rank in range(5)] == [0, 1, 0, 2, 0]
     assert [hosts.leader(host) for host in range(3)] == [0, 1, 3]
     assert hosts.name_rank(4) == "rank 4 (pid 14 on node-b)"
-    assert hosts.name_host(0) == "node-b (ranks 0, 2 and 4)"
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:

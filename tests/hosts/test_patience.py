@@ -28,9 +28,10 @@ def lie_down(
     hosts: Sequence[Host],
     patience_s: int | None,
     outage_s: float,
-    speaks: bool,
+    speaks_s: float | None,
 ) -> Any:
-    """Cut the line between two ranks; who has heard what, and how long after the cut."""
+    """Cut the line between two ranks; who has heard what, and how long after the cut. A message is
+    sent so long after it, if any."""
     hosts[rank].enter()
     if patience_s is not None:
         os.environ["UNISONO_LINK_PATIENCE_S"] = str(patience_s)
@@ -43,16 +44,17 @@ def lie_down(
         hosts[1].cut()
         talker.store.set("cut", str(time.monotonic()))
     cut = float(talker.store.get("cut"))
-    if speaks:
+    if speaks_s is not None:
+        time.sleep(max(0.0, cut + speaks_s - time.monotonic()))
         lines.send_all({"said": "meanwhile"})
     if rank == 0 and outage_s:
-        time.sleep(outage_s)
+        time.sleep(max(0.0, cut + outage_s - time.monotonic()))
         hosts[1].mend()
     try:
         peer, why, lost = talker.losses.get(timeout=LONG_S if not outage_s else outage_s + 4.0)
         return peer, why, lost - cut
     except queue.Empty:
-        if speaks:
+        if speaks_s is not None:
             assert talker.receive() == (1 - rank, {"said": "meanwhile"})
         lines.send_all({"said": "afterwards"})
         assert talker.receive() == (1 - rank, {"said": "afterwards"})
@@ -61,22 +63,32 @@ def lie_down(
         lines.close()
 
 
-@pytest.mark.parametrize("speaks", [False, True])
+@pytest.mark.parametrize("speaks_s", [None, 0.0, 1.5])
 def test_a_link_that_is_down_for_3_s_ends_nothing(
-    fresh_pool: RankPool, make_network: MakeNetwork, speaks: bool
+    fresh_pool: RankPool, make_network: MakeNetwork, speaks_s: float | None
 ) -> None:
     with make_network(2) as made:
-        heard = fresh_pool.run(lie_down, 2, made.hosts, None, 3.0, speaks, connected=False)
+        heard = fresh_pool.run(lie_down, 2, made.hosts, None, 3.0, speaks_s, connected=False)
     assert heard == [None, None]
 
 
-@pytest.mark.parametrize("speaks", [False, True])
-@pytest.mark.parametrize("patience_s", [1, None, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("patience_s", "speaks_s"),
+    [
+        (1, None),
+        (1, 0.7),
+        (None, None),
+        (None, 0.0),
+        (None, 3.2),  # late in the outage
+        pytest.param(8, 0.0, marks=pytest.mark.slow),
+        pytest.param(8, 7.0, marks=pytest.mark.slow),
+    ],
+)
 def test_one_that_stays_down_is_lost_when_patience_ends(
-    fresh_pool: RankPool, make_network: MakeNetwork, patience_s: int | None, speaks: bool
+    fresh_pool: RankPool, make_network: MakeNetwork, patience_s: int | None, speaks_s: float | None
 ) -> None:
     with make_network(2) as made:
-        heard = fresh_pool.run(lie_down, 2, made.hosts, patience_s, 0.0, speaks, connected=False)
+        heard = fresh_pool.run(lie_down, 2, made.hosts, patience_s, 0.0, speaks_s, connected=False)
     patience = patience_s or 4
     for rank, (peer, why, took_s) in enumerate(heard):
         assert peer == 1 - rank
@@ -87,7 +99,7 @@ def test_one_that_stays_down_is_lost_when_patience_ends(
 @pytest.mark.slow
 def test_more_patience_outlasts_more(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
     with make_network(2) as made:
-        heard = fresh_pool.run(lie_down, 2, made.hosts, 10, 9.0, True, connected=False)
+        heard = fresh_pool.run(lie_down, 2, made.hosts, 10, 9.0, 0.0, connected=False)
     assert heard == [None, None]
 
 

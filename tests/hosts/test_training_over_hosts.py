@@ -100,7 +100,7 @@ def test_auto_takes_unisono_over_hosts(
     ranks = start_ranks(two_hosts.hosts, (0, 1, 1, 0), command, tmp_path, environment)
     for rank in ranks:
         assert rank.wait() == 0, rank.text()
-        assert "unisono no rank has a GPU: shared memory inside 2 hosts, gloo" in rank.text()
+        assert "unisono no rank has a GPU: shared memory inside 2 hosts, UCX" in rank.text()
 
 
 FAIL = """

@@ -32,7 +32,6 @@ struct ucx ucx = {
     .am_data_release = ucp_am_data_release,
     .request_check_status = ucp_request_check_status,
     .request_free = ucp_request_free,
-    .request_cancel = ucp_request_cancel,
     .status_string = ucs_status_string,
 };
 #endif
@@ -46,23 +45,8 @@ static void statuses(void) {
     SIZE(ucs_status_t);
     CONSTANT(UCS_OK);
     CONSTANT(UCS_INPROGRESS);
-    CONSTANT(UCS_ERR_NO_MESSAGE);
-    CONSTANT(UCS_ERR_NO_RESOURCE);
-    CONSTANT(UCS_ERR_IO_ERROR);
-    CONSTANT(UCS_ERR_NO_MEMORY);
-    CONSTANT(UCS_ERR_INVALID_PARAM);
-    CONSTANT(UCS_ERR_UNREACHABLE);
-    CONSTANT(UCS_ERR_INVALID_ADDR);
-    CONSTANT(UCS_ERR_NOT_IMPLEMENTED);
-    CONSTANT(UCS_ERR_MESSAGE_TRUNCATED);
     CONSTANT(UCS_ERR_BUSY);
     CONSTANT(UCS_ERR_CANCELED);
-    CONSTANT(UCS_ERR_TIMED_OUT);
-    CONSTANT(UCS_ERR_UNSUPPORTED);
-    CONSTANT(UCS_ERR_REJECTED);
-    CONSTANT(UCS_ERR_NOT_CONNECTED);
-    CONSTANT(UCS_ERR_CONNECTION_RESET);
-    CONSTANT(UCS_ERR_ENDPOINT_TIMEOUT);
     CONSTANT(UCS_ERR_LAST);
     void *pointers[] = {NULL, (void *)1, (void *)4096, (void *)(intptr_t)UCS_ERR_CANCELED,
                         (void *)(intptr_t)UCS_ERR_LAST, (void *)((intptr_t)UCS_ERR_LAST - 1)};
@@ -71,23 +55,13 @@ static void statuses(void) {
                UCS_PTR_IS_PTR(pointers[i]), UCS_PTR_STATUS(pointers[i]));
     CONSTANT(UCS_THREAD_MODE_SINGLE);
     CONSTANT(UCS_THREAD_MODE_SERIALIZED);
-    CONSTANT(UCS_THREAD_MODE_MULTI);
     CONSTANT(UCS_MEMORY_TYPE_HOST);
-    CONSTANT(UCS_MEMORY_TYPE_CUDA);
 }
 
 static void contexts_and_workers(void) {
     CONSTANT(UCP_FEATURE_WAKEUP);
     CONSTANT(UCP_FEATURE_AM);
     CONSTANT(UCP_PARAM_FIELD_FEATURES);
-    CONSTANT(UCP_PARAM_FIELD_REQUEST_SIZE);
-    CONSTANT(UCP_PARAM_FIELD_REQUEST_INIT);
-    CONSTANT(UCP_PARAM_FIELD_REQUEST_CLEANUP);
-    CONSTANT(UCP_PARAM_FIELD_TAG_SENDER_MASK);
-    CONSTANT(UCP_PARAM_FIELD_MT_WORKERS_SHARED);
-    CONSTANT(UCP_PARAM_FIELD_ESTIMATED_NUM_EPS);
-    CONSTANT(UCP_PARAM_FIELD_ESTIMATED_NUM_PPN);
-    CONSTANT(UCP_PARAM_FIELD_NAME);
     FIELD(ucp_params_t, field_mask);
     FIELD(ucp_params_t, features);
     FIELD(ucp_params_t, request_size);
@@ -100,18 +74,6 @@ static void contexts_and_workers(void) {
     FIELD(ucp_params_t, name);
     SIZE(ucp_params_t);
     CONSTANT(UCP_WORKER_PARAM_FIELD_THREAD_MODE);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_CPU_MASK);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_EVENTS);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_USER_DATA);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_EVENT_FD);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_FLAGS);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_NAME);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT);
-    CONSTANT(UCP_WORKER_PARAM_FIELD_CLIENT_ID);
-    CONSTANT(UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK);
-    CONSTANT(UCP_WAKEUP_TX);
-    CONSTANT(UCP_WAKEUP_RX);
-    CONSTANT(UCP_WAKEUP_EDGE);
     FIELD(ucp_worker_params_t, field_mask);
     FIELD(ucp_worker_params_t, thread_mode);
     FIELD(ucp_worker_params_t, cpu_mask);
@@ -131,14 +93,6 @@ static void endpoints(void) {
     CONSTANT(UCP_EP_PARAM_FIELD_REMOTE_ADDRESS);
     CONSTANT(UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE);
     CONSTANT(UCP_EP_PARAM_FIELD_ERR_HANDLER);
-    CONSTANT(UCP_EP_PARAM_FIELD_USER_DATA);
-    CONSTANT(UCP_EP_PARAM_FIELD_SOCK_ADDR);
-    CONSTANT(UCP_EP_PARAM_FIELD_FLAGS);
-    CONSTANT(UCP_EP_PARAM_FIELD_CONN_REQUEST);
-    CONSTANT(UCP_EP_PARAM_FIELD_NAME);
-    CONSTANT(UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR);
-    CONSTANT(UCP_EP_PARAMS_FLAGS_CLIENT_SERVER);
-    CONSTANT(UCP_EP_PARAMS_FLAGS_NO_LOOPBACK);
     CONSTANT(UCP_EP_CLOSE_FLAG_FORCE);
     FIELD(ucp_err_handler_t, cb);
     FIELD(ucp_err_handler_t, arg);
@@ -156,24 +110,10 @@ static void endpoints(void) {
 }
 
 static void messages(void) {
-    CONSTANT(UCP_OP_ATTR_FIELD_REQUEST);
     CONSTANT(UCP_OP_ATTR_FIELD_CALLBACK);
     CONSTANT(UCP_OP_ATTR_FIELD_USER_DATA);
-    CONSTANT(UCP_OP_ATTR_FIELD_DATATYPE);
     CONSTANT(UCP_OP_ATTR_FIELD_FLAGS);
-    CONSTANT(UCP_OP_ATTR_FIELD_REPLY_BUFFER);
-    CONSTANT(UCP_OP_ATTR_FIELD_MEMORY_TYPE);
-    CONSTANT(UCP_OP_ATTR_FIELD_RECV_INFO);
     CONSTANT(UCP_OP_ATTR_FLAG_NO_IMM_CMPL);
-    CONSTANT(UCP_OP_ATTR_FLAG_FAST_CMPL);
-    CONSTANT(UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL);
-    CONSTANT(UCP_OP_ATTR_FLAG_MULTI_SEND);
-    CONSTANT(UCP_DATATYPE_CONTIG);
-    CONSTANT(UCP_DATATYPE_IOV);
-    CONSTANT(ucp_dt_make_contig(1));
-    CONSTANT(ucp_dt_make_contig(24));
-    FIELD(ucp_dt_iov_t, buffer);
-    FIELD(ucp_dt_iov_t, length);
     FIELD(ucp_request_param_t, op_attr_mask);
     FIELD(ucp_request_param_t, flags);
     FIELD(ucp_request_param_t, request);
@@ -186,21 +126,13 @@ static void messages(void) {
     FIELD(ucp_request_param_t, memory_type);
     FIELD(ucp_request_param_t, recv_info);
     SIZE(ucp_request_param_t);
-    CONSTANT(UCP_AM_FLAG_WHOLE_MSG);
-    CONSTANT(UCP_AM_FLAG_PERSISTENT_DATA);
-    CONSTANT(UCP_AM_SEND_FLAG_REPLY);
     CONSTANT(UCP_AM_SEND_FLAG_EAGER);
     CONSTANT(UCP_AM_SEND_FLAG_RNDV);
-    CONSTANT(UCP_AM_SEND_FLAG_COPY_HEADER);
-    CONSTANT(UCP_AM_RECV_ATTR_FIELD_REPLY_EP);
-    CONSTANT(UCP_AM_RECV_ATTR_FLAG_DATA);
     CONSTANT(UCP_AM_RECV_ATTR_FLAG_RNDV);
     FIELD(ucp_am_recv_param_t, recv_attr);
     FIELD(ucp_am_recv_param_t, reply_ep);
     CONSTANT(UCP_AM_HANDLER_PARAM_FIELD_ID);
-    CONSTANT(UCP_AM_HANDLER_PARAM_FIELD_FLAGS);
     CONSTANT(UCP_AM_HANDLER_PARAM_FIELD_CB);
-    CONSTANT(UCP_AM_HANDLER_PARAM_FIELD_ARG);
     FIELD(ucp_am_handler_param_t, field_mask);
     FIELD(ucp_am_handler_param_t, id);
     FIELD(ucp_am_handler_param_t, flags);

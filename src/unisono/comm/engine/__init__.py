@@ -95,10 +95,6 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     return group
 
 
-SUM_DIVIDED = 10
-"""As a reduction of `combine`: the sum divided by the factor; csrc/unisono.h's UN_REDUCTIONS."""
-
-
 def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
     """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
     in this process alone. `to` may be one of them."""

@@ -15,6 +15,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -33,6 +34,9 @@ PATIENCE_S = 4
 """How long a link may be down, unless UNISONO_LINK_PATIENCE_S says."""
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # of linux/tcp.h
+
+_CHECK_S = 0.25
+"""How often a line is looked at that has sent what is not acknowledged yet."""
 
 ENDED = "has ended"
 """What is said of a rank whose process hung up."""
@@ -66,6 +70,12 @@ class _Line:
         with contextlib.suppress(BlockingIOError):
             while self.unsent:
                 del self.unsent[: self.connection.send(self.unsent)]
+
+    def silence_s(self) -> float | None:
+        """How long the other host's kernel has said nothing, if it owes an answer; else None."""
+        told = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        unacknowledged, last_answer_ms = struct.unpack_from("=I28xI", told, 24)
+        return last_answer_ms / 1000 if unacknowledged else None
 
 
 @dataclass
@@ -123,6 +133,7 @@ class ControlLines:
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
         self._strangers: list[_Line] = []
+        self._awaits_answers = False  # something was sent that may not be acknowledged yet
         self._is_closing = False
         self._pid = os.getpid()
         with contextlib.ExitStack() as stack:
@@ -183,16 +194,10 @@ class ControlLines:
             line.unsent += line.session.encode(message)
             with contextlib.suppress(OSError):  # which the thread will meet, too
                 line.flush()
-            if not line.unsent:
+            if not line.unsent and self._awaits_answers:
                 return
+            self._awaits_answers = True
         self._rouse()
-
-    def send_all(self, message: dict[str, Any]) -> None:
-        """Send a message to every rank that there is a line to."""
-        with self._lock:
-            peers = list(self._lines)
-        for peer in peers:
-            self.send(peer, message)
 
     def close(self) -> None:
         """Say goodbye to everybody, and hang up."""
@@ -217,8 +222,10 @@ class ControlLines:
         try:
             while not self._is_closing:
                 must_look_again = self._call_wanted() or bool(self._strangers)
-                self._wait_and_handle(0.05 if must_look_again else None)
+                idle_s = _CHECK_S if self._awaits_answers else None
+                self._wait_and_handle(0.05 if must_look_again else idle_s)
                 self._drop_slow_strangers()
+                self._drop_silent_lines()
             self._say_goodbye()
         finally:
             with self._lock:
@@ -344,6 +351,17 @@ class ControlLines:
         late = [line for line in self._strangers if line.since < end]
         for line in late or self._strangers[:-_MOST_STRANGERS]:
             self._lose(line, TimeoutError(errno.ETIMEDOUT, "it does not answer"))
+
+    def _drop_silent_lines(self) -> None:
+        """The kernel counts from the first thing that it sent in vain, however late in an outage
+        that was; here it is from the last answer."""
+        with self._lock:
+            lines = list(self._lines.values()) if self._awaits_answers else []
+            silences_s = [line.silence_s() for line in lines]
+            self._awaits_answers = any(silence_s is not None for silence_s in silences_s)
+        for line, silence_s in zip(lines, silences_s, strict=True):
+            if silence_s is not None and silence_s > self._patience_s + 1:
+                self._lose(line, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
     # -- ending --------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.deadline import Deadline, in_seconds
 from unisono.comm.rendezvous.membership import Member, Membership
-from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.rendezvous.unix_socket import Departed, Lobby
 from unisono.comm.shared_memory.group_parts import Part, name_part
-from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.shared_memory.memory_transport import SharedMemory, told_of_deaths
 from unisono.comm.shared_tensors import Memory
 from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
@@ -142,7 +142,9 @@ class HostsTransport(SharedMemory):
         self.links.add(self)
         while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
             check()
-            self.raise_if_ended()
+            ending = self.ending("no call")
+            if ending is not None:
+                raise Departed(f"a member of group {self.name} left while it was made ({ending})")
             if not deadline.left_s():
                 away = [rank for rank in missing if not self._membership.members[rank].is_here]
                 rank = (away or missing)[0]
@@ -169,18 +171,18 @@ class HostsTransport(SharedMemory):
         self.raise_if_ended()
         check = self._check_of_split(members)
         here = [members[rank] for rank in placement.here]
-        met = self._meet(here, name, check, segments_of(placement))
-        return HostsTransport.over(
-            met,
-            links,
-            placement,
-            self._lobby,
-            name,
-            None if known is None else tuple(known[rank] for rank in members),
-            self.timeout_s,
-            Deadline(self.timeout_s),
-            check,
-        )
+        with told_of_deaths(check):
+            return HostsTransport.over(
+                self._meet(here, name, check, segments_of(placement)),
+                links,
+                placement,
+                self._lobby,
+                name,
+                None if known is None else tuple(known[rank] for rank in members),
+                self.timeout_s,
+                Deadline(self.timeout_s),
+                check,
+            )
 
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)

@@ -22,7 +22,7 @@ from unisono import variables
 from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
-from unisono.errors import RendezvousError, name_ranks
+from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace
 
 
@@ -65,10 +65,6 @@ class Hosts:
         """ "rank 3 (pid 4711 on node7)": a rank as exceptions name it."""
         host = self.names[self.host_of(global_rank)]
         return f"rank {global_rank} (pid {self.pids[global_rank]} on {host})"
-
-    def name_host(self, host: int) -> str:
-        """ "node7 (ranks 2 and 3)": a host as exceptions name it."""
-        return f"{self.names[host]} ({name_ranks(self.members[host])})"
 
 
 class Claim:

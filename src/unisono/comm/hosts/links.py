@@ -229,7 +229,8 @@ class Links:
         """A rank of each of these hosts, and the host: one that there is a line to, if any."""
         found: dict[int, int] = {}
         for host in hosts:
-            left = [rank for rank in self.hosts.members[host] if rank not in tried]
+            members = self.hosts.members[host]
+            left = [rank for rank in members if rank not in tried and rank not in self._lost]
             left.sort(key=lambda rank: not self._lines.reaches(rank))
             if left:
                 found[left[0]] = host
@@ -237,9 +238,9 @@ class Links:
 
     def _reach(self, peers: Iterable[int]) -> list[int]:
         """Those of these global ranks that there is a line to, soon."""
-        peers = list(peers)
+        peers = [peer for peer in peers if peer not in self._lost]
         for peer in peers:
-            if not self._lines.reaches(peer) and peer not in self._lost:
+            if not self._lines.reaches(peer):
                 self._lines.want(peer, self._contacts[peer].where, _DRAW_S, summons=True)
         end = time.monotonic() + _DRAW_S
         while not all(map(self._lines.reaches, peers)) and time.monotonic() < end:
@@ -265,8 +266,7 @@ class Links:
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
         """What each of these global ranks of other hosts does, for a sentence that begins with
         it."""
-        able = [rank for rank in ranks if rank not in self._lost]
-        at = self.questions.ask(self._reach(able), "where", None, timeout_s)
+        at = self.questions.ask(self._reach(ranks), "where", None, timeout_s)
         found = dict.fromkeys(ranks, "did not answer")
         found |= {rank: f"is at {line}" for rank, line in at.items()}
         return found | {rank: self._lost[rank] for rank in ranks if rank in self._lost}

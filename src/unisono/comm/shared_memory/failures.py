@@ -126,7 +126,7 @@ def _name_member(membership: Membership, rank: int) -> str:
 
 def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatch:
     group = membership.group
-    calls = [error_texts.describe_post(group, rank, call) for rank in range(membership.size)]
+    calls = _posts(membership, call)
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     by_rank = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [by_rank.get(rank) for rank in range(membership.size)]
@@ -204,6 +204,19 @@ def _stalled(membership: Membership, awaited: int) -> list[int]:
     if awaited in stalled:
         return stalled
     return membership.find_stopped() or [awaited]  # it went on meanwhile
+
+
+def _posts(membership: Membership, call: int) -> list[str | None]:
+    """What the ranks posted for a call, None for those who have not. From another host a failure
+    may come before what it is about: wait a moment."""
+    has_others = not all(member.is_here for member in membership.members)
+    end = time.monotonic() + (SITES_WAIT_S if has_others else 0.0)
+    ranks = range(membership.size)
+    while True:
+        calls = [error_texts.describe_post(membership.group, rank, call) for rank in ranks]
+        if None not in calls or time.monotonic() > end:
+            return calls
+        time.sleep(0.001)
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
@@ -247,7 +247,9 @@ class SharedMemory(Transport):
             from unisono.comm.solo import Solo
 
             return Solo(name, global_ranks, timeout_s)
-        membership = self._meet(members, name, self._check_of_split(members))
+        check = self._check_of_split(members)
+        with told_of_deaths(check):
+            membership = self._meet(members, name, check)
         return SharedMemory(membership, self._lobby, name, global_ranks, timeout_s)
 
     def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
@@ -284,14 +286,8 @@ class SharedMemory(Transport):
             segments=segments,
         )
         leader = self._membership.members[members[0]]
-        try:
-            check()
-            return meet_at(leader.address, self._lobby, request)
-        except RendezvousError:
-            for _ in range(50):  # if somebody has died, it is known in a moment
-                check()
-                time.sleep(0.01)
-            raise
+        check()
+        return meet_at(leader.address, self._lobby, request)
 
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members
@@ -429,6 +425,18 @@ class SharedMemory(Transport):
             check_tensor(tensor, False, self.devices)
             raise TypeError("a tensor that DLPack does not show")
         raise self.exceptions.call_error(gathered, operation, 0, "uint8")
+
+
+@contextlib.contextmanager
+def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
+    """Where ranks do not meet because one of them has died, raise that, by `check`."""
+    try:
+        yield
+    except RendezvousError:
+        for _ in range(50):  # if somebody has died, it is known in a moment
+            check()
+            time.sleep(0.01)
+        raise
 
 
 def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
