@@ -93,10 +93,11 @@ def connect(
                 global_ranks=global_ranks,
             )
         )
-    from unisono.comm.hosts.making import Rendezvous, make_world
+    from unisono.comm.hosts.hosts_transport import Meeting
+    from unisono.comm.hosts.making import make_world
 
-    meeting = Rendezvous(store, name, global_ranks, timeout_s, deadline, check)
-    return Communicator(make_world(meeting, hosts, rank, size, payload))
+    meeting = Meeting(name, global_ranks, timeout_s, deadline, check)
+    return Communicator(make_world(store, meeting, hosts, rank, payload))
 
 
 def join(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
@@ -26,6 +27,17 @@ from unisono.errors import RendezvousError, name_ranks
 _ANSWER_S = 0.4
 """How long a rank that did not come may take to say where it is."""
 _GLANCE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a group shall be, and until when its ranks may come; `check` raises if they will not."""
+
+    name: str
+    global_ranks: tuple[int, ...] | None
+    timeout_s: float
+    deadline: Deadline
+    check: Callable[[], None]
 
 
 def segments_of(placement: Placement) -> list[tuple[Sequence[int], int]]:
@@ -97,27 +109,20 @@ class HostsTransport(SharedMemory):
 
     @classmethod
     def over(
-        cls,
-        met: Membership,
-        links: Links,
-        placement: Placement,
-        lobby: Lobby,
-        name: str,
-        global_ranks: tuple[int, ...] | None,
-        timeout_s: float,
-        deadline: Deadline,
-        check: Callable[[], None],
+        cls, met: Membership, links: Links, placement: Placement, lobby: Lobby, meeting: Meeting
     ) -> HostsTransport:
         """The group whose members on this host have `met`, once all others have come, too.
 
-        Raises RendezvousError if they have not by the deadline; and what `check` raises."""
+        Raises RendezvousError if they have not by the deadline; and what the meeting's `check`
+        raises."""
+        name, global_ranks, timeout_s = meeting.name, meeting.global_ranks, meeting.timeout_s
         with contextlib.ExitStack() as stack:
             stack.callback(met.close)
             membership = HostsMembership(met, links, placement)
             made = cls(membership, lobby, name, global_ranks, timeout_s)
             stack.pop_all()
             stack.callback(made.close)
-            made._reach_others(deadline, check)
+            made._reach_others(meeting.deadline, meeting.check)
             stack.pop_all()
         return made
 
@@ -171,18 +176,12 @@ class HostsTransport(SharedMemory):
         self.raise_if_ended()
         check = self._check_of_split(members)
         here = [members[rank] for rank in placement.here]
+        global_ranks = None if known is None else tuple(known[rank] for rank in members)
+        timeout_s = self.timeout_s
+        meeting = Meeting(name, global_ranks, timeout_s, Deadline(timeout_s), check)
         with told_of_deaths(check):
-            return HostsTransport.over(
-                self._meet(here, name, check, segments_of(placement)),
-                links,
-                placement,
-                self._lobby,
-                name,
-                None if known is None else tuple(known[rank] for rank in members),
-                self.timeout_s,
-                Deadline(self.timeout_s),
-                check,
-            )
+            met = self._meet(here, name, check, segments_of(placement))
+            return HostsTransport.over(met, links, placement, self._lobby, meeting)
 
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from unisono.comm.hosts.hosts_transport import HostsTransport, segments_of
+from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting, segments_of
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
@@ -20,26 +19,14 @@ from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """How ranks meet to make a group: in which store, until when; and what the group shall be."""
-
-    store: Any
-    name: str
-    global_ranks: tuple[int, ...] | None
-    timeout_s: float
-    deadline: Deadline
-    check: Callable[[], None] = lambda: None
-
-
 def make_world(
-    meeting: Rendezvous, hosts: Hosts, rank: int, size: int, payload: str
+    store: Any, meeting: Meeting, hosts: Hosts, rank: int, payload: str
 ) -> HostsTransport:
     """Make a group of all ranks of these hosts, with connections of its own."""
-    links = Links(meeting.store, hosts, rank)
+    links = Links(store, hosts, rank)
     try:
         links.meet(payload, meeting.deadline, meeting.check, meeting.name)
-        return _make(links, place(range(size), hosts, rank), meeting)
+        return _make(store, links, place(range(len(hosts.pids)), hosts, rank), meeting)
     except BaseException:
         links.close_all()
         raise
@@ -55,26 +42,26 @@ def connect_beside(
     check: Callable[[], None] = lambda: None,
 ) -> Transport:
     """Make a group of these ranks of a world over hosts, which meet in a store of their own."""
-    links = world.links
+    links, deadline = world.links, Deadline(timeout_s)
     placement = place(members, links.hosts, links.me)
-    meeting = Rendezvous(store, name, tuple(members), timeout_s, Deadline(timeout_s), check)
     if len(placement.hosts) > 1:
-        return _make(links, placement, meeting)
+        meeting = Meeting(name, tuple(members), timeout_s, deadline, check)
+        return _make(store, links, placement, meeting)
     if len(members) == 1:
-        return Solo(name, meeting.global_ranks, timeout_s)
+        return Solo(name, tuple(members), timeout_s)
     return SharedMemory.connect(
-        _announcements(placement, meeting),
+        _announcements(store, placement, deadline),
         placement.index,
         len(members),
         name=name,
-        global_ranks=meeting.global_ranks,
+        global_ranks=tuple(members),
         timeout_s=timeout_s,
-        deadline=meeting.deadline,
+        deadline=deadline,
         check=check,
     )
 
 
-def _make(links: Links, placement: Placement, meeting: Rendezvous) -> HostsTransport:
+def _make(store: Any, links: Links, placement: Placement, meeting: Meeting) -> HostsTransport:
     """Meet the members of this host, and then those of the others."""
     request = JoinRequest(
         meeting.name,
@@ -86,24 +73,13 @@ def _make(links: Links, placement: Placement, meeting: Rendezvous) -> HostsTrans
         segments=segments_of(placement),
     )
     with contextlib.closing(Lobby()) as lobby:
-        met = meet_by(_announcements(placement, meeting), lobby, request)
-        return HostsTransport.over(
-            met,
-            links,
-            placement,
-            lobby,
-            meeting.name,
-            meeting.global_ranks,
-            meeting.timeout_s,
-            meeting.deadline,
-            meeting.check,
-        )
+        met = meet_by(_announcements(store, placement, meeting.deadline), lobby, request)
+        return HostsTransport.over(met, links, placement, lobby, meeting)
 
 
-def _announcements(placement: Placement, meeting: Rendezvous) -> StoreAnnouncements:
+def _announcements(store: Any, placement: Placement, deadline: Deadline) -> StoreAnnouncements:
     """Where those of this host meet: in their part of the store."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     first = min(placement.members[rank] for rank in placement.here)
-    store = PrefixStore(f"unisono/host/{first}", meeting.store)
-    return StoreAnnouncements(store, limit=meeting.deadline)
+    return StoreAnnouncements(PrefixStore(f"unisono/host/{first}", store), limit=deadline)
