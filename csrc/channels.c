@@ -138,6 +138,7 @@ static bool is_open(un_group *g, int source) {
 
 bool progress(un_group *g) {
     un_status failed = status_from_abort(g);
+    if (failed && g->spread) release_messages(g);
     if (failed) return complete_all(g, failed);
     bool moved = g->spread && progress_over_hosts(g);
     for (int rank = 0; rank < g->ranks; rank++) { /* first what lets peers go on */

@@ -70,11 +70,23 @@ un_link *link_of(un_group *g, int rank) {
     return link;
 }
 
+/* Our mate on a host or, once that has left the group, another rank there; -1: all have left. */
+static int listener_on(const un_group *g, int number) {
+    const host *h = &g->spread->host[number];
+    for (int i = 0; i < h->count; i++) {
+        int rank = h->ranks[(g->spread->index + i) % h->count];
+        if (!atomic_load(&control_of(g, rank)->closed)) return rank;
+    }
+    return -1;
+}
+
 /* One of each other host, beginning behind ours, so that not all turn to the same one at once. */
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     const spread *s = g->spread;
-    for (int step = 1; step < s->hosts; step++)
-        send_copy_of(link_of(g, mate_on(s, (s->mine + step) % s->hosts)), head, data, bytes);
+    for (int step = 1; step < s->hosts; step++) {
+        int rank = listener_on(g, (s->mine + step) % s->hosts);
+        if (rank >= 0) send_copy_of(link_of(g, rank), head, data, bytes);
+    }
 }
 
 void spread_post(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
@@ -180,6 +192,8 @@ static void mirror_closed(un_group *g, int rank) {
 static bool receive(spread *s, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = s->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    bool is_data = head->kind == WIRE_DATA || head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY;
+    if (is_data && status_from_abort(g)) return false;
     if (head->kind == WIRE_DATA) return receive_data(s, head, data, bytes, remote);
     if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
         return receive_message(s, head, data, bytes, remote);
@@ -189,7 +203,10 @@ static bool receive(spread *s, const wire *head, const void *data, size_t bytes,
     case WIRE_POST: mirror_post(g, head, data, bytes); break;
     case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
     case WIRE_ABORT: mirror_abort(g, head); break;
-    case WIRE_CLOSED: mirror_closed(g, head->from); break;
+    case WIRE_CLOSED:
+        if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
+        mirror_closed(g, head->from);
+        break;
     case WIRE_ASK: atomic_store(&control_of(g, g->rank)->asked, head->number); break;
     case WIRE_WAITING: mirror_waiting(g, head, data, bytes); break;
     default: break;
@@ -355,7 +372,7 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
 void close_spread(un_group *g) {
     spread *s = g->spread;
     wire closed = wire_of(g, WIRE_CLOSED);
-    tell_mates(g, &closed, NULL, 0);
+    tell_mates(g, &closed, s->sent, (size_t)g->ranks * sizeof *s->sent);
     drive_network();
     lock_network();
     for (spread **link = &all.first; *link; link = &(*link)->next)
@@ -368,9 +385,8 @@ void close_spread(un_group *g) {
         all.closed = more;
         all.closed[all.closed_count++] = s->key;
     }
-    drop_parcels(&s->early);
-    drop_parcels(&s->inbox);
-    forget_parcels(g);
+    release_data(s);
+    release_messages(g);
     unlock_network();
     un_group_close(s->inner);
     free_spread(s);
@@ -401,12 +417,40 @@ void un_group_leave(un_group *g, int rank) {
     mirror_closed(g, rank);
 }
 
-/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
-void look_for_broken_links(void) {
+/* The group is over, and nobody will take what has come for it: those who sent it wait for that. */
+void release_data(spread *s) {
     lock_network();
-    for (spread *s = all.first; s; s = s->next)
-        for (int rank = 0; rank < s->group->ranks; rank++)
-            if (link_is_broken(s->links[rank], BROKEN_NS) && !status_from_abort(s->group))
-                un_group_lose(s->group, rank, true);
+    drop_parcels(&s->early);
+    unlock_network();
+}
+
+void release_messages(un_group *g) {
+    lock_network();
+    drop_parcels(&g->spread->inbox);
+    atomic_store(&g->spread->unread, 0);
+    forget_parcels(g);
+    unlock_network();
+}
+
+/* Whoever has the lock of the messages sees to them itself. */
+static void release_all(spread *s) {
+    release_data(s);
+    if (pthread_mutex_trylock(&s->group->messages.lock)) return;
+    release_messages(s->group);
+    pthread_mutex_unlock(&s->group->messages.lock);
+}
+
+/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
+static void look_for_broken_links(spread *s) {
+    for (int rank = 0; rank < s->group->ranks && !status_from_abort(s->group); rank++)
+        if (link_is_broken(s->links[rank], BROKEN_NS)) un_group_lose(s->group, rank, true);
+}
+
+void look_after_groups(void) {
+    lock_network();
+    for (spread *s = all.first; s; s = s->next) {
+        look_for_broken_links(s);
+        if (status_from_abort(s->group)) release_all(s);
+    }
     unlock_network();
 }

@@ -25,7 +25,7 @@ enum wire_kind {
     WIRE_POST,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
-    WIRE_CLOSED,
+    WIRE_CLOSED,    /* then messages and replies that went to each rank before */
     WIRE_ASK,     /* where are you? number: in which call of ours */
     WIRE_WAITING, /* words: as in the control block; then messages sent to and had from each rank */
     WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
@@ -120,7 +120,9 @@ parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_dat
 
 bool any_group_is_spread(void);
 void forget_hosts_after_fork(void);
-void look_for_broken_links(void);
+void look_after_groups(void); /* now and then, in the network's thread */
+void release_data(spread *s);
+void release_messages(un_group *g); /* with their lock */
 
 /* host_order.c */
 typedef struct host_arithmetic {

@@ -187,6 +187,8 @@ void settle(transfer *const *transfers, size_t count) {
 
 /* The call has failed. */
 static void settle_batch(lane_call *l, batch *b) {
+    if (!b->first) return;
+    release_data(l->s); /* before we wait for others, who may wait for that */
     lock_network();
     for (flight *f = b->first; f; f = f->next) {
         if (!f->is_wanted) continue;
@@ -582,67 +584,105 @@ static un_status run_chain(lane_call *l, piece whole, int root) {
 
 /* -- reduce_scatter -------------------------------------------------------------------------------------- */
 
+typedef struct scatter { /* one reduce_scatter */
+    lane_call *l;
+    host_arithmetic a;
+    const piece *rows;
+    piece to;
+    size_t step;                /* of a row, in a chunk */
+    char *wide, *sums, *theirs; /* of two chunks each, but for `wide` */
+    size_t sum_bytes, row_bytes;
+    batch batches[2];
+} scatter;
+
+static size_t wide_bytes_of(const scatter *r, size_t bytes) {
+    return bytes / r->a.item_bytes * r->a.wide_bytes;
+}
+
+static char *sums_of(const scatter *r, size_t chunk) { return r->sums + chunk % 2 * r->sum_bytes; }
+
+static char *theirs_for(const scatter *r, size_t chunk, int host) {
+    return r->theirs + (chunk % 2 * (size_t)r->l->s->hosts + (size_t)host) * r->row_bytes;
+}
+
 /* Each rank combines, inside its host, the rows of those that it would hear of, and sends them there. */
-static un_status scatter_slices(lane_call *l, const piece *rows, piece to, size_t offset) {
+static un_status begin_scatter(scatter *r, size_t chunk) {
+    lane_call *l = r->l;
     const spread *s = l->s;
-    un_group *g = l->g;
-    host_arithmetic a = arithmetic_of(g, l->x->call);
-    int here = s->host[s->mine].count, ranks[UN_MAX_RANKS];
-    size_t step = ROW_BYTES / a.item_bytes * a.item_bytes, most = 0, used = 0, total = 0, count = 0;
+    size_t offset = chunk * r->step, used = 0, total = 0, sums = 0;
+    int ranks[UN_MAX_RANKS];
     un_stream input[UN_MAX_RANKS], output;
     un_view views[UN_MAX_RANKS], view;
     piece pieces[UN_MAX_RANKS];
-    for (int rank = 0; rank < g->ranks; rank++)
-        most += slice_of(rows[rank], offset, step).bytes / a.item_bytes * a.wide_bytes;
-    char *wide = a.widen ? scratch(l, 0, most) : NULL;
-    for (int index = 0; index < here; index++) {
-        size_t heard = slices_heard_by(s, index, rows, offset, step, ranks, pieces), begin = total;
+    for (int index = 0; index < s->host[s->mine].count; index++) {
+        size_t heard = slices_heard_by(s, index, r->rows, offset, r->step, ranks, pieces);
         for (size_t i = 0; i < heard; i++) {
-            size_t items = pieces[i].bytes / a.item_bytes;
-            if (wide) convert(a.widen, wide + total, pieces[i].data, items), pieces[i].data = wide + total;
-            pieces[i].bytes = items * a.wide_bytes;
+            size_t items = pieces[i].bytes / r->a.item_bytes;
+            if (r->wide) {
+                convert(r->a.widen, r->wide + total, pieces[i].data, items);
+                pieces[i].data = r->wide + total;
+            }
+            pieces[i].bytes = items * r->a.wide_bytes;
             total += pieces[i].bytes;
         }
         input[index] = stream_of(pieces, heard, views + used);
         used += heard;
-        if (index == s->index) most = total - begin;
+        if (index == s->index) sums = input[index].bytes;
     }
-    piece mine = slice_of(to, offset, step);
-    size_t items = mine.bytes / a.item_bytes, row = items * a.wide_bytes;
-    char *sums = scratch(l, 1, most), *theirs = scratch(l, 2, (size_t)s->hosts * row);
-    if (status_from_abort(g)) return fail_from_abort(g);
-    output = stream_of(&(piece){sums, most}, 1, &view);
-    l->inner.dtype = a.dtype;
-    l->inner.reduction = a.inside;
-    batch b = {0};
+    output = stream_of(&(piece){sums_of(r, chunk), sums}, 1, &view);
+    batch *b = &r->batches[chunk % 2];
+    size_t own = wide_bytes_of(r, slice_of(r->to, offset, r->step).bytes);
     for (int h = 0; h < s->hosts; h++)
-        if (h != s->mine) want(l, &b, mate_on(s, h), theirs + (size_t)h * row, row);
+        if (h != s->mine) want(l, b, mate_on(s, h), theirs_for(r, chunk, h), own);
     un_status status = run_inside(l, UN_REDUCE_SCATTER, 0, input, &output);
-    count = slices_heard_by(s, s->index, rows, offset, step, ranks, pieces);
-    char *at = sums + row;
+    size_t count = slices_heard_by(s, s->index, r->rows, offset, r->step, ranks, pieces);
+    char *at = sums_of(r, chunk) + own;
     for (size_t i = 1; !status && i < count; i++) {
-        size_t bytes = pieces[i].bytes / a.item_bytes * a.wide_bytes;
-        give(l, &b, ranks[i], at, bytes);
+        size_t bytes = wide_bytes_of(r, pieces[i].bytes);
+        give(l, b, ranks[i], at, bytes);
         at += bytes;
     }
-    if (!status) status = land(l, &b);
-    settle_batch(l, &b);
-    if (status || !items) return status;
+    return status;
+}
+
+static un_status finish_scatter(scatter *r, size_t chunk) {
+    const spread *s = r->l->s;
+    piece mine = slice_of(r->to, chunk * r->step, r->step);
+    un_status status = land(r->l, &r->batches[chunk % 2]);
+    if (status || !mine.bytes) return status;
+    char *own = sums_of(r, chunk);
     const void *by_host[UN_MAX_RANKS];
-    for (int h = 0; h < s->hosts; h++) by_host[h] = h == s->mine ? sums : theirs + (size_t)h * row;
-    a.second.run(a.narrow ? sums : mine.data, by_host, s->hosts, row / a.second.unit, a.divisor);
-    if (a.narrow) convert(a.narrow, mine.data, sums, items);
+    for (int h = 0; h < s->hosts; h++) by_host[h] = h == s->mine ? own : theirs_for(r, chunk, h);
+    r->a.second.run(r->a.narrow ? own : mine.data, by_host, s->hosts,
+                    wide_bytes_of(r, mine.bytes) / r->a.second.unit, r->a.divisor);
+    if (r->a.narrow) convert(r->a.narrow, mine.data, own, mine.bytes / r->a.item_bytes);
     return UN_OK;
 }
 
 static un_status scatter_sums(lane_call *l, const piece *rows, piece to) {
-    size_t longest = 0, item = arithmetic_of(l->g, l->x->call).item_bytes;
-    size_t step = ROW_BYTES / item * item;
-    for (int rank = 0; rank < l->g->ranks; rank++)
+    const spread *s = l->s;
+    scatter r = {.l = l, .a = arithmetic_of(l->g, l->x->call), .rows = rows, .to = to};
+    size_t longest = 0, heard = 1;
+    for (int rank = 0; rank < l->g->ranks; rank++) {
         longest = rows[rank].bytes > longest ? rows[rank].bytes : longest;
+        heard += is_heard_here(l->g, rank);
+    }
+    r.step = least(ROW_BYTES / r.a.item_bytes * r.a.item_bytes, longest);
+    r.row_bytes = round_up(wide_bytes_of(&r, r.step), LINE_BYTES);
+    r.sum_bytes = heard * r.row_bytes;
+    if (r.a.widen) r.wide = scratch(l, 0, (size_t)l->g->ranks * r.row_bytes);
+    r.sums = scratch(l, 1, 2 * r.sum_bytes);
+    r.theirs = scratch(l, 2, 2 * (size_t)s->hosts * r.row_bytes);
+    if (status_from_abort(l->g)) return fail_from_abort(l->g);
+    l->inner.dtype = r.a.dtype;
+    l->inner.reduction = r.a.inside;
+    size_t chunks = longest ? (longest + r.step - 1) / r.step : 0;
     un_status status = UN_OK;
-    for (size_t offset = 0; !status && offset < longest; offset += step)
-        status = scatter_slices(l, rows, to, offset);
+    for (size_t time = 0; !status && time < chunks + 1; time++) {
+        if (time < chunks) status = begin_scatter(&r, time);
+        if (!status && time) status = finish_scatter(&r, time - 1);
+    }
+    for (int i = 0; i < 2; i++) settle_batch(l, &r.batches[i]);
     return status;
 }
 

@@ -84,13 +84,20 @@ bool un_message_done(const un_message *m) {
     return atomic_load_explicit(&m->done, memory_order_acquire);
 }
 
-/* Whether the one we wait for has closed the group, so that waiting is pointless. */
-static bool peer_is_gone(const un_group *g, const un_message *m) {
-    for (int rank = 0; rank < g->ranks; rank++) {
-        if (rank == g->rank || (m->peer >= 0 && rank != m->peer)) continue;
-        if (!atomic_load(&control_of(g, rank)->closed)) return false;
-    }
-    return m->peer != g->rank && g->ranks > 1;
+/* Whether a rank has closed the group and, on another host, all that it sent us before is here. */
+static bool has_left(const un_group *g, int rank) {
+    if (!atomic_load(&control_of(g, rank)->closed)) return false;
+    return !is_elsewhere(g, rank) || g->spread->had[rank] >= traffic_of(g, rank)[g->rank];
+}
+
+/* Whether the one we wait for has left, so that waiting is pointless. */
+static bool peer_is_gone(un_group *g, const un_message *m) {
+    bool gone = m->peer != g->rank && g->ranks > 1;
+    pthread_mutex_lock(&g->messages.lock);
+    for (int rank = 0; gone && rank < g->ranks; rank++)
+        if (rank != g->rank && (m->peer < 0 || rank == m->peer)) gone = has_left(g, rank);
+    pthread_mutex_unlock(&g->messages.lock);
+    return gone;
 }
 
 /* A peer that has left may have answered just before. */

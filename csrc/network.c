@@ -25,7 +25,7 @@ enum {
     MESSAGE_ID = 0,
     ROUNDS_AT_ONCE = 16,
     NAP_NS = 20 * 1000 * 1000,
-    IDLE_NS = 1000 * 1000 * 1000,
+    IDLE_NS = 100 * 1000 * 1000,
     CLOSING_NS = 1000 * 1000 * 1000, /* for what is under way when the network closes */
 };
 
@@ -412,7 +412,7 @@ static void *attend_network(void *unused) {
             sleep_on_events(IDLE_NS, NULL);
         }
         drive_network();
-        look_for_broken_links();
+        look_after_groups();
     }
     return NULL;
 }
