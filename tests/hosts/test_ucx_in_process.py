@@ -321,9 +321,10 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
         tensor = torch.ones(HUGE)
         comm.all_reduce(tensor)
         if rank == 1:
-            with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
-                repeat(lambda: comm.all_reduce(tensor, "max"))
-            assert time.monotonic() - pressed[0] < 1 + SLACK_S
+            while comm.errored is None:  # pressed as a call ended, it harms nothing
+                with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
+                    repeat(lambda: comm.all_reduce(tensor, "max"))
+                assert time.monotonic() - pressed[0] < 1 + SLACK_S
         else:
             error = raised(GroupAborted, repeat, lambda: comm.all_reduce(tensor, "max"))
             assert error.peer == 1
