@@ -397,6 +397,12 @@ void close_spread(un_group *g) {
 
 bool any_group_is_spread(void) { return all.first != NULL; }
 
+/* The network closes: what came for groups that were never opened is UCX's, and goes before it. */
+void drop_unclaimed(void) {
+    drop_parcels(&all.unclaimed);
+    all.unclaimed_count = 0;
+}
+
 void forget_hosts_after_fork(void) { memset(&all, 0, sizeof all); }
 
 /* -- losses --------------------------------------------------------------------------------------- */

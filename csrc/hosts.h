@@ -119,6 +119,7 @@ void drop_parcel(parcel *p);
 parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_data *remote);
 
 bool any_group_is_spread(void);
+void drop_unclaimed(void);
 void forget_hosts_after_fork(void);
 void look_after_groups(void); /* now and then, in the network's thread */
 void release_data(spread *s);

@@ -58,6 +58,7 @@ typedef struct batch { /* flights that are waited for together */
 static bool fill_wanted(spread *s, const struct wanted *w, const void *data, size_t bytes,
                         remote_data *remote) {
     if (bytes != w->bytes) {
+        atomic_store(&w->transfer->state, IS_BROKEN); /* or the call would wait for it, even then */
         abort_group(s->group, UN_DAMAGED, w->from, 0);
         return false;
     }

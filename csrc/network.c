@@ -202,6 +202,7 @@ void un_network_close(void) {
     unlock_network();
     pthread_join(net.thread, NULL);
     lock_network();
+    drop_unclaimed();
     while (net.links) {
         un_link *link = net.links;
         close_link(link);

@@ -383,6 +383,26 @@ def use_every_subset(rank: int, size: int, path: str, hosts: str) -> None:
             group.close()
 
 
+def test_who_leaves_last_is_heard_though_the_mates_have_left_before(pool: RankPool) -> None:
+    pool.run(leave_one_after_the_other, 4, connected=False)
+
+
+def leave_one_after_the_other(rank: int, size: int, path: str) -> None:
+    with world(rank, path, "AABB") as comm:
+        group = subgroup(comm, range(size), "left")
+        if rank in (1, 2):
+            group.close()
+        comm.barrier()
+        if rank == 0:
+            group.close()
+        elif rank == 3:
+            began = time.monotonic()
+            error = attempt(group.recv, torch.ones(1), 0)
+            assert isinstance(error, PeerLost), error
+            assert time.monotonic() - began < 10  # of 30
+        comm.barrier()
+
+
 def test_a_failure_ends_its_group_alone(pool: RankPool) -> None:
     pool.run(fail_in_one_group, 4, connected=False)
 
@@ -395,12 +415,15 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
         for culprit in (0, 2):
             first = subgroup(comm, range(size), f"first {culprit}")
             first.all_reduce(torch.ones(300_000))
+            if rank == 0:
+                first.isend(torch.ones(300_000), 1)  # which nobody receives
             comm.barrier()  # an abort overtakes what is still on its way
             if rank == culprit:
                 first.abort("enough")
             error = attempt(first.all_reduce, torch.ones(300_000))
             assert isinstance(error, GroupAborted), error
             assert (error.peer, error.reason) == (culprit, "enough")
+        time.sleep(2)  # a link that has broken is given up by then
         second.all_reduce(tensor := torch.ones(300_000))
         assert (tensor == size).all()
         if rank < 2:  # which are on different hosts

@@ -235,7 +235,6 @@ def change_nothing(rank: int, size: int, path: str) -> None:
         check_group(comm)
         now = signals_caught(), code_of_allocators(), dict(os.environ), libc_environment()
         assert now == before
-    assert not any(name.startswith(b"UCX_") for name in libc_environment())
 
 
 def libc_environment() -> list[bytes]:
@@ -322,9 +321,10 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
         tensor = torch.ones(HUGE)
         comm.all_reduce(tensor)
         if rank == 1:
-            with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
-                repeat(lambda: comm.all_reduce(tensor, "max"))
-            assert time.monotonic() - pressed[0] < 1 + SLACK_S
+            while comm.errored is None:  # pressed as a call ended, it harms nothing
+                with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
+                    repeat(lambda: comm.all_reduce(tensor, "max"))
+                assert time.monotonic() - pressed[0] < 1 + SLACK_S
         else:
             error = raised(GroupAborted, repeat, lambda: comm.all_reduce(tensor, "max"))
             assert error.peer == 1
