@@ -200,7 +200,9 @@ def measure_hosts(times: int) -> int:
     if why_not():
         sys.exit(f"left out: {why_not()}")
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    import unisono.comm.hosts.making  # noqa: F401  # once, and not in every rank
+    import torch.distributed  # noqa: F401  # once, and not in every rank
+
+    import unisono.comm.hosts.making  # noqa: F401
 
     late = False
     print(f"{'a rank is/does':32}{'ranks':>6}{'median ms':>11}{'slowest ms':>12}{'goal ms':>9}")

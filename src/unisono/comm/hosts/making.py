@@ -14,9 +14,11 @@ from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
+from unisono.failures import load_soon
 
 
 def make_world(
@@ -74,6 +76,7 @@ def _make(store: Any, links: Links, placement: Placement, meeting: Meeting) -> H
     )
     with contextlib.closing(Lobby()) as lobby:
         met = meet_by(_announcements(store, placement, meeting.deadline), lobby, request)
+        load_soon(*NEEDED_LATER)
         return HostsTransport.over(met, links, placement, lobby, meeting)
 
 
