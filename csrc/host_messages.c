@@ -65,6 +65,7 @@ void start_sending_over(un_group *g, un_message *m) {
     size_t bytes = m->stream.bytes;
     char *data = bytes ? stream_direct(&m->stream, 0, bytes) : NULL, *bounce = NULL;
     s->sent[m->peer]++;
+    if (g->waiting.message) forget_waiting(g); /* what we said of our traffic is no longer so */
     if (bytes > EAGER_MOST) {
         moving *way = begin_moving(g, m, m->peer, !data);
         if (!way) return;

@@ -347,6 +347,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
 }
 
 bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *missing) {
+    if (group_is_inherited(g)) return false;
     wire hello = wire_of(g, WIRE_HELLO);
     tell_mates(g, &hello, NULL, 0);
     patience p = {.call = hooks};

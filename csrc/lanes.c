@@ -22,6 +22,7 @@ enum {
     DEPTH = 3,                /* chunks under way, */
     AHEAD = DEPTH - 1,        /* of rows, before the first of them is shared */
     SETTLING_NS = 1000 * 1000 * 1000,
+    GRACE_NS = 500 * 1000 * 1000, /* for ranks of our own host: who waits for another knows whom it misses */
 };
 
 /* -- data between hosts -------------------------------------------------------------------------- */
@@ -230,6 +231,8 @@ static un_status run_inside(lane_call *l, un_operation operation, int root, cons
     call.root = root;
     call.input = input;
     call.output = output;
+    call.timeout_ns = l->x->patience.deadline_ns - clock_ns() + GRACE_NS;
+    if (call.timeout_ns < 1) call.timeout_ns = 1;
     drive_network();
     un_status status = un_run(inner, &call);
     if (!status) return UN_OK;
@@ -839,9 +842,10 @@ un_status run_lanes(execution *x) {
     memset(l.s->given, 0, (size_t)g->ranks * sizeof *l.s->given);
     memset(l.s->taken, 0, (size_t)g->ranks * sizeof *l.s->taken);
     prepare_to_block(&x->patience);
+    if (!x->patience.deadline_ns)
+        x->patience.deadline_ns = clock_ns() + x->patience.call->timeout_ns;
     l.inner = (un_call){.dtype = x->call->dtype,
                         .factor = x->call->factor,
-                        .timeout_ns = x->patience.call->timeout_ns,
                         .pause = x->patience.call->pause,
                         .argument = x->patience.call->argument};
     sides t = {0};
