@@ -40,10 +40,11 @@ class Meeting:
     check: Callable[[], None]
 
 
-def segments_of(placement: Placement) -> list[tuple[Sequence[int], int]]:
+def segments_of(placement: Placement) -> list[tuple[Sequence[int], int, int]]:
     """The segments of a host: one for all ranks of the group, and one for those who are here."""
     here = placement.here
-    return [(here, len(placement.members)), (range(len(here)), len(here))]
+    sharers = placement.sharers
+    return [(here, len(placement.members), sharers), (range(len(here)), len(here), sharers)]
 
 
 class HostsMembership(Membership):

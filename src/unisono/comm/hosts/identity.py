@@ -32,7 +32,8 @@ class Hosts:
     `members` has the global ranks of each host, `names` what people call it, `mine` is this rank's
     own; `pids` has every rank's process id, as its own host numbers it. `address` is where other
     hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world:
-    without UNISONO_JOB_SECRET also to whoever reads the store.
+    without UNISONO_JOB_SECRET also to whoever reads the store. `boots` names the machine that each
+    rank runs on: several hosts may be namespaces of one.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class Hosts:
         pids: tuple[int, ...],
         address: str = "",
         secret: bytes = b"",
+        boots: tuple[str, ...] = (),
     ) -> None:
         self.members, self.names, self.mine, self.pids = members, names, mine, pids
         self.address = address
         self.secret = secret
+        self.boots = boots
 
     @property
     def count(self) -> int:
@@ -70,7 +73,7 @@ class Hosts:
 class Claim:
     """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
     says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`;
-    `carrier` is what UNISONO_HOSTS asks for between hosts."""
+    `carrier` is what UNISONO_HOSTS asks for between hosts, `boot` tells machines apart."""
 
     def __init__(
         self,
@@ -82,12 +85,14 @@ class Claim:
         secret: str,
         machine: str = "",
         carrier: str = "ucx",
+        boot: str = "",
     ) -> None:
         self.identity, self.is_given = identity, is_given
         self.name, self.machine, self.pid = name, machine, pid
         self.socket = socket
         self.secret = secret
         self.carrier = carrier
+        self.boot = boot
 
 
 def find_hosts(
@@ -141,7 +146,9 @@ def find_hosts(
         name_rank=hosts.name_rank,
         may_be_loopback=all(claim.is_given for claim in claims),
     )
-    return Hosts(hosts.members, hosts.names, hosts.mine, hosts.pids, address, hosts.secret)
+    return Hosts(
+        hosts.members, hosts.names, hosts.mine, hosts.pids, address, hosts.secret, hosts.boots
+    )
 
 
 def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
@@ -156,7 +163,8 @@ def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
         names = [f"{name}#{at}" if name in again else name for at, name in enumerate(names)]
     mine = next(host for host, ranks in enumerate(members) if rank in ranks)
     pids = tuple(claim.pid for claim in claims)
-    return Hosts(members, tuple(names), mine, pids)
+    boots = tuple(claim.boot for claim in claims)
+    return Hosts(members, tuple(names), mine, pids, boots=boots)
 
 
 def identify_host() -> str:
@@ -181,6 +189,7 @@ def _claim(door: socket.socket) -> Claim:
         os.urandom(32).hex(),
         machine,
         variables.HOSTS.read() or "ucx",
+        boot_id(),
     )
 
 

@@ -11,12 +11,14 @@ from unisono.comm.hosts.identity import Hosts
 @dataclass(frozen=True)
 class Placement:
     """`members` has the global ranks of a group in the order of its ranks; `hosts` the group ranks
-    on each host, hosts by lowest rank; `host` and `index` say where this rank stands in them."""
+    on each host, hosts by lowest rank; `host` and `index` say where this rank stands in them;
+    `sharers` how many run on this machine, other hosts' included."""
 
     members: tuple[int, ...]
     hosts: tuple[tuple[int, ...], ...]
     host: int
     index: int
+    sharers: int = 0
 
     @property
     def rank(self) -> int:
@@ -65,4 +67,5 @@ def place(members: Sequence[int], hosts: Hosts, me: int) -> Placement:
     rank = list(members).index(me)
     grouped = tuple(map(tuple, by_host.values()))
     host = next(at for at, ranks in enumerate(grouped) if rank in ranks)
-    return Placement(tuple(members), grouped, host, grouped[host].index(rank))
+    sharers = sum(hosts.boots[member] == hosts.boots[me] for member in members if hosts.boots)
+    return Placement(tuple(members), grouped, host, grouped[host].index(rank), sharers)

@@ -160,8 +160,9 @@ class Leader:
         }
         segments: list[int] = []
         try:
-            for _, size in request.segments:
-                segments.append(engine.create_segment(size, _cores(everyone), nonce))
+            for _, size, sharers in request.segments:
+                cores = _cores(everyone, sharers)
+                segments.append(engine.create_segment(size, cores, nonce))
             with own_pidfd() as mine:
                 pidfds = mine + [pidfd for follower in followers for pidfd in follower.descriptors]
                 if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
@@ -174,7 +175,9 @@ class Leader:
                 os.close(segment)
 
 
-def _cores(everyone: list[Announcement]) -> int:
-    """How many cores the members have together: those they may run on, cut by their quotas."""
+def _cores(everyone: list[Announcement], sharers: int) -> int:
+    """How many cores the members have together: those they may run on, cut by their quotas; their
+    part of them where the ranks of other hosts run on the same."""
     cpus = {cpu for member in everyone for cpu in member["cpus"]}
-    return min(len(cpus), *(int(member["quota"]) for member in everyone))
+    cores = min(len(cpus), *(int(member["quota"]) for member in everyone))
+    return max(1, cores * len(everyone) // max(sharers, len(everyone)))

@@ -131,7 +131,8 @@ class JoinRequest:
 
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
     wait for any more: the parent group has ended. `segments` has, for each segment that the leader
-    makes, the rank there of everybody who meets, and for how many ranks it is.
+    makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
+    share this machine's cores.
     """
 
     def __init__(
@@ -143,14 +144,14 @@ class JoinRequest:
         timeout_s: float,
         payload: str = "",
         check: Callable[[], None] = lambda: None,
-        segments: Sequence[tuple[Sequence[int], int]] = (),
+        segments: Sequence[tuple[Sequence[int], int, int]] = (),
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.payload = payload
         self.check = check
-        self.segments = segments or [(range(size), size)]
+        self.segments = segments or [(range(size), size, size)]
 
     def waiting(self) -> Waiting:
         """This rank's wait for the others."""
@@ -166,7 +167,7 @@ class JoinRequest:
         nonce = int(invitation["nonce"])
         groups: list[Group] = []
         try:
-            for descriptor, (ranks, size) in zip(descriptors, self.segments, strict=True):
+            for descriptor, (ranks, size, _) in zip(descriptors, self.segments, strict=True):
                 group = open_group(descriptor, ranks[self.rank], size, nonce, self.timeout_s)
                 groups.append(group)
                 self._watch(group, ranks, members, pidfds)

@@ -272,7 +272,7 @@ class SharedMemory(Transport):
         members: Sequence[int],
         name: str,
         check: Callable[[], None],
-        segments: Sequence[tuple[Sequence[int], int]] = (),
+        segments: Sequence[tuple[Sequence[int], int, int]] = (),
     ) -> Membership:
         """Meet these ranks of this host to make a group, or one host's part of it."""
         assert self._lobby is not None
