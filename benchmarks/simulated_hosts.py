@@ -33,7 +33,7 @@ from unisono.plan.sizes import format_seconds, format_size
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
 SIZES = (8, KIB, MIB, 64 * MIB)
 POST_BYTES = 1504
-"""Up to so many bytes of each rank a call is over with its meeting: csrc/layout.h."""
+"""Bytes per rank up to which a call fits into the posts by which ranks meet: csrc/layout.h."""
 CHUNK_BYTES = 512 * KIB
 """Of each lane, row or broadcast: csrc/lanes.c."""
 BURST_BYTES = 256 * KIB

@@ -289,7 +289,7 @@ static bool make_tables(spread *s, size_t ranks) {
            (s->taken = calloc(ranks, sizeof *s->taken));
 }
 
-/* False: the numbers make no sense. */
+/* False: the numbers are not those of hosts counted from 0, without gaps. */
 static bool place_ranks(spread *s, const int *hosts, int ranks, int rank) {
     int at = 0;
     for (int number = 0; at < ranks; number++) {
@@ -339,7 +339,6 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     lock_network();
     s->next = all.first;
     all.first = s;
-    s->is_registered = true;
     claim_parcels(s);
     unlock_network();
     atomic_store(&control_of(g, g->rank)->is_here, 1);

@@ -67,7 +67,6 @@ typedef struct spread {
     un_link **links;         /* by rank; NULL: not needed yet */
     bool is_strict, rounds;  /* see host_order.c */
     struct spread *next;     /* of this process */
-    bool is_registered;
 
     /* with the network's lock */
     parcel_queue early;     /* data that nobody has asked for yet */

@@ -15,7 +15,7 @@ From the bottom up, as the imports go (pyproject.toml):
     shared_memory/        transport: ranks of one machine
     over_torch/           transport: process groups of torch
     cuda/                 transport: tensors of a GPU that ranks share
-    hosts/                transport: ranks of several hosts, shared memory inside, gloo between
+    hosts/                transport: ranks of several hosts, shared memory inside, UCX between
     communicator          the Communicator
     factory               which transport a group has
 """
