@@ -60,7 +60,7 @@ def fsdp(model: Any) -> Any:
 
 def with_idle_cores(model: torch.nn.Module) -> Any:
     """On a group of its own, which takes the machine for one with more cores than it has."""
-    usual, leading._cores = leading._cores, lambda everyone: 4 * len(everyone)
+    usual, leading._cores = leading._cores, lambda everyone, sharers: 4 * len(everyone)
     try:
         return ddp(model, process_group=dist.new_group(backend="unisono"))
     finally:

@@ -223,7 +223,7 @@ def test_hooks_that_torch_allows_on_nccl_alone_are_refused_by_torch(process_grou
 @pytest.fixture
 def roomy_group(process_group: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A group that takes the machine for one with idle cores."""
-    monkeypatch.setattr(leading, "_cores", lambda everyone: 4 * len(everyone))
+    monkeypatch.setattr(leading, "_cores", lambda everyone, sharers: 4 * len(everyone))
     return dist.new_group(backend="unisono")
 
 
