@@ -25,6 +25,7 @@ enum {
     MESSAGE_ID = 0,
     ROUNDS_AT_ONCE = 16,
     NAP_NS = 20 * 1000 * 1000,
+    PAUSE_NS = 1000 * 1000, /* between two calls */
     IDLE_NS = 100 * 1000 * 1000,
     CLOSING_NS = 1000 * 1000 * 1000, /* for what is under way when the network closes */
 };
@@ -53,6 +54,7 @@ static struct {
     uint32_t unsent; /* copies that UCX still has */
     _Atomic uint32_t rounds, followers;
     _Atomic uint32_t attendants; /* threads that wait for something, and drive it meanwhile */
+    _Atomic uint32_t visits;     /* how often there was one */
     _Atomic bool is_led, leader_sleeps;
     _Atomic uint32_t stops;
     pthread_t thread;
@@ -361,7 +363,10 @@ bool drive_network(void) {
     return any;
 }
 
-void begin_attending(void) { atomic_fetch_add(&net.attendants, 1); }
+void begin_attending(void) {
+    atomic_fetch_add(&net.attendants, 1);
+    atomic_fetch_add_explicit(&net.visits, 1, memory_order_relaxed);
+}
 
 void end_attending(void) { atomic_fetch_sub(&net.attendants, 1); }
 
@@ -406,12 +411,16 @@ void await_network(uint32_t seen, int64_t ns) {
 
 static void *attend_network(void *unused) {
     (void)unused;
+    uint32_t seen = 0;
     while (!atomic_load(&net.stops)) {
-        if (atomic_load(&net.attendants)) {
+        uint32_t visits = atomic_load(&net.visits);
+        if (atomic_load(&net.attendants))
             sleep_on(&net.stops, OF_PROCESS, 0, NAP_NS);
-        } else {
+        else if (visits != seen) /* the next call is near: no thread is to wake for its messages */
+            sleep_on(&net.stops, OF_PROCESS, 0, PAUSE_NS);
+        else
             sleep_on_events(IDLE_NS, NULL);
-        }
+        seen = visits;
         drive_network();
         look_after_groups();
     }
