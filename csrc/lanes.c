@@ -594,19 +594,19 @@ typedef struct scatter { /* one reduce_scatter */
     const piece *rows;
     piece to;
     size_t step;                /* of a row, in a chunk */
-    char *wide, *sums, *theirs; /* of two chunks each, but for `wide` */
+    char *wide, *sums, *theirs; /* of DEPTH chunks each, but for `wide` */
     size_t sum_bytes, row_bytes;
-    batch batches[2];
+    batch batches[DEPTH];
 } scatter;
 
 static size_t wide_bytes_of(const scatter *r, size_t bytes) {
     return bytes / r->a.item_bytes * r->a.wide_bytes;
 }
 
-static char *sums_of(const scatter *r, size_t chunk) { return r->sums + chunk % 2 * r->sum_bytes; }
+static char *sums_of(const scatter *r, size_t chunk) { return r->sums + chunk % DEPTH * r->sum_bytes; }
 
 static char *theirs_for(const scatter *r, size_t chunk, int host) {
-    return r->theirs + (chunk % 2 * (size_t)r->l->s->hosts + (size_t)host) * r->row_bytes;
+    return r->theirs + (chunk % DEPTH * (size_t)r->l->s->hosts + (size_t)host) * r->row_bytes;
 }
 
 /* Each rank combines, inside its host, the rows of those that it would hear of, and sends them there. */
@@ -634,7 +634,7 @@ static un_status begin_scatter(scatter *r, size_t chunk) {
         if (index == s->index) sums = input[index].bytes;
     }
     output = stream_of(&(piece){sums_of(r, chunk), sums}, 1, &view);
-    batch *b = &r->batches[chunk % 2];
+    batch *b = &r->batches[chunk % DEPTH];
     size_t own = wide_bytes_of(r, slice_of(r->to, offset, r->step).bytes);
     for (int h = 0; h < s->hosts; h++)
         if (h != s->mine) want(l, b, mate_on(s, h), theirs_for(r, chunk, h), own);
@@ -652,7 +652,7 @@ static un_status begin_scatter(scatter *r, size_t chunk) {
 static un_status finish_scatter(scatter *r, size_t chunk) {
     const spread *s = r->l->s;
     piece mine = slice_of(r->to, chunk * r->step, r->step);
-    un_status status = land(r->l, &r->batches[chunk % 2]);
+    un_status status = land(r->l, &r->batches[chunk % DEPTH]);
     if (status || !mine.bytes) return status;
     char *own = sums_of(r, chunk);
     const void *by_host[UN_MAX_RANKS];
@@ -675,18 +675,18 @@ static un_status scatter_sums(lane_call *l, const piece *rows, piece to) {
     r.row_bytes = round_up(wide_bytes_of(&r, r.step), LINE_BYTES);
     r.sum_bytes = heard * r.row_bytes;
     if (r.a.widen) r.wide = scratch(l, 0, (size_t)l->g->ranks * r.row_bytes);
-    r.sums = scratch(l, 1, 2 * r.sum_bytes);
-    r.theirs = scratch(l, 2, 2 * (size_t)s->hosts * r.row_bytes);
+    r.sums = scratch(l, 1, DEPTH * r.sum_bytes);
+    r.theirs = scratch(l, 2, DEPTH * (size_t)s->hosts * r.row_bytes);
     if (status_from_abort(l->g)) return fail_from_abort(l->g);
     l->inner.dtype = r.a.dtype;
     l->inner.reduction = r.a.inside;
     size_t chunks = longest ? (longest + r.step - 1) / r.step : 0;
     un_status status = UN_OK;
-    for (size_t time = 0; !status && time < chunks + 1; time++) {
+    for (size_t time = 0; !status && time < chunks + AHEAD; time++) {
         if (time < chunks) status = begin_scatter(&r, time);
-        if (!status && time) status = finish_scatter(&r, time - 1);
+        if (!status && time >= AHEAD) status = finish_scatter(&r, time - AHEAD);
     }
-    for (int i = 0; i < 2; i++) settle_batch(l, &r.batches[i]);
+    for (int i = 0; i < DEPTH; i++) settle_batch(l, &r.batches[i]);
     return status;
 }
 

@@ -106,7 +106,7 @@ static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
     int looks = is_heard_here(g, peer) ? 1 : 32;
     do {
-        if (g->spread) drive_network();
+        if (g->spread || g->is_part) drive_network();
         for (int spins = 0; spins < looks; spins++) {
             if (reached(flag, target)) {
                 end_spin(g, &g->spin, true);
@@ -127,6 +127,7 @@ static bool yield(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     bool there = false, in_time = true;
     while (!there && in_time &&
            !atomic_load_explicit(&g->segment.header->abort, memory_order_relaxed)) {
+        if (g->is_part) drive_network();
         sched_yield();
         there = reached(flag, target);
         int64_t now = clock_ns();
@@ -166,12 +167,17 @@ static un_status ask_caller(un_group *g, patience *p) {
 
 /* Sleep until the flag may be there: on its own word or, if it is we who hear from that rank, until the
  * network has brought something. */
+enum { PEEK_NS = 200 * 1000 };
 static void sleep_for(un_group *g, int peer, const flag_t *flag, uint64_t target, int64_t ns) {
     if (is_heard_here(g, peer)) {
         uint32_t rounds = network_rounds();
         drive_network();
         if (!reached(flag, target)) await_network(rounds, ns);
         return;
+    }
+    if (g->is_part) { /* data for us may cross the network meanwhile */
+        drive_network();
+        ns = ns < PEEK_NS ? ns : PEEK_NS;
     }
     _Atomic uint32_t *sleepers = &control_of(g, peer)->sleepers;
     atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
