@@ -129,13 +129,13 @@ class Setting:
 
     def rounds_of(self, size_bytes: int) -> int:
         """More for small sizes, whose times vary more."""
-        return self.rounds or max(5, min(100, 20 * MIB // max(1, size_bytes)))
+        return self.rounds or max(5, min(30, 20 * MIB // max(1, size_bytes)))
 
 
 def calls_of(size_bytes: int) -> int:
     """How many calls a turn has: ranks leave a barrier one after the other, and a single small call
     would take as long as that."""
-    return 20 if size_bytes <= KIB else 5 if size_bytes <= 64 * KIB else 1
+    return 100 if size_bytes <= KIB else 20 if size_bytes <= 64 * KIB else 1
 
 
 def main() -> None:

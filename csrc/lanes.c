@@ -16,10 +16,10 @@
 
 enum {
     LANE_BYTES = 512 * 1024,  /* of a chunk, for each lane */
-    ROW_BYTES = 512 * 1024,  /* of each rank's row in a chunk */
+    ROW_BYTES = 256 * 1024,  /* of each rank's row in a chunk */
     CHAIN_BYTES = 512 * 1024, /* of a broadcast, that a host passes on at once */
     STRICT_BYTES = 8 * 1024 * 1024,
-    DEPTH = 3,                /* chunks under way, */
+    DEPTH = 5,                /* chunks under way, */
     AHEAD = DEPTH - 1,        /* of rows, before the first of them is shared */
     SETTLING_NS = 1000 * 1000 * 1000,
     GRACE_NS = 500 * 1000 * 1000, /* for ranks of our own host: who waits for another knows whom it misses */
