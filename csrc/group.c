@@ -8,6 +8,7 @@
 #include "blocks.h"
 #include "hosts.h"
 #include "messages.h"
+#include "reading.h"
 #include "segment.h"
 #include "watcher.h"
 #include "worker.h"
@@ -59,6 +60,7 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->cut_from = cut_from(ranks, g->crowded);
     g->direct_from = direct_from(g->crowded);
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
+    offer_reading(g);
     start_spinning(&g->spin);
     start_spinning(&g->messages.spin);
     g->process = atomic_load(&process_number);

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 10u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 11u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -337,6 +337,11 @@ int un_group_owner(un_group *group, const char *data, size_t bytes);
 /* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
+
+/* Large calls on ordinary memory let the kernel copy it from process to process, where it does
+ * (reading.c); not any more in this group, on any rank. And how often this rank has had it copied. */
+void un_group_forbid_reading(un_group *group);
+uint64_t un_group_reads(const un_group *group);
 
 /* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
  * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without

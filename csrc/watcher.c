@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -22,6 +23,7 @@
 typedef struct peer {
     uint64_t identity;
     int pidfd;
+    int pid; /* by which we know it; 0: not asked yet; below: it is in another namespace */
     unsigned users; /* memberships in groups */
     bool dead;
     int64_t ending; /* see un_failure.detail */
@@ -258,6 +260,27 @@ bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     *ending = dead ? p->ending : 0;
     pthread_mutex_unlock(&watch.lock);
     return dead;
+}
+
+/* What /proc says of it. */
+static int pid_of(int pidfd) {
+    char path[64], line[64];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+    FILE *facts = fopen(path, "re");
+    while (facts && !pid && fgets(line, sizeof line, facts)) sscanf(line, "Pid: %d", &pid);
+    if (facts) fclose(facts);
+    return pid > 0 ? pid : -1;
+}
+
+int living_pid(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    peer *p = g->watching.peers[rank];
+    bool lives = p && !p->dead && !poll(&(struct pollfd){.fd = p->pidfd, .events = POLLIN}, 1, 0);
+    if (lives && !p->pid) p->pid = pid_of(p->pidfd);
+    int pid = lives && p->pid > 0 ? p->pid : 0;
+    pthread_mutex_unlock(&watch.lock);
+    return pid;
 }
 
 static void forget_peer(peer *gone) {

@@ -182,6 +182,13 @@ static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+static PyObject *group_forbid_reading(PyObject *object, PyObject *unused) {
+    (void)unused;
+    Group *self = (Group *)object;
+    if (self->group) un_group_forbid_reading(self->group);
+    Py_RETURN_NONE;
+}
+
 /* read_note(rank, kind, about): the text of a note, or None */
 static PyObject *group_read_note(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
@@ -223,6 +230,12 @@ static PyObject *group_calls(PyObject *object, void *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
     return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
+}
+
+static PyObject *group_reads(PyObject *object, void *ignored) {
+    (void)ignored;
+    Group *self = (Group *)object;
+    return PyLong_FromUnsignedLongLong(self->group ? un_group_reads(self->group) : 0);
 }
 
 /* The segment's, as long as the group is open. */
@@ -295,6 +308,7 @@ static PyMethodDef group_methods[] = {
     {"progress", group_progress, METH_O, NULL},
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
+    {"forbid_reading", group_forbid_reading, METH_NOARGS, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
@@ -326,6 +340,7 @@ static PyMethodDef group_methods[] = {
 
 static PyGetSetDef group_properties[] = {
     {"calls", group_calls, NULL, NULL, NULL},
+    {"reads", group_reads, NULL, NULL, NULL},
     {"descriptor", group_descriptor, NULL, NULL, NULL},
     {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
     {0},

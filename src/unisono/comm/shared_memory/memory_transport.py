@@ -72,6 +72,8 @@ class SharedMemory(Transport):
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
+        if variables.READ_PEERS.read() is False:
+            self.group.forbid_reading()
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
