@@ -45,8 +45,9 @@ static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 static bool pays_to_read(const execution *x) {
     un_operation o = x->call->operation;
     size_t ranks = (size_t)x->g->ranks, bytes = has_pairs(x) ? given_bytes(x) : x->bytes / ranks;
-    bool is_gathered = o == UN_ALL_GATHER && x->turns > 1 && ranks <= READING_RANKS;
-    return (is_gathered || o == UN_ALL_TO_ALL) && bytes >= READ_FROM && bytes <= READ_MOST &&
+    size_t least = x->g->crowded ? READ_CROWDED_FROM : READ_FROM;
+    bool gathers = o == UN_ALL_GATHER && x->turns > 1 && ranks <= READING_RANKS && !x->g->crowded;
+    return (gathers || o == UN_ALL_TO_ALL) && bytes >= least && bytes <= READ_MOST &&
            may_read_peers(x->g);
 }
 
@@ -133,7 +134,7 @@ static un_status find_given(execution *x, int source, size_t index, size_t bytes
 /* What `source` has at `from` in its own memory, all of it, into `to`. */
 static un_status take_by_kernel(execution *x, const un_stream *to, int source, uint64_t from) {
     bool whole = stream_direct(to, 0, to->bytes);
-    size_t step = whole ? COPIED_AT_ONCE : COPIED_BYTES;
+    size_t step = whole ? READ_AT_ONCE : COPIED_BYTES;
     char bounce[COPIED_BYTES];
     un_status status = UN_OK;
     for (size_t done = 0; !status && done < to->bytes; done += step) {
@@ -145,7 +146,7 @@ static un_status take_by_kernel(execution *x, const un_stream *to, int source, u
         status = look_at_abort(x->g);
         if (!status && !is_read) status = UN_REFUSED;
     }
-    return status;
+    return status || peer_lives(x->g, source) ? status : UN_REFUSED;
 }
 
 /* Part `part` of what `source` gives, all of it, into `to`. */

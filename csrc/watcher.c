@@ -23,7 +23,7 @@
 typedef struct peer {
     uint64_t identity;
     int pidfd;
-    int pid; /* by which we know it; 0: not asked yet; below: it is in another namespace */
+    int pid; /* 0: not asked for yet; -1: none */
     unsigned users; /* memberships in groups */
     bool dead;
     int64_t ending; /* see un_failure.detail */
@@ -262,8 +262,8 @@ bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     return dead;
 }
 
-/* What /proc says of it. */
-static int pid_of(int pidfd) {
+/* -1: it is in another namespace, or has ended, or there is no /proc. */
+static int read_pid(int pidfd) {
     char path[64], line[64];
     int pid = 0;
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
@@ -273,14 +273,21 @@ static int pid_of(int pidfd) {
     return pid > 0 ? pid : -1;
 }
 
-int living_pid(const un_group *g, int rank) {
+int pid_of_peer(const un_group *g, int rank) {
     pthread_mutex_lock(&watch.lock);
     peer *p = g->watching.peers[rank];
-    bool lives = p && !p->dead && !poll(&(struct pollfd){.fd = p->pidfd, .events = POLLIN}, 1, 0);
-    if (lives && !p->pid) p->pid = pid_of(p->pidfd);
-    int pid = lives && p->pid > 0 ? p->pid : 0;
+    if (p && !p->pid) p->pid = read_pid(p->pidfd);
+    int pid = p && p->pid > 0 ? p->pid : 0;
     pthread_mutex_unlock(&watch.lock);
     return pid;
+}
+
+bool peer_lives(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    const peer *p = g->watching.peers[rank];
+    bool lives = p && !poll(&(struct pollfd){.fd = p->pidfd, .events = POLLIN}, 1, 0);
+    pthread_mutex_unlock(&watch.lock);
+    return lives;
 }
 
 static void forget_peer(peer *gone) {
