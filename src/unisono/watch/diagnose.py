@@ -21,6 +21,7 @@ from unisono.comm.shared_memory.error_texts import (
 )
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
+from unisono.watch.alignment import LineShift, find_shift
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -79,20 +80,33 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
 def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls that differ often do so because a rank made one more, or less, long before: then that
     is the verdict, and what was found a detail of it."""
-    shifted = find_shift(group)
-    if shifted is None:
-        return found
-    verdict, rank, number, record = shifted
+    shift = find_shift(group)
+    return found if shift is None else _apart(group, shift, found)
+
+
+def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
+    """A rank whose calls are shifted, and what was `found` because of that."""
+    first = shift.calls[0]
+    found = found or Report("apart", "", group.name, group.backend, "", None, ())
     return replace(
         found,
         kind="apart",
-        verdict=_global(group, verdict),
-        operation=record.operation,
-        call=number,
-        culprits=(rank,),
-        site=line_of(record.site),
-        details=(found.verdict, *found.details),
+        verdict=_global(group, shift.sentence(group.name)),
+        operation=first.operation,
+        call=shift.number,
+        culprits=(shift.rank,),
+        site=line_of(first.site),
+        details=(*shift.window, *filter(None, (found.verdict, *found.details))),
+        ranks=found.ranks or _all_ranks(group),
     )
+
+
+def shifted_by_lines(group: GroupRecords) -> Report | None:
+    """A rank that is shifted beyond doubt, by the lines of its calls, though no call failed."""
+    shift = find_shift(group)
+    if shift is None or not shift.is_certain:
+        return None
+    return add_history(_apart(group, shift), [group])
 
 
 def _mismatch(
@@ -127,33 +141,6 @@ def _mismatch(
     )
 
 
-def find_shift(group: GroupRecords) -> tuple[str, int, int, Record] | None:
-    """Where the calls of one rank ran apart from the others', by their lines: the sentence, the
-    rank, the call's number and its record. Only a shift counts: two branches of one program may
-    well make the same call on different lines."""
-    table = by_number(group)
-    for number, records in table.items():
-        following = table.get(number + 1, {})
-        lines = {rank: record.site for rank, record in records.items() if record.site}
-        if len(lines) < 2 or len(set(lines.values())) == 1:
-            continue
-        usual = find_majority(list(lines.values()))
-        odd = [rank for rank, line in lines.items() if line != usual]
-        if usual is None or len(odd) != 1:
-            continue
-        rank = odd[0]
-        own = records[rank]
-        others_next = {r.site for peer, r in following.items() if peer != rank}
-        example = next(record for peer, record in records.items() if peer != rank)
-        if rank in following and following[rank].site == usual and own.site not in others_next:
-            text = f"rank {rank} made a call that the others did not: {call_name(own)}"
-            return f"{text} of group {group.name} ({line_of(own.site)})", rank, number, own
-        if own.site in others_next and (rank not in following or following[rank].site != usual):
-            text = f"rank {rank} left out {call_name(example)}"
-            return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
-    return None
-
-
 def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     """The step in which one rank made more or fewer calls than the others, if there is one."""
     shift = steps.look(group)
@@ -173,9 +160,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
             _global(group, f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}")
             for rank, count in enumerate(shift.counts)
         ),
-        ranks=tuple(
-            replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
-        ),
+        ranks=_all_ranks(group),
     )
     return add_history(found, [group])
 
@@ -401,6 +386,13 @@ def describe_rank(
 def _named(member: RankRecords, arrived: bool) -> RankReport:
     """A rank of which no more is known than who it is."""
     return RankReport(member.rank, member.global_rank, member.pid, arrived, host=member.host)
+
+
+def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
+    """The ranks of a group in which nobody need wait."""
+    return tuple(
+        replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
+    )
 
 
 def _last_of(member: RankRecords) -> str:

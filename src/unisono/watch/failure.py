@@ -20,7 +20,7 @@ from unisono.watch.job_view import JobView, look_at_job, may_ask
 from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import is_users, short_path
 
-_LAST = 64
+_LAST = 256
 
 
 def report_of_error(error: GroupError, ask: Ask) -> Report | None:

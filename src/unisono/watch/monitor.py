@@ -216,7 +216,9 @@ class Monitor:
                 continue
             if not self._asks_for_host(wait):
                 continue
-            view = look_at_job(self.where, _LAST, meanwhile=self._stack_server.answer_if_asked)
+            view = look_at_job(
+                self.where, _LAST_OF_STEPS, meanwhile=self._stack_server.answer_if_asked
+            )
             still = [other for other in waits(view.groups, view.me) if _key(other) == key]
             report = diagnose.hang(view.groups, still[0], view.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
@@ -236,16 +238,20 @@ class Monitor:
         return any(_key(wait) == key for wait in waits(read_process(me, _LAST), me))
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
-        """Unisono's own groups compare their calls themselves; these do not."""
+        """Calls that differ (unisono's own groups compare those themselves), and ranks that are
+        shifted."""
         for group in groups:
-            if group.backend == "unisono" or (group.segment, -1) in self._reported:
+            if (group.segment, -1) in self._reported:
                 continue
-            report = diagnose.mismatch([group])
-            if report is not None:
-                self._keep(report, (group.segment, -1))
-                if self._is_lowest(group):
-                    _logger.warning("unisono.watch: %s", report)
-                    tell_launcher(report.to_text())
+            if group.backend != "unisono" and diagnose.mismatch([group]) is not None:
+                report = diagnose.mismatch([_with_all_records(group)])
+                if report is not None:
+                    self._keep(report, (group.segment, -1))
+                    if self._is_lowest(group):
+                        _logger.warning("unisono.watch: %s", report)
+                        tell_launcher(report.to_text())
+            elif (group.segment, _SHIFTED) not in self._reported:
+                self._tell_shift(group, diagnose.shifted_by_lines(group))
 
     def _look_at_steps(self) -> None:
         """Ranks that made another number of calls in a step; unisono's own groups, too, do not
@@ -256,11 +262,14 @@ class Monitor:
             if (group.segment, _SHIFTED) in self._reported or (group.segment, -1) in self._reported:
                 continue
             known = self._steps.setdefault(group.segment, steps.Steps())
-            report = diagnose.shifted_in_step(group, known)
-            if report is not None:
-                self._keep(report, (group.segment, _SHIFTED))
-                if self._is_lowest(group):
-                    _logger.warning("unisono.watch: %s", report)
+            self._tell_shift(group, diagnose.shifted_in_step(group, known))
+
+    def _tell_shift(self, group: GroupRecords, report: Report | None) -> None:
+        """Report that a rank is shifted, once; the program may go on."""
+        if report is not None:
+            self._keep(report, (group.segment, _SHIFTED))
+            if self._is_lowest(group):
+                _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest living rank of a group."""
@@ -319,6 +328,12 @@ class Monitor:
     def where(self, process: Process) -> diagnose.Whereabouts:
         """Where a process of this host is."""
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
+
+
+def _with_all_records(group: GroupRecords) -> GroupRecords:
+    """A group with all that is known of its calls: why they differ may lie far back."""
+    known = read_process(os.getpid())
+    return next((found for found in known if found.segment == group.segment), group)
 
 
 def _moves(group: GroupRecords) -> bool:

@@ -134,7 +134,7 @@ class Report:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
         waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
-        if waiting and self.kind != "mismatch":
+        if waiting and self.waited_s and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
         for rank in self.ranks:
             if (
