@@ -118,7 +118,7 @@ def _align(
 
 def _from(calls: dict[int, Record], number: int) -> list[Record]:
     """The calls from a number on, without a gap between their numbers."""
-    found = []
+    found: list[Record] = []
     while number in calls and len(found) < _AHEAD:
         found.append(calls[number])
         number += 1

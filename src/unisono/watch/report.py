@@ -105,8 +105,8 @@ class RankReport:
 @dataclass(frozen=True)
 class Report:
     """What is wrong with a `group` on a `backend`. `verdict` says it in one sentence, `details` say
-    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "stalled", "elsewhere" or
-    "failed".
+    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled",
+    "elsewhere" or "failed".
 
     `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
     `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is

@@ -1,6 +1,6 @@
 """Every rank makes the group that it is in, and none of the others' (pytorch #38375, #130102)."""
 
-# culprit: 2,3
+# culprit: 0,1,2,3
 # ranks: 4
 
 import torch
