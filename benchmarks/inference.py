@@ -10,9 +10,10 @@ each piece than the rest, by turns, which they wait for. All ways run in the sam
 turns in an order shuffled anew.
 
 "us" is what an all_reduce adds to a piece: the median step, less the same step that communicates
-nothing, / 64; where a rank is late, the others' waiting for it is in it. "CPU" is the processor time of all ranks for it, per rank, which is what waiting
-costs others on the same cores. gloo and unisono are called by torch.distributed, comm is unisono's
-own call, vllm its operator for CPUs, where it is installed.
+nothing, / 64. Where a rank is late, the others' waiting for it is in it. "CPU" is the processor
+time of all ranks for it, per rank, which is what waiting costs others on the same cores. gloo and
+unisono are called by torch.distributed, comm is unisono's own call, vllm its operator for CPUs,
+where it is installed.
 """
 
 from __future__ import annotations
