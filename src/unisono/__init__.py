@@ -74,6 +74,7 @@ _HOMES = {
         "GroupClosed",
         "GroupError",
         "MessageMismatch",
+        "NoQuorum",
         "PeerLost",
         "RanksFailed",
         "RanksTimedOut",

@@ -23,6 +23,8 @@ the engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes th
 from __future__ import annotations
 
 import operator
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from sys import _getframe as _caller
@@ -35,7 +37,7 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoShortWay, Transport
 from unisono.comm.work import Message, Work, check_messages
-from unisono.errors import GroupError, ScheduleError, UnisonoError
+from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
     ON_COMMUNICATOR,
     WithoutTorchNames,
@@ -98,6 +100,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     global_ranks: tuple[int, ...] | None = None
     name: str = ""
     transport: Transport
+    _successor: weakref.ref[Communicator] | None = None
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
 
@@ -687,6 +690,39 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dot = "." if label else ""
         more = f"/{serial}" if serial > 1 else ""
         return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{more}"
+
+    def shrink(self, *, at_least: int = 1, timeout_s: float | None = None) -> Communicator:
+        """After a death: a group of the ranks that are left, numbered in their old order, with the
+        same settings. All survivors call it; each gets the same group, or the same exception.
+
+        A call on this group that is under way on any rank, and every work, ends with an exception;
+        ranks that have not heard of the death hear of it so. Ranks that die or close the group
+        meanwhile are left out. One that does not come within `timeout_s`, this group's own limit
+        unless given, is left out, too; one whose process is stopped, after 5 s. This group stays
+        as it is, with its shared tensors, until it is closed or dropped. Threads that call it at
+        once all have the same group.
+
+        Raises NoQuorum where fewer than `at_least` ranks are left, on all of them, and on a rank
+        that came too late: the others have gone on.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.abort("an example")
+        >>> left = pair.shrink()
+        >>> left.size, left.name
+        (2, 'world[0,1]~1')
+        """
+        with self.__dict__.setdefault("_shrinking", threading.Lock()):
+            if self._successor is not None:
+                made = self._successor()
+                if made is None:
+                    raise GroupClosed(f"group {self.name} has gone on already", group=self.name)
+                return made
+            base, _, number = self.name.rpartition("~")
+            after = (base, int(number) + 1) if base and number.isdigit() else (self.name, 1)
+            limit_s = self.timeout_s if timeout_s is None else timeout_s
+            made = Communicator(self.transport.shrink("~".join(map(str, after)), at_least, limit_s))
+            self._successor = weakref.ref(made)
+            return made
 
     # -- refusing, failing and ending --------------------------------------------------------------
 

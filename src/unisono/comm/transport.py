@@ -160,6 +160,12 @@ class Transport(ABC):
         """What the first of all members proposed under this serial; in an ended group, too."""
         raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
 
+    def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
+        """A group of this name of those ranks that are left; all of them call."""
+        raise UnisonoError(
+            f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
+        )
+
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""
 

@@ -132,7 +132,8 @@ class JoinRequest:
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
     wait for any more: the parent group has ended. `segments` has, for each segment that the leader
     makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
-    share this machine's cores.
+    share this machine's cores. `settle` decides, for those who meet after a death, whether the group
+    is made, once and for all: it says whether it is.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class JoinRequest:
         payload: str = "",
         check: Callable[[], None] = lambda: None,
         segments: Sequence[tuple[Sequence[int], int, int]] = (),
+        settle: Callable[[bool], bool] | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
+        self.settle = settle
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.payload = payload
@@ -353,6 +356,8 @@ def _follow(
         return membership
     except BaseException as error:
         if membership is not None:
+            if isinstance(error, Exception) and request.settle and request.settle(False):
+                return membership  # rank 0 had made the group, and is gone since
             membership.close()
         if isinstance(error, (OSError, ValueError, KeyError)):
             raise Departed(
