@@ -130,10 +130,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
     @staticmethod
     def join(
         name: str,
-        rank: int,
-        size: int,
+        rank: int | None = None,
+        size: int | None = None,
         store: Store | None = None,
         *,
+        generation: int = 0,
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
@@ -152,6 +153,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
         that is given, else 300 s.
 
+        Without a `size` this process comes into a group that is at work, once its members let it in
+        by `grow` under this name; as `rank`, where that is given. It waits until the group that
+        they make has this `generation` at least.
+
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; without a store, if they run on another machine or as
         another user.
@@ -163,7 +168,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
-        return join(name, rank, size, store, timeout_s, join_timeout_s)
+        return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
 
     @property
     def timeout_s(self) -> float:
@@ -717,12 +722,61 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 if made is None:
                     raise GroupClosed(f"group {self.name} has gone on already", group=self.name)
                 return made
-            base, _, number = self.name.rpartition("~")
-            after = (base, int(number) + 1) if base and number.isdigit() else (self.name, 1)
             limit_s = self.timeout_s if timeout_s is None else timeout_s
-            made = Communicator(self.transport.shrink("~".join(map(str, after)), at_least, limit_s))
+            made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s))
             self._successor = weakref.ref(made)
             return made
+
+    def grow(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+    ) -> Communicator:
+        """Let `count` new processes in, which wait in `Communicator.join(name)`: a group of all, in
+        which the members keep their order. A newcomer that came with a `rank` has that one, as
+        the dead rank had whose place it takes; others come last. All members call it, between
+        two steps say. This group stays as it is.
+
+        `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this group's
+        own limit unless given.
+
+        Raises RendezvousError, on all members, if they do not come or one of them goes again while
+        the group is made: this group goes on then. Raises PeerLost if a member dies.
+
+        >>> import subprocess, sys, os
+        >>> name = unisono.broadcast_object(f"grows-{os.getpid()}")
+        >>> if comm.rank == 0:
+        ...     code = f"import unisono; unisono.Communicator.join({name!r}).barrier()"
+        ...     newcomer = subprocess.Popen([sys.executable, "-c", code])
+        >>> with comm.grow(name) as three:
+        ...     three.barrier()
+        ...     three.size, three.name, three.generation
+        (3, 'world~1', 1)
+        >>> if comm.rank == 0:
+        ...     assert newcomer.wait() == 0
+        """
+        from unisono.comm.factory import meeting_of_newcomers
+
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        meeting = name, meeting_of_newcomers(name, None, store)
+        made = self.transport.grow(
+            self._next_name(), meeting, count, limit_s, self.generation + 1
+        )
+        return Communicator(made)
+
+    @property
+    def generation(self) -> int:
+        """How often this group has shrunk or grown since its first members met."""
+        base, _, number = self.name.rpartition("~")
+        return int(number) if base and number.isdigit() else 0
+
+    def _next_name(self) -> str:
+        """What the group is called that this one shrinks to or grows into."""
+        base = self.name.rpartition("~")[0] if self.generation else self.name
+        return f"{base}~{self.generation + 1}"
 
     # -- refusing, failing and ending --------------------------------------------------------------
 

@@ -166,6 +166,19 @@ class Transport(ABC):
             f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
         )
 
+    def grow(
+        self,
+        name: str,
+        meeting: tuple[str, Any],
+        count: int,
+        limit_s: float,
+        generation: int,
+    ) -> Transport:
+        """A group of this name of all ranks and so many new processes; all ranks call."""
+        raise UnisonoError(
+            f"group {self.name} ({self.backend}) cannot grow: only unisono's own groups can"
+        )
+
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""
 

@@ -219,7 +219,7 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
                 announcements.clear(me)
                 raise
         try:
-            connection = _find_leader(announcements, request, me)
+            connection = find_leader(announcements, request, me)
         except TooFewDescriptors as error:
             lobby.close_socket()  # by what that frees rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
@@ -229,7 +229,7 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
                     Connection.connect(str(leader["address"])).dismiss(hello)
             raise
         try:
-            return _follow(connection, request, me, is_announced=True)
+            return follow(connection, request, me, is_announced=True)
         except Departed:
             clear_if_over(announcements, me)
             raise
@@ -248,7 +248,7 @@ def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membersh
 
             return Leader(lobby, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)
-        return _follow(connection, request, me, is_announced=False)
+        return follow(connection, request, me, is_announced=False)
 
 
 def call_leader(
@@ -275,7 +275,7 @@ def call_leader(
             ) from error
 
 
-def _find_leader(
+def find_leader(
     announcements: Announcements, request: JoinRequest, me: Announcement
 ) -> Connection:
     """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
@@ -328,7 +328,7 @@ def _find_leader(
         waiting.pause()
 
 
-def _follow(
+def follow(
     connection: Connection, request: JoinRequest, me: Announcement, is_announced: bool
 ) -> Membership:
     """Become a member of the group whose leader we have reached. Members of an existing group,

@@ -41,7 +41,7 @@ _MEETING_S = 10.0
 """How long those who have just come may take to meet."""
 _MOST_ATTEMPTS = 30  # each one takes the death of a rank; the segment remembers 32
 _GLANCE_S = 0.25
-_LONGEST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.002
 _WITHDRAWN = -1
 
 _Made = TypeVar("_Made")

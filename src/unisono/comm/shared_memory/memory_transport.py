@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
 
 _LISTS = (list, tuple)
+GROWTHS = 64  # of the decisions that a segment remembers, one is for growing
 _MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
 for _kind in works:
     Work.register(_kind)
@@ -51,6 +52,7 @@ class SharedMemory(Transport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
     tags = range(-(2**63), 2**63)
+    _growths = 0
     is_on_one_host = True
 
     def __init__(
@@ -304,6 +306,33 @@ class SharedMemory(Transport):
             return Solo(name, global_ranks, self.timeout_s)
         assert self._lobby is not None
         return SharedMemory(made, self._lobby, name, global_ranks, self.timeout_s)
+
+    def grow(
+        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
+    ) -> Transport:
+        from unisono.comm.rendezvous.growing import let_in, number_newcomers
+
+        self.raise_if_ended()
+        assert self._lobby is not None
+        self._growths += 1
+        serial = GROWTHS * self._growths
+
+        def settle(made: bool) -> bool:
+            return self.group.settle(serial, int(made)) == 1
+
+        about = {"global_ranks": self.global_ranks, "generation": generation}
+        address = self._membership.members[0].address
+        try:
+            membership, growth = let_in(
+                self, self._lobby, address, name, meeting, count, limit_s, about, settle
+            )
+        except (GroupError, RendezvousError):
+            raise
+        except BaseException as error:  # the others wait for this rank's word
+            self.abort(f"growing failed: {type(error).__name__}")
+            raise
+        global_ranks = number_newcomers(self.global_ranks, growth.places)
+        return SharedMemory(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def end_for_survivors(self) -> None:
         """End the group, so that nobody stays in a call of it. Raises GroupClosed where this process
