@@ -77,7 +77,7 @@ def measure(size: int, way: str) -> float:
 
 
 def start(function: object, *args: object) -> tuple[int, int]:
-    """A forked child that runs a function; its number, and the pipe on which it tells the result."""
+    """A forked child that runs a function; its number, and the pipe on which it tells."""
     reader, writer = os.pipe()
     child = os.fork()
     if child:

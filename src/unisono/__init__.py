@@ -105,6 +105,7 @@ _HOMES = {
         "is_distributed",
         "is_main_process",
         "monitored_barrier",
+        "set_world",
         "setup",
         "shutdown",
     ),

@@ -192,7 +192,9 @@ class NoQuorum(GroupError):
     ()
     """
 
-    def __init__(self, message: str, *, members: Sequence[int] = (), **where: Unpack[_Where]) -> None:
+    def __init__(
+        self, message: str, *, members: Sequence[int] = (), **where: Unpack[_Where]
+    ) -> None:
         super().__init__(message, **where)
         self.members = tuple(members)
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 import torch
+from test_shrink import about, die
 
 from ranks import RankPool, attempt, connect, raised
 from resources import assert_given_back, held_resources, meeting_files
-from test_shrink import about, die
 from unisono import PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
 from unisono.comm.rendezvous import growing
@@ -77,7 +77,7 @@ def test_nobody_comes(fresh_pool: RankPool) -> None:
 
 
 def wait_in_vain(comm: Communicator) -> float:
-    with pytest.raises(RendezvousError, match="came to rank 0|did not come within 0.2 s"):
+    with pytest.raises(RendezvousError, match=r"came to rank 0|did not come within 0\.2 s"):
         comm.grow(f"nobody-{os.getppid()}", timeout_s=0.2)
     x = torch.ones(1)
     comm.all_reduce(x)

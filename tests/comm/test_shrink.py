@@ -97,9 +97,7 @@ def test_a_death_in_the_middle_of_it(
         assert found[rank][2] == tuple(left), found
 
 
-def die_at(
-    rank: int, size: int, path: str, moment: str, after: bool, second: int
-) -> object:
+def die_at(rank: int, size: int, path: str, moment: str, after: bool, second: int) -> object:
     comm = connect(path, rank, size)
     comm.barrier()
     if rank == 3:

@@ -740,8 +740,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         the dead rank had whose place it takes; others come last. All members call it, between
         two steps say. This group stays as it is.
 
-        `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this group's
-        own limit unless given.
+        `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this
+        group's own limit unless given.
 
         Raises RendezvousError, on all members, if they do not come or one of them goes again while
         the group is made: this group goes on then. Raises PeerLost if a member dies.
@@ -762,9 +762,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         meeting = name, meeting_of_newcomers(name, None, store)
-        made = self.transport.grow(
-            self._next_name(), meeting, count, limit_s, self.generation + 1
-        )
+        made = self.transport.grow(self._next_name(), meeting, count, limit_s, self.generation + 1)
         return Communicator(made)
 
     @property

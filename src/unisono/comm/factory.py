@@ -144,7 +144,7 @@ def join(
 def meeting_of_newcomers(
     name: str, rank: int | None, store: Any
 ) -> AbstractContextManager[Announcements]:
-    """Where processes that come into a group find it; `rank` is that of a newcomer, if it has one."""
+    """Where processes that come into a group find it; the group's own are there as rank 0."""
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
     _check_name(name)

@@ -70,7 +70,9 @@ class Solo(Transport):
 
     def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
         if at_least > 1:
-            text = f"group {self.name} does not go on: at_least={at_least} is asked for, and it is one"
+            text = (
+                f"group {self.name} does not go on: at_least={at_least} is asked for, and it is one"
+            )
             raise NoQuorum(text, rank=0, group=self.name)
         return Solo(name, self.global_ranks, self.timeout_s)
 

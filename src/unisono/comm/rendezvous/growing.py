@@ -1,9 +1,9 @@
 """How new processes come into a group that is at work, at a moment that its members choose.
 
-The first member announces itself under a name and receives the newcomers, which wait there; it tells
-the members who has come and as which ranks, and the newcomers what the new group is. Then all meet,
-the members first, and make a segment for everybody. The old group stays as it is, whether that works
-out or not; the members settle it there, so that all of them have the new group, or none.
+The first member announces itself under a name and receives the newcomers, which wait there; it
+tells the members who has come and as which ranks, and the newcomers what the new group is. Then all
+meet and make a segment for everybody. The old group stays as it is, whether that works out or not;
+the members settle it there, so that all of them have the new group, or none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 from unisono.comm.rendezvous.announcements import Announcement, Announcements, about_me
@@ -224,14 +225,15 @@ def come_in(
     while True:
         # of the leader this asks only the announcement; the group's size is not known yet
         request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
-        with descriptors_needed(), contextlib.closing(
-            find_leader(announcements, request, me)
-        ) as visit:
+        with (
+            descriptors_needed(),
+            contextlib.closing(find_leader(announcements, request, me)) as visit,
+        ):
             leader = announcements.look_up()
             hello = {"key": _key(name), "rank": wanted, "generation": generation}
             try:
                 visit.send(me | hello)
-                told = visit.receive(limit, lambda: _check_leader(announcements, leader))
+                told = visit.receive(limit, partial(_check_leader, announcements, leader))
                 growth = Growth(str(told["name"]), str(told["key"]), told["places"])
                 call_s = float(told["timeout_s"]) if timeout_s is None else timeout_s
                 joining = growth.request(int(told["number"]), call_s)

@@ -132,8 +132,8 @@ class JoinRequest:
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
     wait for any more: the parent group has ended. `segments` has, for each segment that the leader
     makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
-    share this machine's cores. `settle` decides, for those who meet after a death, whether the group
-    is made, once and for all: it says whether it is.
+    share this machine's cores. `settle` decides, for members of a group, whether the new one is
+    made, once and for all: it says whether it is.
     """
 
     def __init__(
@@ -275,9 +275,7 @@ def call_leader(
             ) from error
 
 
-def find_leader(
-    announcements: Announcements, request: JoinRequest, me: Announcement
-) -> Connection:
+def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
     """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
     rank 0 is out of reach, it is told so."""
     refused_since: tuple[str, float] | None = None

@@ -1,20 +1,20 @@
 """Who is left of a group that has ended: the survivors agree on it, and go on as a new group.
 
-They agree on a *board* that outlives the group: a place where each rank can say something, and where
-of several proposals the first one counts (compare-and-swap). On one host that is the old segment,
-which stays mapped until its last member has left it. There is no leader whose death could matter.
+They agree on a *board* that outlives the group: a place where each rank can say something, and
+where of several proposals the first one counts (compare-and-swap). On one host that is the old
+segment, which stays mapped until its last member has left it. No leader's death can matter.
 
 In attempt k = 1, 2, ... each rank says that it has come. Once every rank has come, is known to be
-gone, or is late, whoever sees that first proposes the *choice* of attempt k: who goes on. Those meet,
-and the first of them, once all have opened the new segment, settles the *outcome*: made. Whoever gives
-up before (a member has died or is stopped meanwhile) settles it the other way. If it was not made,
-attempt k + 1 follows, to which everybody comes anew. So:
+gone, or is late, whoever sees that first proposes the *choice* of attempt k: who goes on. Those
+meet, and the first of them, once all have opened the new segment, settles the *outcome*: made.
+Whoever gives up before (a member has died or is stopped meanwhile) settles it the other way. If it
+was not made, attempt k + 1 follows, to which everybody comes anew. So:
 
 - A decider that dies has decided, or has not: its proposal was written before it counts.
-- Ranks with different views (one has heard of a death, another has not) propose different choices, and
-  all of them take the first. If it has somebody who is dead, its meeting fails, and the next one has not.
-- Whoever wakes late reads what was decided. If it was left out, it waits for the outcome, and raises
-  NoQuorum once the others have gone on, or comes to the next attempt.
+- Ranks with different views (one has heard of a death, another has not) propose different choices,
+  and all take the first. If that one has a dead rank, its meeting fails, and the next has not.
+- Whoever wakes late reads what was decided. If it was left out, it waits for the outcome, and
+  raises NoQuorum once the others have gone on, or comes to the next attempt.
 - There is one board, so there are never two groups. Where a rank may be out of the board's reach
   (`Board.refusal`), only a strict majority may leave out those who are merely silent.
 """
@@ -118,7 +118,7 @@ class SegmentBoard:
 
 
 class Attempt:
-    """One attempt to go on: its `members`, ranks of the old group, and the `key` of their meeting."""
+    """One attempt to go on: its `members`, ranks of the old group, and their meeting's `key`."""
 
     def __init__(self, board: Board, number: int, members: Sequence[int], key: str) -> None:
         self.members, self.key = members, key
@@ -170,21 +170,25 @@ def _attempt(
     board.say(json.dumps([number, at_least]))
     choice = _await_choice(board, number, timeout_s)
     if not choice:  # it has failed long since
-        return _await_outcome(board, number, ())
+        _await_outcome(board, number, ())
+        return None
     chosen = json.loads(choice)
     bits = base64.b85decode(chosen["members"])
     members = [rank for rank in range(board.size) if bits[rank // 8] >> rank % 8 & 1]
     if why := str(chosen["refusal"]):
-        raise NoQuorum(f"group {board.name} does not go on: {why}", **_where(board))
+        text = f"group {board.name} does not go on: {why}"
+        raise NoQuorum(text, rank=board.rank, group=board.name)
     needed = max(_said(board, rank)[1] for rank in members)
     if len(members) < needed:
         raise NoQuorum(
             f"group {board.name} does not go on: {name_ranks(members)} of {board.size} "
             f"{'is' if len(members) == 1 else 'are'} left, and at_least={needed} is asked for",
-            **_where(board),
+            rank=board.rank,
+            group=board.name,
         )
     if board.rank not in members:
-        return _await_outcome(board, number, members)
+        _await_outcome(board, number, members)
+        return None
     attempt = Attempt(board, number, members, f"{board.name} on {chosen['token']}")
     try:
         return meet(attempt), members
@@ -237,11 +241,12 @@ def _await_outcome(board: Board, number: int, members: Sequence[int]) -> None:
         time.sleep(0.001)
     if made:
         raise NoQuorum(
-            f"{name_ranks(members)} of group {board.name} went on without this rank, which came too "
-            "late: it was stopped, or busy for longer than their limit. It can come back where they "
-            "let it in (grow)",
+            f"{name_ranks(members)} of group {board.name} went on without this rank, which came "
+            "too late: it was stopped, or busy for longer than their limit. It can come back "
+            "where they let it in (grow)",
             members=members,
-            **_where(board),
+            rank=board.rank,
+            group=board.name,
         )
 
 
@@ -256,9 +261,3 @@ def _has_left(board: Board, rank: int) -> bool:
     if rank == board.rank:
         return False
     return board.is_gone(rank) or _said(board, rank)[0] == _WITHDRAWN
-
-
-def _where(board: Board) -> dict[str, object]:
-    return {"rank": board.rank, "group": board.name}
-
-

@@ -335,8 +335,8 @@ class SharedMemory(Transport):
         return SharedMemory(membership, self._lobby, name, global_ranks, self.timeout_s)
 
     def end_for_survivors(self) -> None:
-        """End the group, so that nobody stays in a call of it. Raises GroupClosed where this process
-        cannot go on."""
+        """End the group, so that nobody stays in a call of it. Raises GroupClosed where this
+        process cannot go on."""
         if self._lobby is None:
             raise self.exceptions.closed()
         if self.group.failure()[0] == Status.FORKED:
