@@ -27,6 +27,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -758,11 +759,12 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> if comm.rank == 0:
         ...     assert newcomer.wait() == 0
         """
-        from unisono.comm.factory import meeting_of_newcomers
+        from unisono.comm.factory import grow_alone, meeting_of_newcomers
 
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         meeting = name, meeting_of_newcomers(name, None, store)
-        made = self.transport.grow(self._next_name(), meeting, count, limit_s, self.generation + 1)
+        grow = partial(grow_alone, self.transport) if self.size == 1 else self.transport.grow
+        made = grow(self._next_name(), meeting, count, limit_s, self.generation + 1)
         return Communicator(made)
 
     @property

@@ -151,6 +151,27 @@ def meeting_of_newcomers(
     return meeting_by_name(f"{name} grows", rank or 0, store)
 
 
+def grow_alone(
+    alone: Any,
+    name: str,
+    meeting: tuple[str, AbstractContextManager[Announcements]],
+    count: int,
+    limit_s: float,
+    generation: int,
+) -> Transport:
+    """What a group of one, a Solo, grows into."""
+    from unisono.comm.rendezvous.growing import let_in, number_newcomers
+
+    alone.raise_if_ended()
+    about = {"global_ranks": alone.global_ranks, "generation": generation}
+    with closing(Lobby()) as lobby:
+        membership, growth = let_in(
+            alone, lobby, lobby.address, name, meeting, count, limit_s, about, None
+        )
+        global_ranks = number_newcomers(alone.global_ranks, growth.places)
+        return SharedMemory(membership, lobby, name, global_ranks, alone.timeout_s)
+
+
 def _come_in(
     name: str,
     rank: int | None,

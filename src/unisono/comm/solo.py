@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -75,22 +74,6 @@ class Solo(Transport):
             )
             raise NoQuorum(text, rank=0, group=self.name)
         return Solo(name, self.global_ranks, self.timeout_s)
-
-    def grow(
-        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
-    ) -> Transport:
-        from unisono.comm.rendezvous.growing import let_in, number_newcomers
-        from unisono.comm.rendezvous.unix_socket import Lobby
-        from unisono.comm.shared_memory.memory_transport import SharedMemory
-
-        self.raise_if_ended()
-        about = {"global_ranks": self.global_ranks, "generation": generation}
-        with contextlib.closing(Lobby()) as lobby:
-            membership, growth = let_in(
-                self, lobby, lobby.address, name, meeting, count, limit_s, about, None
-            )
-            global_ranks = number_newcomers(self.global_ranks, growth.places)
-            return SharedMemory(membership, lobby, name, global_ranks, self.timeout_s)
 
     def raise_if_ended(self) -> None:
         if self._ending is not None:

@@ -163,7 +163,8 @@ class Transport(ABC):
     def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
         """A group of this name of those ranks that are left; all of them call."""
         raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
+            f"group {self.name} ({self.backend}) cannot shrink: only unisono's groups on "
+            "one host can"
         )
 
     def grow(
@@ -176,7 +177,7 @@ class Transport(ABC):
     ) -> Transport:
         """A group of this name of all ranks and so many new processes; all ranks call."""
         raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot grow: only unisono's own groups can"
+            f"group {self.name} ({self.backend}) cannot grow: only unisono's groups on one host can"
         )
 
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027

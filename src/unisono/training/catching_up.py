@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from unisono.collectives.objects import all_gather_object, broadcast_object
-from unisono.collectives.primitives import broadcast
 from unisono.comm.communicator import Group
+from unisono.errors import name_ranks
 from unisono.training.sharded import ShardedOptimizer
 from unisono.world.world import resolve
 
@@ -26,7 +26,8 @@ def catch_up(
     """Give every rank of `group` (None: the world) the state of the one that is furthest:
     parameters and buffers of the `model`, in place, and what the `optimizer` knows. `step` is how
     far this rank is, 0 on a newcomer; the step that all have now is returned. Of several the first
-    one gives.
+    one gives. A rank changes nothing before it has all: where a rank dies meanwhile, every other
+    has its old state or the new one, and never half of it.
 
     Raises ValueError on every rank where the models differ; TypeError for a ShardedOptimizer: what
     a dead rank had of its state nobody else has.
@@ -44,19 +45,26 @@ def catch_up(
     comm = resolve(group)
     steps = all_gather_object(step, comm)
     source = steps.index(max(steps))
-    broadcast(model.state_dict(), source, comm)
-    if optimizer is not None:
-        mine = optimizer.state_dict() if comm.rank == source else None
-        state = broadcast_object(_each_tensor(mine, _outline), source, comm)
-        tensors: list[torch.Tensor] = []
-        if comm.rank == source:
-            _each_tensor(mine, tensors.append)
-        else:
-            state = _fill(state, tensors)
-        for kind in sorted({tensor.device.type for tensor in tensors}):
-            comm.broadcast([tensor for tensor in tensors if tensor.device.type == kind], source)
-        if comm.rank != source:
-            optimizer.load_state_dict(state)
+    mine = [model.state_dict(), optimizer.state_dict() if optimizer and comm.rank == source else {}]
+    outline = _each_tensor(mine, _outline)
+    outlines = broadcast_object(outline, source, comm)
+    alike = all_gather_object(outlines[0] == outline[0], comm)
+    if not all(alike):
+        other = [rank for rank, is_alike in enumerate(alike) if not is_alike]
+        raise ValueError(f"the models of {name_ranks(other)} are not like that of rank {source}")
+    tensors: list[torch.Tensor] = []
+    state = mine
+    if comm.rank == source:
+        _each_tensor(mine, tensors.append)
+    else:
+        state = _fill(outlines, tensors)
+    for kind in sorted({tensor.device.type for tensor in tensors}):
+        comm.broadcast([tensor for tensor in tensors if tensor.device.type == kind], source)
+    comm.barrier()  # whoever comes so far has it all, and the others have what they had
+    if comm.rank != source:
+        model.load_state_dict(state[0])
+        if optimizer:
+            optimizer.load_state_dict(state[1])
     return max(steps)
 
 

@@ -184,6 +184,9 @@ class HostsTransport(SharedMemory):
             met = self._meet(here, name, check, segments_of(placement))
             return HostsTransport.over(met, links, placement, self._lobby, meeting)
 
+    shrink = Transport.shrink
+    grow = Transport.grow
+
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)
 
