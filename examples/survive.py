@@ -139,9 +139,8 @@ def main() -> None:
         is_right = abs(loss - right) <= 1e-4 * abs(right)
         assert is_right, f"step {step} on {size} ranks: {loss}, not {right}"
     smaller = sum(size < RANKS for _, size, _ in found)
-    print(
-        f"{options.kills} ranks killed and replaced in {len(found)} steps, {smaller} of them with fewer;"
-    )
+    print(f"{options.kills} ranks killed and replaced in {len(found)} steps,")
+    print(f"{smaller} of them with fewer ranks;", end=" ")
     print(f"every loss is that of one process, from {expected[0]:.3f} to {expected[-1]:.5f}")
 
 

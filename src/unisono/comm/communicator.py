@@ -697,7 +697,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         more = f"/{serial}" if serial > 1 else ""
         return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{more}"
 
-    def shrink(self, *, at_least: int = 1, timeout_s: float | None = None) -> Communicator:
+    def shrink(
+        self,
+        *,
+        at_least: int = 1,
+        timeout_s: float | None = None,
+        store: Store | None = None,
+    ) -> Communicator:
         """After a death: a group of the ranks that are left, numbered in their old order, with the
         same settings. All survivors call it; each gets the same group, or the same exception.
 
@@ -708,8 +714,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         as it is, with its shared tensors, until it is closed or dropped. Threads that call it at
         once all have the same group.
 
+        On several hosts the ranks agree in the torch Store in which they met, or in `store`, which
+        all of them name. Where a host does not answer, only a strict majority of those who may live
+        goes on, unless a `store` is named: then those who reach it.
+
         Raises NoQuorum where fewer than `at_least` ranks are left, on all of them, and on a rank
-        that came too late: the others have gone on.
+        that came too late: the others have gone on. On several hosts also where nobody may go on,
+        or the store cannot be reached.
 
         >>> pair = comm.split([0, 1])
         >>> pair.abort("an example")
@@ -724,7 +735,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
                     raise GroupClosed(f"group {self.name} has gone on already", group=self.name)
                 return made
             limit_s = self.timeout_s if timeout_s is None else timeout_s
-            made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s))
+            made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
             self._successor = weakref.ref(made)
             return made
 

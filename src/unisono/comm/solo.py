@@ -67,7 +67,7 @@ class Solo(Transport):
             raise copy.copy(self._ending)
         return Solo(name, self.global_ranks, self.timeout_s)
 
-    def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         if at_least > 1:
             text = (
                 f"group {self.name} does not go on: at_least={at_least} is asked for, and it is one"

@@ -160,11 +160,10 @@ class Transport(ABC):
         """What the first of all members proposed under this serial; in an ended group, too."""
         raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
 
-    def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         """A group of this name of those ranks that are left; all of them call."""
         raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot shrink: only unisono's groups on "
-            "one host can"
+            f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
         )
 
     def grow(

@@ -15,8 +15,9 @@ was not made, attempt k + 1 follows, to which everybody comes anew. So:
   and all take the first. If that one has a dead rank, its meeting fails, and the next has not.
 - Whoever wakes late reads what was decided. If it was left out, it waits for the outcome, and
   raises NoQuorum once the others have gone on, or comes to the next attempt.
-- There is one board, so there are never two groups. Where a rank may be out of the board's reach
-  (`Board.refusal`), only a strict majority may leave out those who are merely silent.
+- There is one board, so there are never two groups. Over hosts a rank may be out of its reach, and
+  then it does not go on; there only a strict majority may leave out those who are merely silent,
+  unless somebody has named the store that is the board (`StoreBoard.refusal`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class Board(Protocol):
     def find_stopped(self) -> Sequence[int]:
         """The ranks that are stopped, as far as the system tells."""
 
+    def find_cut_off(self) -> Sequence[int]:
+        """The ranks that nobody need wait for, since their host does not answer."""
+
     def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
         """Why these may not go on while those say nothing; "" if they may."""
 
@@ -113,6 +117,9 @@ class SegmentBoard:
     def find_stopped(self) -> Sequence[int]:
         return self._membership.find_stopped()
 
+    def find_cut_off(self) -> Sequence[int]:
+        return ()
+
     def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
         return ""
 
@@ -128,6 +135,18 @@ class Attempt:
     def settle(self, made: bool) -> bool:
         """Whether the new group is made, as was settled first."""
         return bool(self._board.settle(self._number, made))
+
+    def await_outcome(self) -> bool:
+        """Whether the first member says that the group is made."""
+        try:
+            while (made := self._board.settle(self._number, None)) is None:
+                self.check()
+                if not self.deadline.left_s():
+                    return self.settle(False)
+                time.sleep(0.001)
+        except Departed:
+            return self.settle(False)
+        return made
 
     def check(self) -> None:
         """Raise Departed if it will not be made."""
@@ -217,7 +236,7 @@ def _await_choice(board: Board, number: int, timeout_s: float) -> str:
         silent = [rank for rank in here if rank not in present]
         if not stopped_limit.left_s() and not glance.left_s():
             stopped, glance = frozenset(board.find_stopped()), Deadline(_GLANCE_S)
-        if not limit.left_s() or stopped.issuperset(silent):
+        if not limit.left_s() or stopped.union(board.find_cut_off()).issuperset(silent):
             bits = bytearray(-(-board.size // 8))
             for rank in present:
                 bits[rank // 8] |= 1 << rank % 8

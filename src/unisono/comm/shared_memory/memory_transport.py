@@ -292,7 +292,7 @@ class SharedMemory(Transport):
         check()
         return meet_at(leader.address, self._lobby, request)
 
-    def shrink(self, name: str, at_least: int, timeout_s: float) -> Transport:
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
 
         self.end_for_survivors()
