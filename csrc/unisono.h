@@ -49,6 +49,7 @@ typedef enum un_operation {
     UN_SEND, /* messages, in records */
     UN_RECV,
     UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks tell each other when they make a block */
+    UN_NEW_GROUP, /* in records: another library makes a group; `bytes` names its members */
 } un_operation;
 
 typedef enum un_reduction {
