@@ -42,12 +42,17 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.stateless import (
+    StatelessCommunicator,
+    stateless_init_process_group,
+)
 
 __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
     "GradientSync",
     "ShardedOptimizer",
+    "StatelessCommunicator",
     "WeightReceiver",
     "WeightSender",
     "WeightShard",
@@ -65,6 +70,7 @@ __all__ = [
     "mean_over_samples",
     "ring_attention",
     "share_ddp_buckets",
+    "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
     "weight_update",
