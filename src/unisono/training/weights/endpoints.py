@@ -275,6 +275,7 @@ class WeightReceiver(_Endpoint):
     - `commit`: called with them once all engines are ready: must only swap, and not fail; signals
       wait until it is over. By default the memory of the engine's tensors is swapped, or where
       others hold views of it, overwritten: all of it or none, whatever interrupts.
+    - `reuse`: `commit` only reads the new tensors, and the next update receives into their memory
     - `partial`: this engine takes only the names that it has
     - `alias`: from the first update on this engine's tensors are the trainer's memory, shared
       tensors of the group (`unisono.share_module`) or tensors of the same GPU: there is no second
@@ -301,6 +302,7 @@ class WeightReceiver(_Endpoint):
         *,
         prepare: Callable[[NewTensors], Any] | None = None,
         commit: Callable[[NewTensors], Any] | None = None,
+        reuse: bool = False,
         partial: bool = False,
         alias: bool = False,
         version: int = 0,
@@ -311,6 +313,7 @@ class WeightReceiver(_Endpoint):
             raise ValueError("an engine without weights needs a commit, which takes them")
         self._prepare = prepare
         self._commit = commit
+        self._reuse = reuse
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
@@ -411,8 +414,9 @@ class WeightReceiver(_Endpoint):
     def _change_over(self, transactional: bool, mine: Held) -> None:
         now_served = partial(setattr, self, "version", self._protocol.version)
         if self._commit is not None:
+            new = dict(self._staging.tensors) if self._reuse else self._staging.hand_over()
             with defer_signals():
-                do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
+                do_all_or_none([partial(self._commit, new), now_served], [])
         elif self._alias and self._changes:
             self._staging.serve(mine, now_served)
         elif transactional and not self._alias:
