@@ -35,6 +35,8 @@ def environment() -> dict[str, str]:
 class Server:
     """An engine of some workers behind a port."""
 
+    health = "health"
+
     def __init__(self, model: Path, workers: int, log: Path) -> None:
         self.port, self.workers, self.log = free_port(), workers, log
         self.url = f"http://127.0.0.1:{self.port}"
@@ -63,7 +65,7 @@ class Server:
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             assert time.monotonic() < end_s, self.log.read_text()[-4000:]
             try:
-                if requests.get(f"{self.url}/health", timeout=5).ok:
+                if requests.get(f"{self.url}/{self.health}", timeout=5).ok:
                     return
             except requests.ConnectionError:
                 time.sleep(1)

@@ -89,15 +89,19 @@ def test_what_a_model_cannot_load_is_noticed_before_the_vote(servers: list[Serve
     engine.send_weights()
 
     class More(ModuleSource):
+        def __init__(self, module: torch.nn.Module, extra: str) -> None:
+            super().__init__(module)
+            self.extra = extra
+
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
             yield from super().__iter__()
-            yield extra, torch.ones(3)
+            yield self.extra, torch.ones(3)
 
     for extra, why in {
         "model.layers.0.no_such.weight": "no module or parameter named 'layers.0.no_such'",
         "model.norm.weight": "Attempted to load weight",
     }.items():
-        engine.source = More(make_model(3))
+        engine.source = More(make_model(3), extra)
         begin_s = time.monotonic()
         with pytest.raises(WeightUpdateError, match=why) as caught:
             engine.send_weights()

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from unisono.errors import name_number
+from unisono.errors import WeightUpdateError, name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import Description, UpdateOptions
@@ -181,6 +181,8 @@ class WeightSender(_Endpoint):
       two versions
     - `convert`: floating-point tensors travel in the type that the engines have them in
     - `checksum`: every bucket is compared with what was sent
+    - `check_live`: an update fails if torch's operators write to a weight while it is sent, as an
+      optimizer in another thread does; the error names it (this sender's own option)
     - `bucket_bytes`: what travels at a time; two buckets are under way
     - `progress`: called with the bytes moved and the bytes in all, after every bucket
 
@@ -205,6 +207,7 @@ class WeightSender(_Endpoint):
         transactional: bool = True,
         convert: bool = False,
         checksum: bool = True,
+        check_live: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
     ) -> None:
@@ -212,6 +215,7 @@ class WeightSender(_Endpoint):
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
+        self._check_live = check_live
         self._exported = ExportedWeights()
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
@@ -258,7 +262,9 @@ class WeightSender(_Endpoint):
         return {name: mine[name].tensor for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
+        counts = _write_counts(mine) if self._check_live else {}
         transfers.move(mine, transfers.device_for(mine), self._progress)
+        self._protocol.attempt(partial(_check_unwritten, mine, counts))
         self._protocol.decide(partial(self._exported.keep, self._served(transfers, mine)))
         self.version = self._protocol.version
 
@@ -423,6 +429,24 @@ class WeightReceiver(_Endpoint):
             self._staging.swap(mine, now_served)
         else:
             now_served()
+
+
+def _write_counts(mine: Held) -> dict[str, int]:
+    """How often torch's operators have written to each tensor, by its own count."""
+    return {
+        name: held.tensor._version for name, held in mine.items() if not held.tensor.is_inference()
+    }
+
+
+def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
+    """Raise WeightUpdateError if a tensor was written to since."""
+    written = [name for name, count in counts.items() if mine[name].tensor._version != count]
+    if written:
+        more = f" and {len(written) - 1} more" if written[1:] else ""
+        raise WeightUpdateError(
+            f"{written[0]!r}{more} was written to while it was sent: send weights between the "
+            "optimizer's steps"
+        )
 
 
 def weight_update(

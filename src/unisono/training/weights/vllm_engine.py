@@ -192,7 +192,8 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
     sending trainer and the workers of all engines, `engine_sizes` the workers of each one, where
-    they are not the same. `timeout_s` is how long each step of an update waits for the others."""
+    they are not the same. `timeout_s` is how long each step of an update waits for the others;
+    `check_live` is that of `WeightSender`."""
 
     backend: ClassVar[str] = "unisono"
 
@@ -202,6 +203,7 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     engine_sizes: Sequence[int] | None = None
     timeout_s: float | None = None
     join_timeout_s: float | None = None
+    check_live: bool = False
 
 
 class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
@@ -262,7 +264,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         self._group = meeting.result()
         for future in told:
             future.result()
-        self._sender = WeightSender(self._group.comm, self._weights)
+        self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
 
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
