@@ -1,4 +1,4 @@
-"""TRL's server, worker and client, and OpenRLHF's worker, with real engines of vLLM.
+"""TRL's server, worker and client, and OpenRLHF's worker, with real engines of vLLM; SGLang's helper.
 
 Their sources are the published ones, but for one line each, in which PyNcclCommunicator is imported
 from unisono (Makefile, docs/weights-in-frameworks.md).
@@ -82,6 +82,23 @@ def test_trl(tmp_path: Path) -> None:
         client.communicator = None
     finally:
         server.close()
+
+
+def test_sglangs_helper() -> None:
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "sglang_group.py"), str(rank), "3", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        output, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors[-3000:]
+        assert output == "unisono\n"
 
 
 def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

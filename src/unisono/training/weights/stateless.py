@@ -63,7 +63,7 @@ class StatelessCommunicator:
         self.world_size: int = group.world_size
         self.device = torch.device("cuda", device) if isinstance(device, int) else device
         self.available, self.disabled = True, False
-        name = _name_in(group.store, self.rank)
+        name = name_in(group.store, self.rank)
         self._comm = Communicator.join(
             name,
             self.rank,
@@ -209,7 +209,7 @@ class _GroupWithBarrier:
         return getattr(self._given, name)
 
 
-def _name_in(store: Any, rank: int) -> str:
+def name_in(store: Any, rank: int) -> str:
     """The same name on all ranks, and no other job's: each rank counts what it makes there."""
     serial = store.add(f"unisono/communicators of rank {rank}", 1)
     proposed = uuid.uuid4().hex

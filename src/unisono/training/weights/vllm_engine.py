@@ -3,8 +3,11 @@
 A worker receives whole tensors, as a checkpoint has them, beside the weights that it serves; vLLM's
 own loader takes its part of them. Whether the loader can is tried out without data before the vote;
 it writes in place, after it. All that happens within one call of `update_weights`, between two
-steps of the engine: where the vote fails, that call raises, which ends vLLM's session in good
-order, and `finish_weight_update` has nothing to do.
+steps of the engine, and `finish_weight_update` has nothing to do.
+
+Where an update fails, the trainer raises and ends vLLM's sessions; a worker writes it to the log.
+If workers raised, vLLM 0.32 would read the replies of an engine's workers up to the first that
+failed, and take the rest for replies to its next calls.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.version import __version__
 
 from unisono.collectives.encoding import torch_dtype
+from unisono.collectives.ragged import all_gather_integers, device_of
 from unisono.errors import UnisonoError, WeightUpdateError
 from unisono.training.weights.by_parameter import WeightUpdateGroup
 from unisono.training.weights.endpoints import NewTensors, WeightReceiver, WeightSender
@@ -88,6 +92,8 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     _receiver: WeightReceiver | None = None
     _loaded: tuple[object, UnisonoUpdateInfo] | None = None
     """The model and the tensors of the last load."""
+    _in_session = False
+    """Whether vLLM has an update under way: a trainer that dies leaves it so."""
 
     def init_transfer_engine(self, init_info: UnisonoInitInfo) -> None:
         """Meet the trainer and all workers. A group of an earlier trainer is left."""
@@ -98,6 +104,7 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             **options,
             worker_rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
         )
+        _tell_session(self._group, self._in_session)
         self._expected: dict[str, torch.Tensor] = {}
         self._receiver = WeightReceiver(
             self._group.comm, self._expected, prepare=self._try, commit=self._load, reuse=True
@@ -105,14 +112,14 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def start_weight_update(self) -> None:
         """There is nothing to do before the tensors come."""
+        self._in_session = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive, vote and load. vLLM's own waits for an accelerator, which a CPU is not."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UnisonoUpdateInfo) -> None:
-        """Take the new version together with all workers of all engines, or keep the old one and
-        raise WeightUpdateError."""
+        """Take the new version together with all workers of all engines, or keep the old one."""
         if self._receiver is None:
             raise WeightUpdateError("call init_weight_transfer_engine first")
         self._update_info = update_info
@@ -122,12 +129,16 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             # one element stands for all: only type, shape and device are of interest
             one = torch.empty((), dtype=torch_dtype(dtype_name), device=self.device)
             self._expected[name] = one.expand(shape)
-        self._receiver.update()
+        try:
+            self._receiver.update()
+        except WeightUpdateError as error:
+            _logger.error("%s", error)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
         """All is done. Nothing can fail here, where vLLM's session would stay open."""
+        self._in_session = False
 
     def shutdown(self) -> None:
         """Leave the group."""
@@ -250,21 +261,25 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             "timeout_s": info.timeout_s,
             "join_timeout_s": info.join_timeout_s,
         }
-        offsets = accumulate(sizes, initial=1)
+        offsets = list(accumulate(sizes, initial=1))[:-1]
         told = [
             self._threads.submit(each.init_weight_transfer_engine, where | {"rank_offset": offset})
-            for each, offset in zip(self._clients, offsets, strict=False)
+            for each, offset in zip(self._clients, offsets, strict=True)
         ]
-        meeting = self._threads.submit(init_weight_update_group, **where, rank_offset=0)
-        wait([meeting, *told], return_when=FIRST_EXCEPTION)
+        meeting = self._threads.submit(_meet_workers, where)
+        under_way: list[Future[Any]] = [meeting, *told]
+        wait(under_way, return_when=FIRST_EXCEPTION)
         for future in told:
             if future.done() and future.exception() is not None and not meeting.done():
                 why = f"an engine was not initialised: {future.exception()}"
                 end_meeting(info.master_address, info.master_port, where["group_name"], why)
-        self._group = meeting.result()
+        self._group, are_open = meeting.result()
         for future in told:
             future.result()
         self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+        for each, offset in zip(self._clients, offsets, strict=True):
+            if are_open[offset]:  # an earlier trainer died in the middle
+                each.finish_weight_update()
 
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
@@ -285,8 +300,8 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             update = self._drive(version)
         finally:
             self._weights.clear()
-        wait(finished := self._begin("finish_weight_update", str(update.version)))
-        for call in finished:
+        wait(calls := self._begin("finish_weight_update", str(update.version)))
+        for call in calls:
             call.result()
         return update
 
@@ -296,22 +311,24 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             dtype_names=[str(each.dtype).removeprefix("torch.") for each in self._weights.values()],
             shapes=[list(each.shape) for each in self._weights.values()],
         )
-        self._start_sessions()
-        sending = self._threads.submit(self._sender.update, version)
-        calls = self._begin("update_weights", asdict(info))
+        sending: Future[Any] | None = None
+        wait(calls := self._begin("start_weight_update"))
         try:
-            under_way: list[Future[Any]] = [sending, *calls]
-            wait(under_way, return_when=FIRST_EXCEPTION)
+            for call in calls:
+                call.result()
+            sending = self._threads.submit(self._sender.update, version)
+            calls = self._begin("update_weights", asdict(info))
+            wait([sending, *calls], return_when=FIRST_EXCEPTION)
             failed = [call.exception() for call in calls if call.done() and call.exception()]
             if failed and not wait([sending], _GRACE_S).done:  # that engine will never come
                 self._abort(f"an engine refused the update: {failed[0]}")
-            update = sending.result()
+            update: WeightUpdateResult = sending.result()
             for call in calls:
                 call.result()
         except BaseException as error:
-            if not sending.done():
+            if sending is not None and not sending.done():
                 self._abort(f"the trainer was interrupted: {error!r}")
-            wait(calls, _GRACE_S)  # an LLM of this process is not to be called meanwhile
+            self._end_sessions(calls)
             raise
         return update
 
@@ -332,29 +349,28 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
     def _begin(self, method: str, *arguments: Any) -> list[Future[None]]:
         return [self._threads.submit(getattr(each, method), *arguments) for each in self._clients]
 
-    def _start_sessions(self) -> None:
-        """Start vLLM's sessions in all engines, or in none."""
-        starts = [self._threads.submit(_start_session, each) for each in self._clients]
-        wait(starts)
-        failed = [start for start in starts if start.exception() is not None]
-        if failed:
-            pairs = zip(starts, self._clients, strict=True)
-            wait(
-                [
-                    self._threads.submit(each.finish_weight_update)
-                    for start, each in pairs
-                    if start not in failed
-                ]
-            )
-            failed[0].result()
+    def _end_sessions(self, calls: Sequence[Future[None]]) -> None:
+        """After a failure, end the sessions of engines that answered as they should; others are not
+        waited for. An LLM of this process is not to be called by two threads at a time."""
+        wait(calls, _GRACE_S)
+        ends = [
+            self._threads.submit(each.finish_weight_update)
+            for each, call in zip(self._clients, calls, strict=True)
+            if call.done() and call.exception() is None
+        ]
+        wait(ends, _GRACE_S)
 
 
-def _start_session(client: Any) -> None:
-    try:
-        client.start_weight_update()
-    except Exception:  # perhaps an earlier trainer died and left a session: our own have no end
-        client.finish_weight_update()
-        client.start_weight_update()
+def _meet_workers(where: dict[str, Any]) -> tuple[WeightUpdateGroup, list[bool]]:
+    """The group, and whether each rank has a session of vLLM's open."""
+    group = init_weight_update_group(**where, rank_offset=0)
+    return group, _tell_session(group, False)
+
+
+def _tell_session(group: WeightUpdateGroup, is_open: bool) -> list[bool]:
+    """Whether each rank has a session of vLLM's open."""
+    numbers = all_gather_integers(group.comm, (int(is_open),), device_of(group.comm))
+    return [bool(row[0]) for row in numbers]
 
 
 class _InProcess:
