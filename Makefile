@@ -95,12 +95,12 @@ real: $(REAL)/.stamp ## run other people's trainers on unisono and gloo: same lo
 # are published, but for the one line each that docs/weights-in-frameworks.md shows.
 VLLM = build/real-vllm
 
-real-vllm: $(VLLM)/.stamp ## run vLLM's engines, and TRL's and OpenRLHF's code around them, on unisono
+real-vllm: $(VLLM)/.stamp ## run vLLM's engines, and TRL's, OpenRLHF's and verl's code, on unisono
 	$(VLLM)/bin/python -m pytest -m vllm tests/real_vllm
 
 test-ray: .venv/.stamp ## run what stands on Ray, on a cluster of several nodes; installs Ray
 	.venv/bin/python -m pip install --quiet -c constraints.txt ray
-	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py tests/training/test_ray_collectives.py
+	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py tests/training/test_ray_group.py
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)
@@ -228,7 +228,8 @@ $(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet accelerate datasets pandas pylatexenc ray==2.60.0
 	$(VLLM)/bin/python -m pip install --quiet --no-deps trl==1.10.0 openrlhf==0.11.2 \
-		sglang==0.5.23
+		sglang==0.5.23 verl==0.9.1 tensordict codetiming hydra-core omegaconf \
+		antlr4-python3-runtime==4.9.3 torchdata pyvers orjson
 	grep -rl '$(PYNCCL)' $(VLLM)/lib/python*/site-packages/trl $(VLLM)/lib/python*/site-packages/openrlhf | \
 		xargs --no-run-if-empty sed -i 's/$(PYNCCL)/$(OURS)/'
 	SKBUILD_BUILD_DIR=$(VLLM)/native $(VLLM)/bin/python -m pip install --quiet \

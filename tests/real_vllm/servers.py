@@ -48,11 +48,10 @@ class Server:
             "--tensor-parallel-size": str(workers),
             "--weight-transfer-config": json.dumps({"backend": "unisono"}),
         }
-        given = [text for pair in options.items() for text in pair]
+        given = [text for pair in options.items() for text in pair] + ["--enforce-eager"]
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given]
-                + ["--enforce-eager"],
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given],
                 env=environment(),
                 stdout=output,
                 stderr=subprocess.STDOUT,

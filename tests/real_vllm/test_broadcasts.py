@@ -1,4 +1,4 @@
-"""TRL's server, worker and client, and OpenRLHF's worker, with real engines of vLLM; SGLang's helper.
+"""TRL's server, worker and client and OpenRLHF's worker, with engines of vLLM; SGLang's helper.
 
 Their sources are the published ones, but for one line each, in which PyNcclCommunicator is imported
 from unisono (Makefile, docs/weights-in-frameworks.md).
@@ -27,7 +27,7 @@ from unisono import PeerLost
 pytestmark = pytest.mark.vllm
 
 HERE = Path(__file__).parent
-AT_ONCE_S = 1.0
+SOON_S = 10.0
 
 
 class TrlServer(Server):
@@ -78,7 +78,7 @@ def test_trl(tmp_path: Path) -> None:
         begin_s = time.monotonic()
         with pytest.raises(PeerLost):  # TRL's own would wait for ever
             client.update_named_param("model.norm.weight", model.model.norm.weight.data)
-        assert time.monotonic() - begin_s < AT_ONCE_S
+        assert time.monotonic() - begin_s < SOON_S
         client.communicator = None
     finally:
         server.close()

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.vllm
 
 HERE = Path(__file__).parent
 SIZES = [1, 2]
-AT_ONCE_S = 1.0
+SOON_S = 10.0
+"""What is noticed is noticed long before the limit of a minute, on a busy machine, too."""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_what_a_model_cannot_load_is_noticed_before_the_vote(servers: list[Serve
         begin_s = time.monotonic()
         with pytest.raises(WeightUpdateError, match=why) as caught:
             engine.send_weights()
-        assert time.monotonic() - begin_s < AT_ONCE_S
+        assert time.monotonic() - begin_s < SOON_S
         assert not caught.value.committed
         assert not caught.value.group_ended
         check(servers, model)  # of the version before
@@ -160,7 +161,8 @@ def test_a_worker_that_is_killed(servers: list[Server]) -> None:
     with pytest.raises(WeightUpdateError) as caught:
         engine.send_weights()
     took_s = time.monotonic() - killed_s[0]
-    assert took_s < AT_ONCE_S
+    print(f"{took_s:.2f} s after the worker's death")
+    assert took_s < SOON_S
     assert caught.value.group_ended
     assert not caught.value.committed
     assert list(caught.value.failed) == [3]

@@ -10,6 +10,7 @@ experts.py      tokens that travel to the ranks of their experts, and back
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 deferral.py     signals that wait until something is done
+ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 

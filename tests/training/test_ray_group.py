@@ -24,7 +24,7 @@ class Member:
     def __init__(self, rank: int, size: int, group: str) -> None:
         from ray.util import collective
 
-        from unisono.training.ray_collectives import UnisonoGroup
+        from unisono.training.ray_group import UnisonoGroup
 
         collective.register_collective_backend("unisono", UnisonoGroup)
         collective.init_collective_group(size, rank, backend="unisono", group_name=group)
