@@ -32,6 +32,25 @@ def environment() -> dict[str, str]:
     return {**os.environ, **settings, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
+def keep_loadable(folder: Path) -> str:
+    """A folder for PYTHONPATH that keeps vLLM from packing weights for CPUs: TRL and OpenRLHF load
+    into a model as it is, which vLLM cannot do with packed ones."""
+    about = folder / "keep_loadable-0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: keep_loadable\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nkeep_loadable = keep_loadable:register\n"
+    )
+    (folder / "keep_loadable.py").write_text(
+        "def register():\n"
+        "    import vllm._custom_ops as operators\n"
+        "    import vllm.model_executor.layers.utils as layers\n"
+        "    operators._supports_onednn = False\n"
+        "    layers.check_cpu_sgl_kernel = lambda *_: False\n"
+    )
+    return str(folder)
+
+
 class Server:
     """An engine of some workers behind a port."""
 

@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from models import NEW_TOKENS, PROMPTS, greedy, make_model, save, train
-from servers import START_S, Server, environment, free_port
+from servers import START_S, Server, environment, free_port, keep_loadable
 
 from unisono import PeerLost
 
@@ -41,7 +41,7 @@ class TrlServer(Server):
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trl.scripts.vllm_serve", *given, "--enforce_eager", "true"],
-                env=environment(),
+                env=environment() | {"PYTHONPATH": keep_loadable(model / "plugin")},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -107,7 +107,7 @@ def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{keep_loadable(tmp_path / 'plugin')}")
     save(tmp_path)
     model = make_model(2)
     llm = LLM(
