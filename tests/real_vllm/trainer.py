@@ -14,8 +14,7 @@ from vllm.distributed.weight_transfer import (
     WeightTransferTrainerFactory,
 )
 
-from unisono.training.weights.vllm_engine import UnisonoTrainerInitInfo
-from unisono.training.weights.vllm_plugin import register
+from unisono.training.weights.vllm_plugin import UnisonoTrainerInitInfo, register
 
 SEED = 5
 

@@ -37,22 +37,14 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
-from vllm.version import __version__
 
 from unisono.collectives.encoding import torch_dtype
 from unisono.collectives.ragged import all_gather_integers, device_of
-from unisono.errors import UnisonoError, WeightUpdateError
+from unisono.errors import WeightUpdateError
 from unisono.training.weights.by_parameter import WeightUpdateGroup
 from unisono.training.weights.endpoints import NewTensors, WeightReceiver, WeightSender
 from unisono.training.weights.endpoints import WeightUpdate as WeightUpdateResult
 from unisono.training.weights.meeting import end_meeting, init_weight_update_group
-
-_KNOWN = ("0.32.",)
-if not __version__.startswith(_KNOWN):
-    raise UnisonoError(
-        f"unisono's weight transfer engine does not know vLLM {__version__}: it was tried with "
-        f"{', '.join(version + 'x' for version in _KNOWN)}"
-    )
 
 _logger = logging.getLogger("unisono")
 _GRACE_S = 0.5
