@@ -82,11 +82,12 @@ typedef struct record {
     flag_t signature; /* as in a post; a message's root is its peer */
     flag_t bytes;     /* that this rank gives, or takes where it gives nothing */
     flag_t arrived, started, ended; /* in ticks */
-    _Atomic uint32_t state; /* below; of a failure, the status in the upper half */
+    _Atomic uint32_t state; /* below; of a failure, the status above; then the thread */
     _Atomic uint32_t site; /* its number, and above it the step in which the call was made */
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
+enum { THREAD_SHIFT = 24 }; /* of the state: above it is the number of the thread */
 enum { SITE_BITS = 12 }; /* of its number; sites so far apart have other texts by then */
 
 typedef struct site_text { /* of the site with this number; another may replace it */

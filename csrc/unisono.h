@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 10u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 11u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -49,6 +49,7 @@ typedef enum un_operation {
     UN_SEND, /* messages, in records */
     UN_RECV,
     UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks tell each other when they make a block */
+    UN_NEW_GROUP, /* in records: another library makes a group; `bytes` names its members */
 } un_operation;
 
 typedef enum un_reduction {

@@ -21,6 +21,7 @@ from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
+    FINISHED,
     STARTED,
     VALUE,
     Failure,
@@ -152,6 +153,7 @@ def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
         sys.argv[0] = str(main.__file__) if is_module else name
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
+        results.send(FINISHED)
     except SystemExit:
         raise
     except BaseException as error:

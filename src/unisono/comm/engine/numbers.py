@@ -44,6 +44,7 @@ class Operation(IntEnum):
     SEND = 10
     RECV = 11
     ALLOCATE = 12
+    NEW_GROUP = 13
 
 
 class Note:
