@@ -105,6 +105,7 @@ def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from openrlhf.utils.distributed_util import stateless_init_process_group
     from vllm import LLM, SamplingParams
 
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{keep_loadable(tmp_path / 'plugin')}")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from models import PROMPTS, greedy, make_model, save, train
-from servers import Server, free_port
+from servers import START_S, Server, free_port
 from trainer import connect, sent_by_the_trainer
 from vllm.distributed.weight_transfer import ModuleSource
 
@@ -129,7 +129,7 @@ def test_a_trainer_that_is_killed(servers: list[Server], when: str) -> None:
         [sys.executable, str(HERE / "trainer.py"), str(free_port()), when, *told],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=START_S,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-3000:]
     assert "the trainer ends" in ended.stdout
