@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -32,22 +33,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, **settings, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-def keep_loadable(folder: Path) -> str:
-    """A folder for PYTHONPATH that keeps vLLM from packing weights for CPUs: TRL and OpenRLHF load
-    into a model as it is, which vLLM cannot do with packed ones."""
-    about = folder / "keep_loadable-0.dist-info"
+def plug_in(folder: Path, source: str) -> str:
+    """A folder for PYTHONPATH with a plug-in that runs `source` in every process of vLLM's."""
+    about = folder / "of_a_test-0.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: keep_loadable\nVersion: 0\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of_a_test\nVersion: 0\n")
     (about / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nkeep_loadable = keep_loadable:register\n"
+        "[vllm.general_plugins]\nof_a_test = of_a_test:register\n"
     )
-    (folder / "keep_loadable.py").write_text(
-        "def register():\n"
-        "    import vllm._custom_ops as operators\n"
-        "    import vllm.model_executor.layers.utils as layers\n"
-        "    operators._supports_onednn = False\n"
-        "    layers.check_cpu_sgl_kernel = lambda *_: False\n"
-    )
+    lines = textwrap.indent(textwrap.dedent(source), "    ")
+    (folder / "of_a_test.py").write_text(f"def register():\n{lines}")
     return str(folder)
 
 
@@ -56,7 +51,7 @@ class Server:
 
     health = "health"
 
-    def __init__(self, model: Path, workers: int, log: Path) -> None:
+    def __init__(self, model: Path, workers: int, log: Path, **settings: str) -> None:
         self.port, self.workers, self.log = free_port(), workers, log
         self.url = f"http://127.0.0.1:{self.port}"
         options = {
@@ -71,7 +66,7 @@ class Server:
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *given],
-                env=environment(),
+                env=environment() | settings,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

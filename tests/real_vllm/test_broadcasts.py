@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from models import NEW_TOKENS, PROMPTS, greedy, make_model, save, train
-from servers import START_S, Server, environment, free_port, keep_loadable
+from servers import START_S, Server, environment, free_port, plug_in
 
 from unisono import PeerLost
 
@@ -28,6 +28,14 @@ pytestmark = pytest.mark.vllm
 
 HERE = Path(__file__).parent
 SOON_S = 10.0
+
+UNPACKED = """
+    import vllm._custom_ops as operators
+    import vllm.model_executor.layers.utils as layers
+    operators._supports_onednn = False
+    layers.check_cpu_sgl_kernel = lambda *_: False
+"""
+"""TRL and OpenRLHF load into a model as it is: impossible where vLLM packs weights for CPUs."""
 
 
 class TrlServer(Server):
@@ -41,7 +49,7 @@ class TrlServer(Server):
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "trl.scripts.vllm_serve", *given, "--enforce_eager", "true"],
-                env=environment() | {"PYTHONPATH": keep_loadable(model / "plugin")},
+                env=environment() | {"PYTHONPATH": plug_in(model / "plugin", UNPACKED)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -108,7 +116,7 @@ def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{keep_loadable(tmp_path / 'plugin')}")
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{plug_in(tmp_path / 'plugin', UNPACKED)}")
     save(tmp_path)
     model = make_model(2)
     llm = LLM(

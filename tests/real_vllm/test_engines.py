@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 from models import PROMPTS, greedy, make_model, save, train
-from servers import START_S, Server, free_port
+from servers import START_S, Server, free_port, plug_in
 from trainer import connect, sent_by_the_trainer
 from vllm.distributed.weight_transfer import ModuleSource
 
@@ -172,3 +173,41 @@ def test_a_worker_that_is_killed(servers: list[Server]) -> None:
     engine.send_weights()
     check([one], model)
     engine.shutdown()
+
+
+def test_a_load_that_fails_after_the_vote(tmp_path: Path) -> None:
+    """That engine ends, rather than serve parts of two versions."""
+    save(tmp_path)
+    fails = tmp_path / "fails"
+    source = f"""
+        from pathlib import Path
+        from vllm.model_executor.models.llama import LlamaForCausalLM
+        load = LlamaForCausalLM.load_weights
+        def load_some(self, weights):
+            def some():
+                for name, tensor in weights:
+                    if "layers.1" in name and not tensor.is_meta and Path({str(fails)!r}).exists():
+                        raise MemoryError("in the middle")
+                    yield name, tensor
+            return load(self, some())
+        LlamaForCausalLM.load_weights = load_some
+    """
+    path = plug_in(tmp_path / "plugin", source)
+    server = Server(tmp_path, 1, tmp_path / "server.log", PYTHONPATH=path)
+    try:
+        server.wait()
+        model = make_model(7)
+        engine = connected([server], model)
+        engine.send_weights()
+        check([server], model)
+        fails.touch()
+        with pytest.raises(WeightUpdateError) as caught:
+            engine.send_weights()
+        assert caught.value.committed
+        assert caught.value.group_ended
+        with pytest.raises(requests.RequestException):
+            server.answer(PROMPTS[0])
+        engine.shutdown()
+        assert "this worker ends, rather than serve them" in server.log.read_text()
+    finally:
+        server.close()
