@@ -11,6 +11,7 @@ catching_up.py  a newcomer gets the state of the training
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 deferral.py     signals that wait until something is done
+ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 
@@ -44,12 +45,17 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.stateless import (
+    StatelessCommunicator,
+    stateless_init_process_group,
+)
 
 __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
     "GradientSync",
     "ShardedOptimizer",
+    "StatelessCommunicator",
     "WeightReceiver",
     "WeightSender",
     "WeightShard",
@@ -68,6 +74,7 @@ __all__ = [
     "mean_over_samples",
     "ring_attention",
     "share_ddp_buckets",
+    "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
     "weight_update",
