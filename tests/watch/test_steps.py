@@ -70,6 +70,15 @@ def test_what_is_no_shift() -> None:
     assert Steps().look(threads) is None  # another thread calls, too
 
 
+def test_steps_count_from_the_beginning_of_the_group() -> None:
+    """Rank 1 had made two steps more, alone, before the group was made."""
+    ahead = counted([3, 3, 3, 3, 1], [0, 0, 3, 3, 3, 3, 1], [3, 3, 3, 3, 1])
+    assert Steps().look(ahead) is None
+    shift = Steps().look(counted([3, 3, 3, 3, 1], [0, 0, 3, 3, 3, 2, 2], [3, 3, 3, 3, 1]))
+    assert shift is not None
+    assert (shift.odd, shift.counts) == ((1,), (3, 2, 3))
+
+
 def test_steps_that_have_left_the_records_are_summed_up() -> None:
     known = Steps()
     assert known.look(counted([2, 2, 2, 2, 1], [2, 2, 2, 2, 1])) is None

@@ -42,7 +42,10 @@ from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
 from user_programs import Program, WriteProgram, eventually
 
-SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
+SAMPLE = (
+    *("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring"),
+    *("auxiliary_loss_left_out", "new_group_by_members", "checkpoint_thread", "all_to_all_splits"),
+)
 
 
 # -- the corpus ----------------------------------------------------------------------------------

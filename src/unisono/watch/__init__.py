@@ -143,7 +143,7 @@ def _watch_torch() -> None:
     if _monitor is not None:
         from unisono.watch.attach import attach, detach
 
-        steps.count_optimizer_steps()
+        steps.count_training_steps()
         attach(_monitor.settings.check, _explain, _before_leaving)
         _detach = detach
 
