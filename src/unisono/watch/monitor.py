@@ -19,7 +19,15 @@ from unisono.comm.shared_memory.segment_listeners import listeners, tell_launche
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
-from unisono.watch.calls import CREATIONS, Wait, newest_calls, snapshot, waits, with_creations
+from unisono.watch.calls import (
+    CREATIONS,
+    Wait,
+    finished_calls,
+    newest_calls,
+    snapshot,
+    waits,
+    with_creations,
+)
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
@@ -60,6 +68,7 @@ class Monitor:
         self._explained: set[str] = set()
         self._stack_server = StackServer(settings.stack_signal)
         self._reported: set[tuple[tuple[int, int], int]] = set()
+        self._awaited: dict[tuple[tuple[int, int], int], Wait] = {}
         self._saved = 0
         self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._trace: Trace | None = None
@@ -233,11 +242,22 @@ class Monitor:
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
-                self._keep(report, key)
-                if self._speaks(view, still[0], report):
+                if self._keep(report, key) and self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+                    self._awaited[key] = still[0]
                 if report.kind == "cycle":
                     tell_launcher(report.to_text())
+        self._tell_what_went_on(groups)
+
+    def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
+        """Say of calls that were reported to hang that they do not any more."""
+        for key, wait in list(self._awaited.items()):
+            over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
+            if over:
+                del self._awaited[key]
+                ended_s = over[0].record.ended_s or time.monotonic()
+                waited_s = ended_s - wait.record.arrived_s
+                _logger.warning("unisono.watch: %s went on after %.0f s", wait, waited_s)
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is not over: asking everybody where they are takes time, and what
@@ -265,8 +285,10 @@ class Monitor:
 
     def _tell_mismatch(self, group: GroupRecords, report: Report) -> None:
         """Report that calls differ, once; the job may end by it."""
-        self._keep(report, (group.segment, -1))
-        if self._is_lowest(group):
+        if self._is_lowest(group):  # which asks all others where they are
+            request_stacks(member.pid for member in group.ranks)
+            report = diagnose.with_stacks(report, group, self.where)
+        if self._keep(report, (group.segment, -1)) and self._is_lowest(group):
             _logger.warning("unisono.watch: %s", report)
             tell_launcher(report.to_text())
 
@@ -295,21 +317,24 @@ class Monitor:
 
     def _tell_shift(self, group: GroupRecords, report: Report | None) -> None:
         """Report that a rank is shifted, once; the program may go on."""
-        if report is not None:
-            self._keep(report, (group.segment, _SHIFTED))
-            if self._is_lowest(group):
-                _logger.warning("unisono.watch: %s", report)
+        if report is None or not self._keep(report, (group.segment, _SHIFTED)):
+            return
+        if self._is_lowest(group):
+            _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest living rank of a group."""
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 
-    def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> None:
-        """Remember a report, and that what `key` names needs no other."""
+    def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> bool:
+        """Remember a report, and that what `key` names needs no other; whether it is news."""
         self._reported.add(key)
+        if any(known.verdict == report.verdict for known in self.reports):
+            return False
         self.reports.append(report)
         self.save(report, how)
+        return True
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its
