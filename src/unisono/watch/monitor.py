@@ -32,6 +32,7 @@ from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
+from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import StackServer, request_stacks, whereabouts
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
@@ -49,8 +50,8 @@ _PATIENT_TIMES = 3
 """How many times as long the hosts beyond the first eight wait before they ask all others."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
-_SHIFTED = -2
-"""Stands for a call's number where a step is meant."""
+_SHIFTED, _SLOW = -2, -3
+"""Stand for a call's number where a step is meant, or all calls."""
 
 _logger = logging.getLogger("unisono")
 
@@ -71,6 +72,8 @@ class Monitor:
         self._awaited: dict[tuple[tuple[int, int], int], Wait] = {}
         self._saved = 0
         self._steps: dict[tuple[int, int], steps.Steps] = {}
+        self._slowness: dict[tuple[int, int], Slowness] = {}
+        self._slow_told_s: dict[tuple[int, int], float] = {}
         self._trace: Trace | None = None
         self._held: Trace | None = None
         self._traces = 0
@@ -128,6 +131,7 @@ class Monitor:
         self._retire()
         self._look_for_differences(with_creations(read_process(os.getpid(), _LAST)))
         self._look_at_steps()
+        self._look_for_slow_ranks(read_process(os.getpid(), _LAST), at_the_end=True)
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -227,6 +231,7 @@ class Monitor:
         groups = own_groups(with_creations(read_process(me, _LAST)))
         self._look_for_differences(groups)
         self._look_at_steps()
+        self._look_for_slow_ranks(groups)
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -321,6 +326,22 @@ class Monitor:
             return
         if self._is_lowest(group):
             _logger.warning("unisono.watch: %s", report)
+
+    def _look_for_slow_ranks(self, groups: list[GroupRecords], at_the_end: bool = False) -> None:
+        """Say that the others wait for one rank, once that has been so for a while; and at the
+        end, if there is much more to say then."""
+        for group in groups:
+            if len(group.ranks) < max(2, group.size) or group.ranks[0].pid != os.getpid():
+                continue
+            known = self._slowness.setdefault(group.segment, Slowness())
+            known.look(group, self.where)
+            told_s = self._slow_told_s.get(group.segment, 0.0)
+            if known.seen_s < (2 * told_s or self.settings.hang_s) or (told_s and not at_the_end):
+                continue
+            report = known.report(group)
+            if report is not None and self._keep(report, (group.segment, _SLOW)):
+                self._slow_told_s[group.segment] = known.seen_s
+                _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest living rank of a group."""

@@ -107,7 +107,7 @@ class RankReport:
 @dataclass(frozen=True)
 class Report:
     """What is wrong with a `group` on a `backend`. `verdict` says it in one sentence, `details` say
-    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled",
+    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled", "slow",
     "elsewhere" or "failed".
 
     `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
