@@ -42,7 +42,10 @@ from unisono.watch.stacks import callee_of
 from unisono.watch.summaries import summarise
 from user_programs import Program, WriteProgram, eventually
 
-SAMPLE = ("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring")
+SAMPLE = (
+    *("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring"),
+    *("auxiliary_loss_left_out", "new_group_by_members", "checkpoint_thread", "all_to_all_splits"),
+)
 
 
 # -- the corpus ----------------------------------------------------------------------------------
@@ -110,6 +113,50 @@ def test_what_counts_of_what_others_say() -> None:
         (("Rank 0 is in one call, but Rank 1 in another", shown), "rank and line"),
     ):
         assert str(named_by_peer(fault, Outcome(said, ended=True))) == named, said
+
+
+AWKWARD = """
+    import threading, time
+    import torch, torch.distributed as dist
+
+    rank = dist.get_rank()
+    own = dist.new_group([0, 1, 2], group_desc="checkpoints")
+
+    def save() -> None:
+        for _ in range(5):
+            dist.barrier(group=own)  # a thread with a group of its own
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    for step in range(30):
+        if rank == 0 and step == 3:
+            time.sleep(0.7)  # a checkpoint
+        if rank == 1 and step == 0:
+            time.sleep(0.7)  # a compilation
+        if rank == 0:
+            dist.broadcast(torch.ones(2), 0)  # a line of its own for the same call
+        else:
+            dist.broadcast(torch.zeros(2), 0)
+        dist.all_reduce(torch.ones(4))
+        rows = [step % 3 + 1] * 3  # parts of other sizes in every step
+        dist.all_to_all_single(torch.zeros(sum(rows)), torch.ones(sum(rows)), rows, rows)
+    thread.join()
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        dist.all_reduce(torch.ones(1), group=pair)
+    dist.barrier()
+    """
+
+
+@pytest.mark.parametrize("setup", ["unisono", "watched"])
+def test_nothing_is_said_of_a_program_that_is_only_awkward(
+    program: WriteProgram, setup: str
+) -> None:
+    outcome = run_on_ranks(program(AWKWARD), 3, setup)
+    assert outcome.ended
+    late = re.compile("never reached|went on after")  # by a busy machine, perhaps
+    assert [verdict for verdict in outcome.verdicts if not late.search(verdict)] == []
 
 
 # -- from records to a verdict -------------------------------------------------------------------
@@ -646,7 +693,8 @@ def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
     """)
     outcome = run_on_ranks(script, 3, "watched")
     assert outcome.ended, outcome.said
-    last = [text.splitlines()[-1] for text in outcome.said]
+    lines = [[line for line in text.splitlines() if line[:1] == "["] for text in outcome.said]
+    last = [own[-1] for own in lines]  # what the program has printed
     assert "('elsewhere', 'all_reduce', 'program.py:" in last[0], outcome.said
     assert "('elsewhere', 'all_reduce', 'program.py:" in last[1], outcome.said
     assert last[2] == "[]", outcome.said

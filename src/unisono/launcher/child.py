@@ -237,7 +237,11 @@ def _connect_to_record_keeper() -> None:
 
 
 def _summary(error: BaseException) -> str:
-    """The first line, and all lines of an error of ours: what the ranks did, and what to do."""
+    """The first line, and all lines of an error of ours: what the ranks did, and what to do. What
+    the watch has found out says more, if it is not the same in other words."""
     text = str(error).strip().split("\n", 0 if isinstance(error, UnisonoError) else 1)[0]
     name = type(error).__name__
+    report = getattr(error, "report", None)
+    if report is not None and (report.kind != "mismatch" or not isinstance(error, UnisonoError)):
+        return f"{report.verdict} ({name})"
     return f"{name}: {text}" if text else name

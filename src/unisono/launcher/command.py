@@ -200,7 +200,10 @@ def run(
 
 def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
     """The verdict on ranks that have failed, unless one of them has spoken."""
-    if any("unisono.watch: " in rank.lines["stderr"].tail for rank in crew.ranks):
+    said = (
+        rank.failure.traceback if rank.failure else rank.lines["stderr"].tail for rank in crew.ranks
+    )
+    if any("unisono.watch: " in text or "CollectiveMismatch: " in text for text in said):
         return None
     endings = {
         rank.process.group: describe_exit(rank.exit_code)

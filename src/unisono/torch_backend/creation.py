@@ -40,7 +40,8 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
     in_world = is_default or bool(options.global_ranks_in_group)  # torch gives the default none
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
-    name = "world" if is_default else str(options.group_id)
+    described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
+    name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
     if size == 1:
         known = ranks if in_world else None
         return group_over(solo(name, known, timeout_s), options.store)

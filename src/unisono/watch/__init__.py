@@ -8,6 +8,7 @@ monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py                   from records to a verdict
 alignment.py, steps.py        ranks that are shifted, by their lines; within a step
+slow.py                       a rank for which the others wait, again and again
 report.py, failure.py         what is said, saved and read again; the report of an exception
 job_view.py                   the records of a whole job, whichever host they are on
 stacks.py, stack_server.py    stacks, how a process answers whoever asks for them, and where it is
@@ -143,7 +144,7 @@ def _watch_torch() -> None:
     if _monitor is not None:
         from unisono.watch.attach import attach, detach
 
-        steps.count_optimizer_steps()
+        steps.count_training_steps()
         attach(_monitor.settings.check, _explain, _before_leaving)
         _detach = detach
 

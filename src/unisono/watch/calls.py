@@ -3,7 +3,7 @@ call, who waits, who is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.comm.engine import Operation
@@ -118,15 +118,25 @@ class Wait:
 def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) -> list[Wait]:
     """Every call in flight, of one process (a number alone: of this host) or of all, the oldest
     first."""
-    found = [
+    return sorted(_calls_in(IN_FLIGHT, groups, process), key=lambda wait: wait.record.arrived_s)
+
+
+def finished_calls(groups: Iterable[GroupRecords], process: Process | int) -> list[Wait]:
+    """Every call of one process that is over."""
+    return _calls_in(("finished",), groups, process)
+
+
+def _calls_in(
+    states: Sequence[str], groups: Iterable[GroupRecords], process: Process | int | None
+) -> list[Wait]:
+    return [
         Wait(group, member, record)
         for group in groups
         for member in group.ranks
         if _is_of(member, process)
         for record in member.records
-        if record.state in IN_FLIGHT
+        if record.state in states
     ]
-    return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
 def _is_of(member: RankRecords, process: Process | int | None) -> bool:

@@ -45,7 +45,7 @@ class Whereabouts:
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     it is inside a call of a communication library, as far as its stack tells; `source` are the
-    lines around `location`.
+    lines around `location`, `callers` the user's lines that led there, the nearest first.
     """
 
     state: str = ""
@@ -54,13 +54,14 @@ class Whereabouts:
     in_call: bool = True
     stack: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
 
 
 Ask = Callable[[Process], Whereabouts]
 _BALANCE = 1 << 24
 _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
-_ENDED = ("has ended", "exited with code 0")
+_ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has come to the end of its program."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
@@ -82,6 +83,16 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
                 found = _of_threads(group, found, records) or _shifted(group, found)
                 return add_history(found, [group])
     return None
+
+
+def with_stacks(report: Report, group: GroupRecords, ask: Ask) -> Report:
+    """The report of a mismatch with where all ranks are now; most are still in that call."""
+    described = {
+        member.rank: describe_rank(member, ask(member.process), arrived=True)
+        for member in group.ranks
+    }
+    ranks = tuple(replace(described[rank.rank], calls=rank.calls) for rank in report.ranks)
+    return replace(report, ranks=ranks)
 
 
 def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) -> Report | None:
@@ -462,6 +473,7 @@ def describe_rank(
         last=_last_of(member),
         stack=where.stack,
         source=where.source,
+        callers=where.callers,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
-from unisono.comm.shared_memory.records import GroupRecords
+from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -76,13 +76,26 @@ def _from_records(error: GroupError, view: JobView) -> Report | None:
     if different is not None:
         return different
     own = newest_calls(own_groups, view.me)
-    return hang(view.groups, own[0], view.where) if own else None
+    lost = error.peer if isinstance(error, PeerLost) else -1
+    gone = {m.process for group in own_groups for m in group.ranks if m.rank == lost}
+
+    def where(process: Process) -> Whereabouts:
+        """A process that has left may not be able to answer any more, and is not there yet."""
+        found = view.where(process)
+        is_mute = process in gone and not found.state and not found.location
+        return Whereabouts(state="left the group") if is_mute else found
+
+    return hang(view.groups, own[0], where) if own else None
 
 
 def _groups_of(error: GroupError, view: JobView) -> list[GroupRecords]:
     """The group at hand, and others of its name."""
     return [
-        group for group in view.groups if group.name == error.group and group.backend != CREATIONS
+        group
+        for group in view.groups
+        if group.name == error.group
+        and group.backend != CREATIONS
+        and any(member.process == view.me for member in group.ranks)
     ]
 
 

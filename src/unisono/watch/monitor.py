@@ -19,11 +19,20 @@ from unisono.comm.shared_memory.segment_listeners import listeners, tell_launche
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
-from unisono.watch.calls import CREATIONS, Wait, newest_calls, snapshot, waits, with_creations
+from unisono.watch.calls import (
+    CREATIONS,
+    Wait,
+    finished_calls,
+    newest_calls,
+    snapshot,
+    waits,
+    with_creations,
+)
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
+from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import StackServer, request_stacks, whereabouts
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
@@ -41,8 +50,8 @@ _PATIENT_TIMES = 3
 """How many times as long the hosts beyond the first eight wait before they ask all others."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
-_SHIFTED = -2
-"""Stands for a call's number where a step is meant."""
+_SHIFTED, _SLOW = -2, -3
+"""Stand for a call's number where a step is meant, or all calls."""
 
 _logger = logging.getLogger("unisono")
 
@@ -60,8 +69,11 @@ class Monitor:
         self._explained: set[str] = set()
         self._stack_server = StackServer(settings.stack_signal)
         self._reported: set[tuple[tuple[int, int], int]] = set()
+        self._awaited: dict[tuple[tuple[int, int], int], Wait] = {}
         self._saved = 0
         self._steps: dict[tuple[int, int], steps.Steps] = {}
+        self._slowness: dict[tuple[int, int], Slowness] = {}
+        self._slow_told_s: dict[tuple[int, int], float] = {}
         self._trace: Trace | None = None
         self._held: Trace | None = None
         self._traces = 0
@@ -119,6 +131,7 @@ class Monitor:
         self._retire()
         self._look_for_differences(with_creations(read_process(os.getpid(), _LAST)))
         self._look_at_steps()
+        self._look_for_slow_ranks(read_process(os.getpid(), _LAST), at_the_end=True)
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -218,6 +231,7 @@ class Monitor:
         groups = own_groups(with_creations(read_process(me, _LAST)))
         self._look_for_differences(groups)
         self._look_at_steps()
+        self._look_for_slow_ranks(groups)
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -233,11 +247,22 @@ class Monitor:
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
-                self._keep(report, key)
-                if self._speaks(view, still[0], report):
+                if self._keep(report, key) and self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
+                    self._awaited[key] = still[0]
                 if report.kind == "cycle":
                     tell_launcher(report.to_text())
+        self._tell_what_went_on(groups)
+
+    def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
+        """Say of calls that were reported to hang that they do not any more."""
+        for key, wait in list(self._awaited.items()):
+            over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
+            if over:
+                del self._awaited[key]
+                ended_s = over[0].record.ended_s or time.monotonic()
+                waited_s = ended_s - wait.record.arrived_s
+                _logger.warning("unisono.watch: %s went on after %.0f s", wait, waited_s)
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is not over: asking everybody where they are takes time, and what
@@ -265,8 +290,10 @@ class Monitor:
 
     def _tell_mismatch(self, group: GroupRecords, report: Report) -> None:
         """Report that calls differ, once; the job may end by it."""
-        self._keep(report, (group.segment, -1))
-        if self._is_lowest(group):
+        if self._is_lowest(group):  # which asks all others where they are
+            request_stacks(member.pid for member in group.ranks)
+            report = diagnose.with_stacks(report, group, self.where)
+        if self._keep(report, (group.segment, -1)) and self._is_lowest(group):
             _logger.warning("unisono.watch: %s", report)
             tell_launcher(report.to_text())
 
@@ -295,9 +322,25 @@ class Monitor:
 
     def _tell_shift(self, group: GroupRecords, report: Report | None) -> None:
         """Report that a rank is shifted, once; the program may go on."""
-        if report is not None:
-            self._keep(report, (group.segment, _SHIFTED))
-            if self._is_lowest(group):
+        if report is None or not self._keep(report, (group.segment, _SHIFTED)):
+            return
+        if self._is_lowest(group):
+            _logger.warning("unisono.watch: %s", report)
+
+    def _look_for_slow_ranks(self, groups: list[GroupRecords], at_the_end: bool = False) -> None:
+        """Say that the others wait for one rank, once that has been so for a while; and at the
+        end, if there is much more to say then."""
+        for group in groups:
+            if len(group.ranks) < max(2, group.size) or group.ranks[0].pid != os.getpid():
+                continue
+            known = self._slowness.setdefault(group.segment, Slowness())
+            known.look(group, self.where)
+            told_s = self._slow_told_s.get(group.segment, 0.0)
+            if known.seen_s < (2 * told_s or self.settings.hang_s) or (told_s and not at_the_end):
+                continue
+            report = known.report(group)
+            if report is not None and self._keep(report, (group.segment, _SLOW)):
+                self._slow_told_s[group.segment] = known.seen_s
                 _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
@@ -305,11 +348,14 @@ class Monitor:
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 
-    def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> None:
-        """Remember a report, and that what `key` names needs no other."""
+    def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> bool:
+        """Remember a report, and that what `key` names needs no other; whether it is news."""
         self._reported.add(key)
+        if any(known.verdict == report.verdict for known in self.reports):
+            return False
         self.reports.append(report)
         self.save(report, how)
+        return True
 
     def save(self, report: Report, how: str) -> None:
         """Write a report into the folder for them, if there is one. `how` begins the name of its

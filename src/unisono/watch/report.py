@@ -48,7 +48,8 @@ class RankReport:
     `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
     the call that it is in, `last` the last one that it finished, `state` what the system says,
     `stack` where it is, line by line. `source` are the lines around `place`, with a mark; `calls`
-    its last ones, the oldest first; `host` is the name of its host, where a job has several.
+    its last ones, the oldest first; `host` is the name of its host, where a job has several;
+    `callers` are the user's lines that led to `place`, the nearest first.
 
     >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
     'is in data.py:41 in load'
@@ -67,6 +68,7 @@ class RankReport:
     source: tuple[str, ...] = ()
     calls: tuple[CallReport, ...] = ()
     host: str = ""
+    callers: tuple[str, ...] = ()
 
     def name(self) -> str:
         """ "rank 1", or "rank 1 (global 3)" where its number in the world is another.
@@ -105,7 +107,7 @@ class RankReport:
 @dataclass(frozen=True)
 class Report:
     """What is wrong with a `group` on a `backend`. `verdict` says it in one sentence, `details` say
-    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled",
+    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled", "slow",
     "elsewhere" or "failed".
 
     `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
@@ -144,6 +146,8 @@ class Report:
             ):
                 last = f"; the last call that it finished: {rank.last}" if rank.last else ""
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
+            if rank.callers and rank.rank in self.culprits:
+                lines.append(f"  {rank.name()} came there by {' < '.join(rank.callers)}")
         return "\n".join(lines)
 
     def to_text(self) -> str:

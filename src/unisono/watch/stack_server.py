@@ -32,6 +32,7 @@ from unisono.watch.stacks import (
     Stack,
     as_text,
     from_faulthandler,
+    is_users,
     lines_around,
     of_program,
     own_stacks,
@@ -53,6 +54,7 @@ _logger = logging.getLogger("unisono")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", "scatter")
 _MOST_LINES = 40
+_CALLERS = 4
 
 
 class StackServer:
@@ -220,6 +222,7 @@ def whereabouts(
         in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
         source=lines_around(frame.file, frame.line) if frame else (),
+        callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
     )
 
 

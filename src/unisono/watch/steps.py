@@ -1,4 +1,5 @@
-"""Steps: how many calls each rank made between two steps of its optimizer, or two marks.
+"""Steps: how many calls each rank made between two marks: the program's own, else the forward
+passes of DDP in training, else the steps of optimizers. All are noticed by torch's own hooks.
 
 A call that one rank leaves out, where the next one looks the same on the same line, shifts that
 rank by one for good, and no comparison of calls can see it. But the records bear the step in which
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.comm.engine import native
@@ -21,11 +22,13 @@ _ENOUGH = 2
 """After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers
 step at different times never have so many."""
 
-_hook: Any = None
+_hooks: dict[str, Any] = {}
 are_counted = False
 """Whether this process has counted a step."""
 are_marked = False
 """Whether the program marks its steps itself."""
+are_forward = False
+"""Whether the forward passes of DDP are the steps."""
 
 
 def mark() -> None:
@@ -36,21 +39,41 @@ def mark() -> None:
     _count()
 
 
-def count_optimizer_steps() -> None:
-    """Count every step of one of torch's optimizers as a step of its thread, from now on."""
-    global _hook
+def count_training_steps() -> None:
+    """Count the forward passes of every DDP that is made from now on, or, while there are none, the
+    steps of torch's optimizers, as steps of their thread."""
+    from torch.nn.modules.module import register_module_module_registration_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    if _hook is None and not are_marked:
-        _hook = register_optimizer_step_post_hook(_count)
+    if not _hooks and not are_marked:
+        _hooks["optimizer"] = register_optimizer_step_post_hook(_count)
+        _hooks["module"] = register_module_module_registration_hook(_notice_ddp)
 
 
 def stop_counting() -> None:
-    """Stop counting the steps of optimizers."""
-    global _hook
-    hook, _hook = _hook, None
-    if hook is not None:
-        hook.remove()
+    """Stop counting what nobody marks."""
+    global are_forward
+    are_forward = False
+    while _hooks:
+        _hooks.popitem()[1].remove()
+
+
+def _notice_ddp(module: Any, name: str, child: Any) -> None:
+    if name == "module" and type(module).__name__ == "DistributedDataParallel":
+        module.register_forward_pre_hook(_begin_iteration)
+
+
+def _begin_iteration(module: Any, _: Any) -> None:
+    """An iteration has begun, whatever a rank skips of it."""
+    global are_forward
+    from torch import compiler, is_grad_enabled
+
+    if compiler.is_compiling() or not (_hooks and module.training and is_grad_enabled()):
+        return
+    are_forward = True
+    if "optimizer" in _hooks:
+        _hooks.pop("optimizer").remove()
+    _count()
 
 
 def _count(*_: Any) -> None:
@@ -83,6 +106,7 @@ class Steps:
         self._even = 0
         self._last_even = -1
         self._last_call = 0
+        self._bases: list[int] = []
 
     def look(self, group: GroupRecords) -> Shift | None:
         """The first step that is over on all ranks and in which they made different numbers of
@@ -90,6 +114,7 @@ class Steps:
         calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
             return None
+        calls = self._since_the_group_was_made(calls)
         first = max(records[0].step for records in calls)
         last = min(records[-1].step for records in calls) - 1
         for step in range(max(first, self._last_even + 1), last + 1):
@@ -101,6 +126,21 @@ class Steps:
             elif step > first:  # the step before is known, too
                 return self._shift(calls, step, ends)
         return None
+
+    def _since_the_group_was_made(self, calls: list[list[Record]]) -> list[list[Record]]:
+        """The calls with their steps counted from the first one of which all records are known:
+        ranks may have made other numbers of steps before."""
+        if not self._bases:
+            number = max(records[0].call or 0 for records in calls)
+            steps = [
+                next((record.step for record in records if record.call == number), 0)
+                for records in calls
+            ]
+            self._bases = [step - min(steps) for step in steps]
+        return [
+            [replace(record, step=record.step - base) for record in records] if base else records
+            for base, records in zip(self._bases, calls, strict=True)
+        ]
 
     def _shift(
         self, calls: Sequence[Sequence[Record]], step: int, ends: Sequence[int]
@@ -120,7 +160,7 @@ class Steps:
             1,
             min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
         )
-        if not are_marked and more and more % whole == 0:
+        if not (are_marked or are_forward) and more and more % whole == 0:
             return None  # an optimizer that one rank did not step: the calls are fine
         examples = _examples(calls, step, odd[0] if odd else 0)
         since = self._last_even + 1

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unisono.comm.shared_memory.records import GroupRecords, Record
-from unisono.watch.calls import by_number
+from unisono.watch.calls import CREATIONS, by_number
 
 # of the bytes that a record holds: what each rank gives, as nccl-tests counts (docs/diagnosis.md)
 _WIDE = ("all_gather", "gather")
 _LATE_S = 0.001
 """An arrival counts as late from here on, if it is also later than the transfer takes."""
+_NOTABLE = 0.02
+"""The share of the time from which on it is worth a line that ranks wait for one."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +88,16 @@ class Summary:
         return "\n".join(lines)
 
     def stragglers(self) -> list[tuple[int, int]]:
-        """Ranks (of their groups) that came last in more than half of the calls in which somebody
-        was late, and in how many calls.
+        """Ranks (of their groups) that came last in more than half of the calls of one kind, and by
+        a notable part of the time, and in how many calls.
 
         >>> unisono.watch.Summary(wall_s=0.0, calls=()).stragglers()
         []
         """
         late: dict[int, int] = {}
         for call in self.calls:
-            if call.latest >= 0 and call.latest_count * 2 > call.count:
+            much = call.latest_count * call.latest_by_s > _NOTABLE * self.wall_s
+            if call.latest >= 0 and call.latest_count * 2 > call.count and much:
                 late[call.latest] = late.get(call.latest, 0) + call.latest_count
         return sorted(late.items(), key=lambda item: -item[1])
 
@@ -117,6 +120,8 @@ def summarise(groups: Iterable[GroupRecords]) -> Summary:
     groups = list(groups)
     table: dict[tuple[str, str, str, int, int], list[_CompleteCall]] = {}
     for group in groups:
+        if group.backend == CREATIONS:
+            continue
         for records in by_number(group).values():
             call = _complete_call(group, records)
             if call is not None:

@@ -12,7 +12,7 @@ from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
 from unisono.watch import diagnose
-from unisono.watch.calls import IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
+from unisono.watch.calls import CREATIONS, IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
 from unisono.watch.report import Report
 from unisono.watch.stack_server import whereabouts
 
@@ -105,7 +105,7 @@ def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
     for pids, groups in _connected(snapshot(_ranks_of_this_user())):
         if of is not None and of not in pids | {parent_of(pid) for pid in pids}:
             continue
-        rows = [row for group in groups for row in _rows(group)]
+        rows = [row for group in groups if group.backend != CREATIONS for row in _rows(group)]
         report = known.of(groups)
         if report is not None:
             rows = [as_reported(row, report) for row in rows]

@@ -1,0 +1,102 @@
+"""A slow rank: for whom the others wait, how long, and where it is meanwhile.
+
+What counts is the time from the last but one arrival to the last: nobody else is to blame for that.
+One long wait (a checkpoint, a compilation) is no slow rank; one in most calls is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from unisono.comm.shared_memory.records import GroupRecords, RankRecords
+from unisono.watch.calls import by_number, find_member, line_of, waits
+from unisono.watch.diagnose import Ask
+from unisono.watch.report import Report, add_history
+
+_CALLS = 20
+_SHARE = 0.1
+"""From which share of the time on that all others wait for one rank."""
+_MOST = 0.6
+"""In which share of the calls it has to be the last."""
+_LATE_S = 0.0005
+_ASK_S = 0.6  # a process that has just told where it is says the same again
+
+
+class Slowness:
+    """What the lowest rank of a group knows of it. Of many calls some are looked at, the newest."""
+
+    def __init__(self) -> None:
+        self.seen_s = 0.0
+        self._seen = 0
+        self._until_s = 0.0
+        self._calls = 0
+        self._steps: set[int] = set()
+        self._lates: Counter[int] = Counter()
+        self._waited_s: Counter[int] = Counter()
+        self._places: Counter[str] = Counter()
+        self._ask_again_s = 0.0
+
+    def look(self, group: GroupRecords, ask: Ask) -> None:
+        """Take account of the calls that are over since the last look; and, where a rank is slow
+        and awaited, of where it is now."""
+        for number, records in by_number(group).items():
+            ends = [record.ended_s for record in records.values()]
+            if number <= self._seen or len(records) < group.size or None in ends:
+                continue
+            arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
+            end_s = max(end for end in ends if end is not None)
+            self.seen_s += end_s - max(self._until_s, arrivals[0][0])
+            self._seen, self._until_s = number, end_s
+            self._calls += 1
+            self._steps.add(records[arrivals[0][1]].step)
+            gap_s, last = arrivals[-1][0] - arrivals[-2][0], arrivals[-1][1]
+            if gap_s > _LATE_S:
+                self._lates[last] += 1
+                self._waited_s[last] += gap_s  # type: ignore[assignment]
+        slow = self._slow(group)
+        own = group.ranks[0]
+        is_awaited = bool(waits([group], own.process)) or slow is own
+        if slow is not None and is_awaited and time.monotonic() > self._ask_again_s:
+            self._ask_again_s = time.monotonic() + _ASK_S
+            where = ask(slow.process)
+            if not where.in_call and where.location:
+                doing = f", in {where.doing}" if where.doing else ""
+                self._places[f"{line_of(where.location)}{doing}"] += 1
+
+    def _slow(self, group: GroupRecords) -> RankRecords | None:
+        """The rank for which the others wait."""
+        for rank, waited_s in self._waited_s.most_common(1):
+            is_often = self._lates[rank] > _MOST * self._calls
+            if self._calls >= _CALLS and is_often and waited_s > _SHARE * self.seen_s:
+                return find_member(group, rank)
+        return None
+
+    def report(self, group: GroupRecords) -> Report | None:
+        """Who is slow, if anybody is: what it costs, and where it was seen most often."""
+        member = self._slow(group)
+        if member is None:
+            return None
+        waited_s, lates = self._waited_s[member.rank], self._lates[member.rank]
+        on = f" on {member.host}" if member.host else ""
+        unit, count = ("step", len(self._steps)) if len(self._steps) > 1 else ("call", self._calls)
+        verdict = (
+            f"rank {member.global_rank}{on} is slow: all others waited for it in {lates} of "
+            f"{self._calls} calls of group {group.name}, {waited_s / count * 1e3:.3g} ms per {unit}"
+            f", {waited_s:.3g} of {self.seen_s:.3g} s ({waited_s / self.seen_s:.0%})"
+        )
+        site = ""
+        for place, times in self._places.most_common(1):
+            site = place.partition(",")[0]
+            verdict += f"; {times} of {self._places.total()} times it was in {place}"
+        report = Report(
+            kind="slow",
+            verdict=verdict,
+            group=group.name,
+            backend=group.backend,
+            operation="",
+            call=None,
+            culprits=(member.rank,),
+            site=site,
+        )
+        return add_history(report, [group])
