@@ -1,4 +1,4 @@
-"""The models in Promela are of this code: real ranks do what the models' processes do, in that order."""
+"""The models in Promela are of this code: real ranks take their steps, in that order."""
 
 from __future__ import annotations
 
