@@ -1,5 +1,5 @@
-"""Check every property of the models in Promela with spin; and that it would be noticed if the protocol
-were another one."""
+"""Check every property of the models in Promela with spin; and that another protocol would violate
+it."""
 
 from __future__ import annotations
 
