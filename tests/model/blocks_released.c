@@ -11,6 +11,10 @@ struct stat {
     long st_size;
 };
 
+/* Each rank is a process of one thread, whose locks are its own. */
+#define pthread_mutex_lock(lock) ((void)(lock))
+#define pthread_mutex_unlock(lock) ((void)(lock))
+
 static void give_back(char *memory);
 
 #include "blocks.c"
