@@ -138,10 +138,11 @@ def calls_of(size_bytes: int) -> int:
     return 100 if size_bytes <= KIB else 20 if size_bytes <= 64 * KIB else 1
 
 
-def main() -> None:
+def parser_of(text: str) -> argparse.ArgumentParser:
+    """What the measurements between emulated hosts have in common; `text` is the module's."""
     parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0],
-        epilog=__doc__.partition("\n\n")[2],
+        description=text.partition("\n\n")[0],
+        epilog=text.partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--hosts", type=int, default=2)
@@ -150,6 +151,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="of each cable, in Gbit/s")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
     parser.add_argument("--collectives", nargs="+", default=list(CALLS), choices=CALLS)
+    parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
+    parser.add_argument("--repeats", type=int, default=1, help="of the whole, with new processes")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    return parser
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--backends",
         nargs="+",
@@ -157,11 +166,8 @@ def main() -> None:
         help="strict and rounded are unisono with UNISONO_STRICT_ORDER or UNISONO_ROUND_HALVES",
     )
     parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
-    parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
-    parser.add_argument("--repeats", type=int, default=1, help="of the whole, with new processes")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")
     parser.add_argument("--goals", action="store_true", help="hold the figures against the goals")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     options = parser.parse_args()
     if options.hosts < 2 or options.ranks < 1:
         parser.error("there must be 2 hosts or more, and a rank on each")

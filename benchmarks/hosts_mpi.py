@@ -13,7 +13,6 @@ the same machine, a moment apart, with nothing beside.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import shutil
@@ -24,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hosts import CALLS, HEADERS, PING_PONG, SIZES, Setting, calls_of, least_bytes
+from hosts import HEADERS, PING_PONG, Setting, calls_of, least_bytes, parser_of
 
 SOURCE = Path(__file__).with_suffix(".c")
 Key = tuple[str, int]
@@ -32,21 +31,8 @@ Key = tuple[str, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0],
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=2, help="on each host")
-    parser.add_argument("--placement", choices=("block", "cyclic"), default="block")
-    parser.add_argument("--rate", type=float, default=1.0, help="of each cable, in Gbit/s")
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
-    parser.add_argument("--collectives", nargs="+", default=list(CALLS), choices=CALLS)
-    parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
-    parser.add_argument("--repeats", type=int, default=1, help="of the whole, with new processes")
+    parser = parser_of(__doc__)
     parser.add_argument("--against", type=Path, help="what hosts.py --json has written")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     options = parser.parse_args()
     setting = Setting(
         hosts=options.hosts,

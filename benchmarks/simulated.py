@@ -74,7 +74,7 @@ def calibrated() -> Topology:
     calls = [(tosses(FEW), 8), (tosses(MANY), 8), ("ring", LARGE)]
     few_s, many_s, large_s = unisono.launch(times_s, 2, (calls,))[0]
     reduce_bytes_per_s = LARGE / max(unisono.launch(adding_s, 2))
-    hop_s = (many_s - few_s) / (MANY - FEW)
+    hop_s = max(0.0, many_s - few_s) / (MANY - FEW)
     call_s = max(0.0, few_s - FEW * hop_s)
     moving_s = large_s - call_s - 2 * hop_s - LARGE / 2 / reduce_bytes_per_s
     flat = Topology.flat(hop_s, LARGE / moving_s, reduce_bytes_per_s=reduce_bytes_per_s)

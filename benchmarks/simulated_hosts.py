@@ -34,8 +34,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
 SIZES = (8, KIB, MIB, 64 * MIB)
 POST_BYTES = 1504
 """Bytes per rank up to which a call fits into the posts by which ranks meet: csrc/layout.h."""
-CHUNK_BYTES = 512 * KIB
-"""Of each lane, row or broadcast: csrc/lanes.c."""
+LANE_BYTES, ROW_BYTES = 512 * KIB, 256 * KIB
+"""Of a chunk, for each lane or broadcast, and for each rank's row: csrc/lanes.c."""
 BURST_BYTES = 256 * KIB
 """What a cable lets pass at once: tests/hosts/namespaces.py."""
 
@@ -46,15 +46,14 @@ def schedule_of(name: str, size_bytes: int, setting: Setting) -> Schedule:
     own = size_bytes // ranks if name == "all_gather" else size_bytes
     if own <= POST_BYTES:
         return find(name, "mates").schedule(ranks, node_size=setting.ranks)
-    cut_bytes = {
-        "all_reduce": size_bytes // setting.ranks,
-        "broadcast": size_bytes,
-        "all_gather": size_bytes // ranks,
-        "reduce_scatter": size_bytes // ranks,
+    pieces = {
+        "all_reduce": size_bytes / setting.ranks / LANE_BYTES,
+        "broadcast": size_bytes / LANE_BYTES,
+        "all_gather": size_bytes / ranks / ROW_BYTES,
+        "reduce_scatter": size_bytes / ranks / ROW_BYTES,
         "all_to_all": 1,  # from rank to rank, all at once
     }[name]
-    pieces = math.ceil(cut_bytes / CHUNK_BYTES)
-    return find(name, "lanes").schedule(ranks, node_size=setting.ranks, pieces=pieces)
+    return find(name, "lanes").schedule(ranks, node_size=setting.ranks, pieces=math.ceil(pieces))
 
 
 def simulate_s(figure: Figure, topology: Topology, setting: Setting) -> float:

@@ -33,3 +33,11 @@ class TwoBackends:
         tensor = torch.tensor([value], dtype=torch.float64)
         self.comm.all_reduce(tensor, "max")
         return float(tensor)
+
+    def mean(self, value: float) -> float:
+        """The mean of the ranks' values, on every rank."""
+        import torch
+
+        tensor = torch.tensor([value], dtype=torch.float64)
+        self.comm.all_reduce(tensor, "avg")
+        return float(tensor)

@@ -7,6 +7,7 @@
 typedef struct place { /* of bytes in a rank's own part of a block */
     uint64_t block, offset;
 } place;
+static const uint64_t NO_BLOCK = UINT64_MAX; /* in place of a block: the offset is an address of the rank's own */
 bool find_place(un_group *g, const char *data, size_t bytes, place *found);
 void begin_reading(un_group *g); /* until end_reading every block stays mapped */
 char *address_of(un_group *g, int rank, place where, size_t bytes); /* NULL: there is no such */

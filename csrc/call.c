@@ -18,9 +18,6 @@ enum {
     REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
 };
 
-/* In a posted signature, where a refusal would be: what this rank gives lies in a block. */
-static const uint64_t IN_BLOCK = 1 << 23;
-
 static uint64_t signature_of_call(const un_call *call) {
     return signature_of(call->operation, call->reduction, call->root, call->dtype);
 }
@@ -38,7 +35,7 @@ un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     return (un_posted){.call = number,
                        .operation = (un_operation)(signature & 0xff),
                        .reduction = (un_reduction)(signature >> 8 & 0xff),
-                       .refused = (un_status)(signature >> 16 & 0x7f),
+                       .refused = (un_status)(signature >> 16 & 0x3f),
                        .root = (int16_t)(signature >> 24 & 0xffff),
                        .dtype = (un_dtype)(signature >> 40),
                        .bytes = read_word(&p->bytes),
@@ -63,7 +60,7 @@ static uint64_t hash_of(const execution *x) {
 static void post_call(execution *x, un_status refusal) {
     un_group *g = x->g;
     post *mine = post_of(g, g->rank, x->number);
-    uint64_t signature = signature_of_call(x->call) | (x->in_block ? IN_BLOCK : 0);
+    uint64_t signature = signature_of_call(x->call) | x->marks;
     if (refusal) signature = refusal_of(x->call, refusal);
     uint64_t bytes = refusal ? 0 : x->bytes, hash = refusal ? 0 : hash_of(x);
     write_word(&mine->signature, signature);
@@ -94,7 +91,7 @@ static bool same_hash(uint64_t a, uint64_t b) {
 }
 
 static bool same_call(const post *a, const post *b) {
-    return !((read_word(&a->signature) ^ read_word(&b->signature)) & ~IN_BLOCK) &&
+    return !((read_word(&a->signature) ^ read_word(&b->signature)) & ~(uint64_t)MARKS) &&
            read_word(&a->bytes) == read_word(&b->bytes) &&
            same_hash(read_word(&a->hash), read_word(&b->hash));
 }
@@ -170,23 +167,23 @@ static un_status move(execution *x) {
     return UN_OK;
 }
 
-/* How many of those who give have it in blocks: all, or some, which then bring it to slots. */
+/* How many of those who give let it be read: all, or some, which then bring it to slots. */
 enum { NONE, SOME, ALL };
 
-static int givers_in_blocks(const execution *x) {
-    int givers = 0, in_blocks = 0;
+static int readable_givers(const execution *x) {
+    int givers = 0, readable = 0;
     for (int rank = 0; rank < x->g->ranks; rank++) {
         if (!is_giver(x, rank)) continue;
         givers++;
-        in_blocks += (read_word(&post_of(x->g, rank, x->number)->signature) & IN_BLOCK) != 0;
+        readable += (read_word(&post_of(x->g, rank, x->number)->signature) & READABLE) != 0;
     }
-    return !in_blocks ? NONE : in_blocks == givers ? ALL : SOME;
+    return !readable ? NONE : readable == givers ? ALL : SOME;
 }
 
-/* What those in blocks have not brought yet, they bring now, and everybody waits for it. */
+/* What was to be read in its place is brought now, and everybody waits for it. */
 static un_status bring_late(execution *x) {
     un_group *g = x->g;
-    if (x->in_block) x->bring(x, 0);
+    if (x->marks) x->bring(x, 0);
     un_status status = finish_turn(x, true);
     if (!status) g->calls.turns++;
     return status;
@@ -209,7 +206,7 @@ static un_status prepare(execution *x) {
 }
 
 static void bring_and_post(execution *x) {
-    if (!x->in_block) x->bring(x, 0);
+    if (!x->marks) x->bring(x, 0);
     post_call(x, UN_OK);
 }
 
@@ -222,9 +219,9 @@ static un_status meet_and_move(execution *x) {
     record_start(x->g, x->record);
     if (x->takes_lanes) return run_lanes(x);
     if (x->call->schedule) return run_schedule(x);
-    int in_blocks = x->may_be_direct ? givers_in_blocks(x) : NONE;
-    if (in_blocks == ALL) return run_direct(x);
-    if (in_blocks == SOME) status = bring_late(x);
+    int readable = x->may_be_direct ? readable_givers(x) : NONE;
+    if (readable == ALL && (status = run_direct(x)) != UN_REFUSED) return status;
+    if (readable != NONE) status = bring_late(x);
     return status ? status : move(x);
 }
 
@@ -334,7 +331,7 @@ bool need_not_wait(const un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++)
         if (atomic_load_explicit(&post_of(g, rank, number)->call, memory_order_acquire) < number)
             return false;
-    return !g->worker.begun->may_be_direct || givers_in_blocks(g->worker.begun) == NONE;
+    return !g->worker.begun->may_be_direct || readable_givers(g->worker.begun) == NONE;
 }
 
 un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_leave) {

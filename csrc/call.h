@@ -35,8 +35,12 @@ struct execution {
     void (*settle)(execution *x);      /* what is known only after the meeting; may be NULL */
     size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
     bool may_be_direct; /* large enough; equal on all ranks, where they bring alike */
-    bool in_block; /* what we give lies where the peers can read it, see direct.c */
+    uint32_t marks; /* where what we give lies, if the peers can read it there, see direct.c */
 };
+
+/* Marks in a posted signature, where a refusal would be: what this rank gives lies where its peers can read
+ * it, and not in blocks alone. */
+enum { READABLE = 1 << 23, IN_PROCESS = 1 << 22, MARKS = READABLE | IN_PROCESS };
 
 /* Run a work's call, with the call lock; waiting is done by the hooks and timeout of `hooks`. If
  * they interrupt it before its data moves, and it `may_leave`, it is UN_NOT_YET over, and begun. */
@@ -62,7 +66,7 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
 un_status plan_schedule(execution *x);
 un_status run_schedule(execution *x);
 
-/* direct.c: calls in which the givers' memory is in blocks. */
+/* direct.c: calls in which the peers read the givers' memory. UN_REFUSED: the kernel refuses it. */
 void plan_direct(execution *x);
 bool is_giver(const execution *x, int rank);
 un_status run_direct(execution *x);

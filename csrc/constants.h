@@ -27,6 +27,13 @@ enum {
      * through slots (benchmarks/shared.py). */
     DIRECT_FROM = 4 * 1024,
     CROWDED_FROM = 64 * 1024, /* N1, 4 ranks: four times costs 26% at 64 KiB */
+    /* Parts of ordinary tensors are read by the kernel from here on, up to there. Less: system calls cost
+     * more than a second copy within the cache. More: both are bound by memory. */
+    READ_FROM = 64 * 1024,
+    READ_CROWDED_FROM = 256 * 1024, /* all_to_all alone */
+    READ_MOST = 4 * 1024 * 1024,
+    READING_RANKS = 4, /* of an all_gather; with more, slots that all read from one cache win */
+    READ_AT_ONCE = 1024 * 1024, /* between two looks at the abort word */
     BYPASS_FROM = 8 * 1024 * 1024, /* outputs are written past the cache. N1: no difference */
     COPIED_BYTES = 16 * 1024, /* combined, and then copied to slots and other outputs out of the nearest
                                * cache: storing to both at once takes longer by a quarter on x86.

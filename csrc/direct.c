@@ -1,8 +1,11 @@
-/* Direct calls: what the givers pass lies in blocks, and needs no slots.
+/* Direct calls: peers read what the givers pass where it lies, and it needs no slots.
  *
- * A rank whose input lies in its part of a block posts where, and brings nothing. Once all have
- * posted, everybody knows whether all who give much did so: then takers read that memory itself. If
- * only some did, they bring their first pieces late, and the call goes on as any other (call.c).
+ * A rank whose input lies in its part of a block posts where, and brings nothing. So does one with a
+ * large input in memory of its own, if the kernel's copy of that is likely to cost less than two of
+ * ours (reading.c). Once all have posted, everybody knows whether all who give much did so: then takers
+ * read that memory itself. If only some did, they bring their first pieces late, and the call goes on as
+ * any other (call.c); so it does for all if the kernel refuses a read, which each rank says and all
+ * wait to hear.
  *
  * Most calls only read what is not theirs. In all_reduce and reduce each rank combines its share of
  * everybody's input into everybody's output. So that nobody writes into memory whose owner has gone
@@ -11,6 +14,7 @@
  */
 #include "blocks.h"
 #include "call.h"
+#include "reading.h"
 #include "stream.h"
 #include "watcher.h"
 
@@ -34,11 +38,27 @@ static size_t given_bytes(const execution *x) {
     return most;
 }
 
+static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
+
+/* Whether a rank's own memory should be read by the kernel. Not in one turn: such a call may be posted long
+ * before its rank goes on with it. */
+static bool pays_to_read(const execution *x) {
+    un_operation o = x->call->operation;
+    size_t ranks = (size_t)x->g->ranks, bytes = has_pairs(x) ? given_bytes(x) : x->bytes / ranks;
+    size_t least = x->g->crowded ? READ_CROWDED_FROM : READ_FROM;
+    bool gathers = o == UN_ALL_GATHER && x->turns > 1 && ranks <= READING_RANKS && !x->g->crowded;
+    return (gathers || o == UN_ALL_TO_ALL) && bytes >= least && bytes <= READ_MOST &&
+           may_read_peers(x->g);
+}
+
 static bool place_stream(execution *x, const un_stream *s, place *where) {
     *where = (place){0};
     if (!s->bytes) return true;
     const char *data = stream_direct(s, 0, s->bytes);
-    return data && find_place(x->g, data, s->bytes, where);
+    if (!data || find_place(x->g, data, s->bytes, where)) return data;
+    *where = (place){NO_BLOCK, (uintptr_t)data};
+    x->marks |= IN_PROCESS;
+    return pays_to_read(x);
 }
 
 /* In place, a part that is read by a peer is overwritten by what comes from it. */
@@ -54,7 +74,7 @@ static bool is_written(const execution *x, int rank) {
     return x->call->operation != UN_REDUCE || rank == x->call->root;
 }
 
-/* Write down where our input lies; false: not in our part of a block. */
+/* Write down where our input lies; false: not where peers can read it. */
 static bool post_places(execution *x) {
     un_group *g = x->g;
     const un_call *call = x->call;
@@ -77,16 +97,16 @@ static bool post_places(execution *x) {
     }
 }
 
-static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
-
 void plan_direct(execution *x) {
     un_group *g = x->g;
     size_t least = g->direct_from;
     x->may_be_direct = g->ranks > 1 && x->call->operation != UN_BARRIER &&
                        (has_pairs(x) || x->bytes >= least);
-    x->in_block = x->may_be_direct && x->needs_slice &&
-                  atomic_load_explicit(&g->blocks.count, memory_order_relaxed) &&
-                  (!has_pairs(x) || given_bytes(x) >= least) && post_places(x);
+    if (!x->may_be_direct || !x->needs_slice) return;
+    bool in_block = atomic_load_explicit(&g->blocks.count, memory_order_relaxed) &&
+                    (!has_pairs(x) || given_bytes(x) >= least);
+    bool readable = (in_block || pays_to_read(x)) && post_places(x);
+    x->marks = readable ? READABLE | x->marks : 0;
 }
 
 /* -- after it -------------------------------------------------------------------------------------- */
@@ -111,10 +131,30 @@ static un_status find_given(execution *x, int source, size_t index, size_t bytes
     return *found ? UN_OK : fail(x->g, UN_DAMAGED, source);
 }
 
+/* What `source` has at `from` in its own memory, all of it, into `to`. */
+static un_status take_by_kernel(execution *x, const un_stream *to, int source, uint64_t from) {
+    bool whole = stream_direct(to, 0, to->bytes);
+    size_t step = whole ? READ_AT_ONCE : COPIED_BYTES;
+    char bounce[COPIED_BYTES];
+    un_status status = UN_OK;
+    for (size_t done = 0; !status && done < to->bytes; done += step) {
+        size_t some = to->bytes - done < step ? to->bytes - done : step;
+        char *target = whole ? stream_direct(to, done, some) : bounce;
+        bool is_read = read_peer(x->g, source, target, from + done, some);
+        if (is_read && !whole) stream_write(to, done, bounce, some, false);
+        atomic_thread_fence(memory_order_acquire); /* a giver that fails may change it after that */
+        status = look_at_abort(x->g);
+        if (!status && !is_read) status = UN_REFUSED;
+    }
+    return status || peer_lives(x->g, source) ? status : UN_REFUSED;
+}
+
 /* Part `part` of what `source` gives, all of it, into `to`. */
 static un_status take_directly(execution *x, const un_stream *to, int source, size_t part) {
     if (!to->bytes) return UN_OK;
     size_t pitch = x->g->calls.post_pitch[source];
+    if (!pitch && places_of(x, source)[part].block == NO_BLOCK)
+        return take_by_kernel(x, to, source, places_of(x, source)[part].offset);
     char *from = post_of(x->g, source, x->number)->payload + part * pitch;
     un_status status = pitch ? UN_OK : find_given(x, source, part, to->bytes, &from);
     for (size_t done = 0; !status && done < to->bytes; done += COPIED_AT_ONCE) {
@@ -261,13 +301,34 @@ static un_status move_directly(execution *x) {
     return status;
 }
 
+static bool is_read_by_kernel(const execution *x) {
+    uint64_t signatures = 0;
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        signatures |= read_word(&post_of(x->g, rank, x->number)->signature);
+    return signatures & IN_PROCESS;
+}
+
+/* Whether the kernel has refused it to anybody, once all have finished. */
+static bool is_unread(const execution *x) {
+    bool unread = false;
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        unread |= read_word(&control_of(x->g, rank)->unread) == x->number;
+    return unread;
+}
+
 un_status run_direct(execution *x) {
     un_group *g = x->g;
+    bool by_kernel = is_read_by_kernel(x);
     begin_reading(g);
     un_status status = move_directly(x);
     end_reading(g);
-    if (!status) status = finish_turn(x, is_giver(x, g->rank));
+    if (status == UN_REFUSED) {
+        write_word(&control_of(g, g->rank)->unread, x->number);
+        status = UN_OK;
+    }
+    if (!status) status = finish_turn(x, by_kernel || is_giver(x, g->rank));
     g->calls.turns++;
+    if (!status && by_kernel && is_unread(x)) return UN_REFUSED;
     bool writes = x->call->operation == UN_ALL_REDUCE || x->call->operation == UN_REDUCE;
     if (status && writes) wait_for_writers(x);
     return status;

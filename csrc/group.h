@@ -6,6 +6,7 @@
  * call, collectives     one call from post to end; what each collective brings, combines and takes
  * constants             in what pieces, from which sizes on, and how long to look before sleeping
  * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
+ * reading               memory of a peer's own, which the kernel copies
  * schedules             all_reduce or broadcast by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
  * reduce, kernels       arithmetic, once per instruction set, and the choice among them
@@ -144,6 +145,11 @@ struct un_group {
         _Atomic uint32_t count;
         uint32_t readers; /* calls under way that may use any of them */
     } blocks;
+
+    struct { /* reading.c */
+        uint64_t proof;
+        flag_t count; /* of the reads so far */
+    } reading;
 
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */

@@ -148,6 +148,8 @@ void forget_parcels(un_group *g);
 
 /* lanes.c */
 un_status run_lanes(execution *x);
+
+/* host_data.c */
 bool receive_data(spread *s, const wire *head, const void *data, size_t bytes, remote_data *remote);
 void settle(transfer *const *transfers, size_t count);
 

@@ -82,11 +82,12 @@ typedef struct record {
     flag_t signature; /* as in a post; a message's root is its peer */
     flag_t bytes;     /* that this rank gives, or takes where it gives nothing */
     flag_t arrived, started, ended; /* in ticks */
-    _Atomic uint32_t state; /* below; of a failure, the status in the upper half */
+    _Atomic uint32_t state; /* below; of a failure, the status above; then the thread */
     _Atomic uint32_t site; /* its number, and above it the step in which the call was made */
 } record;
 
 enum record_state { QUEUED = 1, ARRIVED, MOVING_DATA, FINISHED, FAILED };
+enum { THREAD_SHIFT = 24 }; /* of the state: above it is the number of the thread */
 enum { SITE_BITS = 12 }; /* of its number; sites so far apart have other texts by then */
 
 typedef struct site_text { /* of the site with this number; another may replace it */
@@ -121,7 +122,9 @@ typedef struct control {
     flag_t waiting_tag;
     flag_t unmatched; /* messages of that peer which are here and have another tag, */
     flag_t unmatched_tag; /* and the tag of the oldest */
-    flag_t writing; /* the call in which we write into our peers' memory, see direct.c */
+    flag_t writing; /* the call in which we write into our peers' memory, see direct.c, */
+    flag_t unread;  /* and the one in which the kernel would not let us read it */
+    flag_t proof;   /* where our process has a word by which readers know it, see reading.c */
     _Alignas(LINE_BYTES) flag_t asked; /* a peer wants to know where we are: in which call of its */
     _Alignas(LINE_BYTES) note notes[UN_NOTES];
     _Alignas(LINE_BYTES) post posts[2];
@@ -139,7 +142,9 @@ typedef struct header {
     uint64_t nonce;
     uint32_t cores;
     _Alignas(LINE_BYTES) flag_t abort; /* 0, or status, rank and call of the first fault */
-    _Alignas(LINE_BYTES) flag_t decisions[DECISIONS]; /* each a serial, and the value of the first */
+    _Alignas(LINE_BYTES) flag_t decisions[UN_BOOKS][DECISIONS]; /* each a serial, and the
+                                                               * value of the first */
+    _Alignas(LINE_BYTES) flag_t unreadable; /* ranks cannot, or must not, read each other's memory */
 } header;
 
 #endif

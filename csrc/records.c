@@ -35,6 +35,23 @@ static _Thread_local uint32_t step;
 
 void un_count_step(void) { step++; }
 
+/* Another for each thread that calls, in the upper 8 bits; the main thread's is 1. */
+static uint32_t thread_mark(void) {
+    static _Atomic uint32_t others;
+    static _Thread_local uint32_t mark;
+    if (!mark) {
+        bool is_main = gettid() == getpid();
+        uint32_t other = 2 + atomic_fetch_add_explicit(&others, 1, memory_order_relaxed) % 254;
+        mark = (is_main ? 1 : other) << THREAD_SHIFT;
+    }
+    return mark;
+}
+
+static void change_state(record *r, uint32_t state) {
+    uint32_t thread = atomic_load_explicit(&r->state, memory_order_relaxed) & ~0u << THREAD_SHIFT;
+    atomic_store_explicit(&r->state, thread | state, memory_order_relaxed);
+}
+
 /* What a record bears of the site's number, once its text stands in our control block. */
 static uint32_t note_site(un_group *g, const un_site *site) {
     if (!site) return 0;
@@ -65,7 +82,7 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
     write_word(&r->arrived, ticks());
     uint32_t where = note_site(g, site) | step << SITE_BITS;
     atomic_store_explicit(&r->site, where, memory_order_relaxed);
-    atomic_store_explicit(&r->state, state, memory_order_relaxed);
+    atomic_store_explicit(&r->state, thread_mark() | state, memory_order_relaxed);
     atomic_store_explicit(&r->number, number, memory_order_release);
     return number;
 }
@@ -78,22 +95,21 @@ void record_call(un_group *g, uint64_t number, uint64_t call) {
     record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->call, call);
-    atomic_store_explicit(&r->state, ARRIVED, memory_order_relaxed);
+    change_state(r, ARRIVED);
 }
 
 void record_start(un_group *g, uint64_t number) {
     record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->started, ticks());
-    atomic_store_explicit(&r->state, MOVING_DATA, memory_order_relaxed);
+    change_state(r, MOVING_DATA);
 }
 
 void record_end(un_group *g, uint64_t number, un_status status) {
     record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->ended, ticks());
-    uint32_t state = status ? FAILED | (uint32_t)status << 16 : FINISHED;
-    atomic_store_explicit(&r->state, state, memory_order_relaxed);
+    change_state(r, status ? FAILED | (uint32_t)status << 16 : FINISHED);
 }
 
 /* -- calls of other libraries ------------------------------------------------------------------ */
@@ -142,7 +158,7 @@ bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t abou
     if (!seen || (about && seen != about)) return false;
     memcpy(text, n->text, UN_TEXT_BYTES);
     text[UN_TEXT_BYTES - 1] = 0;
-    atomic_thread_fence(memory_order_acquire); /* the copy is not made after what follows */
+    atomic_thread_fence(memory_order_acquire); /* the text was read before we look again */
     return atomic_load(&n->about) == seen;
 }
 

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 10u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 12u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -49,6 +49,7 @@ typedef enum un_operation {
     UN_SEND, /* messages, in records */
     UN_RECV,
     UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks tell each other when they make a block */
+    UN_NEW_GROUP, /* in records: another library makes a group; `bytes` names its members */
 } un_operation;
 
 typedef enum un_reduction {
@@ -338,6 +339,11 @@ int un_group_owner(un_group *group, const char *data, size_t bytes);
  * (or -1) is needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
+/* Large calls on ordinary memory let the kernel copy it from process to process, where it does
+ * (reading.c); not any more in this group, on any rank. And how often this rank has had it copied. */
+void un_group_forbid_reading(un_group *group);
+uint64_t un_group_reads(const un_group *group);
+
 /* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
  * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without
  * having closed the group, its flag is raised by UN_FLAG_RELEASED. NULL: there are none any more.
@@ -391,8 +397,15 @@ void un_group_abort(un_group *group, const char *reason);
 
 /* The value that the first member proposed under this serial, a number above those of earlier
  * decisions; -1: so many have followed that it is forgotten, or this is a forked child. It does not
- * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it. */
-int64_t un_group_decide(un_group *group, uint32_t serial, uint32_t value);
+ * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it.
+ * Whoever proposes UN_NOTHING only looks: -1 if nobody has proposed anything. Decisions of the
+ * program and of the survivors of a group have serials of their own. */
+typedef enum un_book { UN_OF_PROGRAM, UN_OF_SURVIVORS, UN_BOOKS } un_book;
+#define UN_NOTHING UINT32_MAX
+int64_t un_group_decide(un_group *group, un_book book, uint32_t serial, uint32_t value);
+
+/* Whether a rank has closed the group. */
+bool un_group_has_closed(const un_group *group, int rank);
 
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
@@ -401,6 +414,8 @@ typedef enum un_note {
                   and type, those of what arrived (of a send zeros), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
+    UN_COMING, /* whether it goes on in a group of the survivors, */
+    UN_CHOICE, /* and who it thinks they are */
     UN_NOTES,
 } un_note;
 

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -22,6 +23,7 @@
 typedef struct peer {
     uint64_t identity;
     int pidfd;
+    int pid; /* 0: not asked for yet; -1: none */
     unsigned users; /* memberships in groups */
     bool dead;
     int64_t ending; /* see un_failure.detail */
@@ -258,6 +260,34 @@ bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     *ending = dead ? p->ending : 0;
     pthread_mutex_unlock(&watch.lock);
     return dead;
+}
+
+/* -1: it is in another namespace, or has ended, or there is no /proc. */
+static int read_pid(int pidfd) {
+    char path[64], line[64];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", pidfd);
+    FILE *facts = fopen(path, "re");
+    while (facts && !pid && fgets(line, sizeof line, facts)) sscanf(line, "Pid: %d", &pid);
+    if (facts) fclose(facts);
+    return pid > 0 ? pid : -1;
+}
+
+int pid_of_peer(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    peer *p = g->watching.peers[rank];
+    if (p && !p->pid) p->pid = read_pid(p->pidfd);
+    int pid = p && p->pid > 0 ? p->pid : 0;
+    pthread_mutex_unlock(&watch.lock);
+    return pid;
+}
+
+bool peer_lives(const un_group *g, int rank) {
+    pthread_mutex_lock(&watch.lock);
+    const peer *p = g->watching.peers[rank];
+    bool lives = p && !poll(&(struct pollfd){.fd = p->pidfd, .events = POLLIN}, 1, 0);
+    pthread_mutex_unlock(&watch.lock);
+    return lives;
 }
 
 static void forget_peer(peer *gone) {

@@ -23,6 +23,7 @@ BAD = {
     "UNISONO_UCX": "/nowhere/libucp.so",
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",
+    "UNISONO_READ_PEERS": "never",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_STRICT_ORDER": "rank",

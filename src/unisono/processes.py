@@ -14,6 +14,8 @@ from pathlib import Path
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
 _STATES |= {"R": "is running", "S": "is asleep", "I": "is idle", "Z": "has ended", "X": "has ended"}
 _PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER = 0x59616D61
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
 """Makes a rank of a launch or a test write down where it is; no program uses this number."""
@@ -134,6 +136,16 @@ def end_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before we could ask
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def let_siblings_read(parent_pid: int) -> None:
+    """Where Yama lets only ancestors read a process's memory, let the one that started this rank do
+    so and whatever it started: the other ranks."""
+    import ctypes
+
+    with contextlib.suppress(OSError):
+        if _YAMA.read_text().strip() == "1":
+            ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(parent_pid), 0, 0, 0)
 
 
 def describe_exit(code: int) -> str:

@@ -227,6 +227,11 @@ EAGER_SEND = Variable(
     "sends of at most so many bytes return before they are matched, as gloo's do",
     _whole(0, "a number of bytes"),
 )
+READ_PEERS = Variable(
+    "UNISONO_READ_PEERS",
+    "0: large tensors go through shared memory, not by the kernel from one process to the other",
+    _switch,
+)
 SITES = Variable(
     "UNISONO_SITES",
     "1: every call notes its source line, blocking ones too (about 0.3 us)",

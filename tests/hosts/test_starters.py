@@ -81,7 +81,9 @@ def test_mpirun(
     agent.chmod(0o755)
     command = [find_mpirun(), "--allow-run-as-root", "--host", "host0:2,host1:2"]
     command += ["--map-by", "slot" if placement == BLOCK else "node", "--bind-to", "none"]
-    command += ["--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+    says = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True).stdout
+    option, name = ("--mca", "rsh") if " 4." in says else ("--prtemca", "ssh")
+    command += [option, f"plm_{name}_agent", str(agent), option, f"plm_{name}_no_tree_spawn", "1"]
     command += ["-x", f"MASTER_ADDR={here.ipv4}", "-x", "MASTER_PORT=29400"]
     command += [sys.executable, str(script.path)]
     done = subprocess.run(

@@ -254,10 +254,11 @@ def handle_signals(rank: int, size: int, path: str) -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: handled.touch())
     with world(rank, path, "AB") as comm, open(f"{stacks}-{rank}", "w") as file:
         check_group(comm)
-        faulthandler.register(signal.SIGTERM, file)
+        # Of the other threads it would read what they change meanwhile.
+        faulthandler.register(signal.SIGTERM, file, all_threads=False)
         if rank == 0:
             for number in (signal.SIGTERM, signal.SIGUSR2):
-                threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+                threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), number)).start()
             comm.recv(torch.empty(1), 1)
         else:  # it hears nothing before both have been handled
             assert eventually(lambda: "in handle_signals" in Path(f"{stacks}-0").read_text(), 20)

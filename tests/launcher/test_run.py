@@ -514,3 +514,26 @@ def test_a_reader_that_goes_away_ends_the_run(program: WriteProgram) -> None:
     assert process.stderr is not None
     assert "Traceback" not in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.provokes
+def test_a_rank_that_was_left_out_of_a_call_is_told_apart_from_one_at_work(
+    program: WriteProgram,
+) -> None:
+    """Rank 1 has come to the end of its program, and is only slow to exit."""
+    script = program("""
+        import atexit, time
+        import numpy, unisono
+        comm = unisono.init()
+        atexit.register(time.sleep, 600)  # before anything of ours leaves
+        if comm.rank == 1:
+            comm.close()
+        else:
+            comm.all_reduce(numpy.ones(3))
+    """)
+    done = run(script, 2)
+    assert done.returncode == 1, done.stderr
+    text = "PeerLost: rank 1 closed group world after 0 calls; this rank was in all_reduce #1"
+    assert text in done.stderr
+    assert "rank 1 came to the end of the program, and was ended while exiting" in done.stderr
+    assert "still at work" not in done.stderr

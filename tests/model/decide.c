@@ -10,9 +10,9 @@ static int64_t decided[RANKS];
 
 static void *decide(void *argument) {
     un_group *g = argument;
-    decided[g->rank] = un_group_decide(g, 1, (uint32_t)g->rank);
+    decided[g->rank] = un_group_decide(g, UN_OF_PROGRAM, 1, (uint32_t)g->rank);
     /* The word of serial 1 serves for 1 + DECISIONS, too. */
-    if (g->rank == 2) assert(un_group_decide(g, 1 + DECISIONS, 7) == 7);
+    if (g->rank == 2) assert(un_group_decide(g, UN_OF_PROGRAM, 1 + DECISIONS, 7) == 7);
     return NULL;
 }
 

@@ -30,7 +30,7 @@ MISSING = """GenMC is not installed. As root, on Debian 12:
     autoreconf --install && ./configure --prefix=/opt/genmc && make -j2 && make install"""
 
 SMALLER = (
-    ("layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 256"),
+    ("layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 512"),
     ("layout.h", "#define POST_BYTES 1536 ", "#define POST_BYTES 64 "),
     ("layout.h", "char text[120];", "char text[8];"),
     ("layout.h", "char group_name[104];", "char group_name[8];"),

@@ -32,9 +32,10 @@ from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import GroupAborted, UnisonoError
 from unisono.watch import top
+from unisono.watch.alignment import find_shift
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import debug
-from unisono.watch.diagnose import Whereabouts, find_shift, hang, mismatch
+from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from datetime import timedelta
+from typing import cast
 
+from unisono import variables
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.doctor.self_test import Check, SelfTest, debug_communication
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch
 from unisono.world.environment import read_rank_info
+from unisono.world.world import resolve
 
 CALL_S = 20.0
 """How long a call may take before the backend counts as stuck."""
@@ -64,6 +69,31 @@ def _run(backend: str, folder: str) -> SelfTest:
         backend, store=store, rank=info.rank, world_size=info.size, timeout=limit
     )
     try:
-        return debug_communication(show=False)
+        result = debug_communication(show=False)
+        if backend == "unisono" and info.size > 1 and result.ok:
+            result = replace(result, checks=(*result.checks, _exchange_large_tensors()))
+        return result
     finally:
         dist.destroy_process_group()
+
+
+def _exchange_large_tensors() -> Check:
+    """Whether the kernel copies them from rank to rank."""
+    import torch
+
+    comm = resolve(None)
+    given = torch.full((comm.size << 16,), float(comm.rank))
+    out = torch.empty_like(given)
+    comm.all_to_all(out, given)
+    wanted = torch.arange(comm.size).repeat_interleave(1 << 16)
+    is_read = cast(SharedMemory, comm.transport).group.reads > 0
+    message = "copied once: the kernel lets ranks read each other's memory"
+    if not is_read:
+        message = f"copied twice, through shared memory: {_why_not()}"
+    return Check("large tensors", torch.equal(out, wanted.float()), message=message)
+
+
+def _why_not() -> str:
+    if variables.READ_PEERS.read_or_warn() is False:
+        return f"{variables.READ_PEERS.name} is 0"
+    return "the kernel or a sandbox does not let ranks read each other's memory"

@@ -21,6 +21,7 @@ from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.failures import causes, shorten
 from unisono.launcher.protocol import (
     FAILED,
+    FINISHED,
     STARTED,
     VALUE,
     Failure,
@@ -28,7 +29,7 @@ from unisono.launcher.protocol import (
     dumps,
     pack,
 )
-from unisono.processes import STACK_SIGNAL, end_with_parent
+from unisono.processes import STACK_SIGNAL, end_with_parent, let_siblings_read
 from unisono.torch_backend.autoload import inherit_store
 from unisono.world import world
 
@@ -39,6 +40,8 @@ def main() -> None:
     """Run as this rank; the launching process gave the numbers on the command line."""
     rank, parent_pid, instructions_fd, results_fd, stacks_fd = map(int, sys.argv[1:6])
     end_with_parent(parent_pid)
+    if variables.READ_PEERS.read_or_warn() is not False:
+        let_siblings_read(parent_pid)
     for descriptor in (results_fd, stacks_fd, *_rendezvous_descriptor()):
         os.set_inheritable(descriptor, False)  # they are ours, not our children's
     _connect_to_record_keeper()
@@ -152,6 +155,7 @@ def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
         sys.argv[0] = str(main.__file__) if is_module else name
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
+        results.send(FINISHED)
     except SystemExit:
         raise
     except BaseException as error:

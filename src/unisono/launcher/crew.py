@@ -16,7 +16,7 @@ from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import Rank
 from unisono.launcher.output import Lines, Listener, Stream
 from unisono.launcher.process import RankProcess
-from unisono.launcher.protocol import FAILED, STARTED, VALUE, unpack
+from unisono.launcher.protocol import FAILED, FINISHED, STARTED, VALUE, unpack
 
 SURVIVORS_S = 5.0
 """How long ranks may go on after one has failed: time to find out and to tidy up."""
@@ -151,6 +151,8 @@ class Crew:
             kind, payload = message
             if kind == STARTED:
                 rank.started = True
+            elif kind == FINISHED:
+                rank.finished = True
             elif kind == VALUE:
                 rank.value = payload
             elif kind == FAILED and not rank.ended_by_us:

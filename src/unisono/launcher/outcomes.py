@@ -57,6 +57,8 @@ class Rank:
     messages: bytearray = field(default_factory=bytearray)
     stack: bytearray = field(default_factory=bytearray)
     started: bool = False
+    finished: bool = False
+    """Whether its program has come to its end, and only the process is left."""
     value: bytearray | None = None
     failure: Failure | None = None
     failed_at: float | None = None
@@ -126,6 +128,8 @@ def _how(rank: Rank, code: int) -> str:
         return "raised"
     if rank.value is not None:
         return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
+    if rank.ended_by_us and rank.finished:
+        return "came to the end of the program, and was ended while exiting"
     if rank.ended_by_us:
         return "was ended while still at work" if rank.started else "was ended while starting"
     if rank.process.lost:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 STARTED = b"S"
+FINISHED = b"E"
 VALUE = b"V"
 FAILED = b"F"
 

@@ -24,7 +24,7 @@ from unisono.comm.shared_memory.segment_listeners import (
     receive_message,
 )
 from unisono.errors import UnisonoError
-from unisono.watch.calls import failed_calls, waits
+from unisono.watch.calls import failed_calls, waits, with_creations
 from unisono.watch.diagnose import Whereabouts, hang, mismatch
 from unisono.watch.report import Report, from_text
 from unisono.watch.traces import Trace
@@ -76,7 +76,7 @@ class RecordKeeper:
     def verdict(self, endings: Mapping[int, str]) -> Report | None:
         """What the records say of ranks that have all ended; `endings` says how, by process."""
         read = [read_segment(descriptor, _LAST) for descriptor in list(self._kept.values())]
-        groups = [group for group in read if group is not None]
+        groups = with_creations(group for group in read if group is not None)
         different = mismatch(groups)
         if different is not None:
             return different

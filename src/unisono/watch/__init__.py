@@ -6,7 +6,8 @@ nccl and mpi are watched from then on.
 
 monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
-diagnose.py, steps.py         from records to a verdict; ranks that differ within a step
+diagnose.py                   from records to a verdict
+alignment.py, steps.py        ranks that are shifted, by their lines; within a step
 report.py, failure.py         what is said, saved and read again; the report of an exception
 job_view.py                   the records of a whole job, whichever host they are on
 stacks.py, stack_server.py    stacks, how a process answers whoever asks for them, and where it is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,19 +14,22 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine import Operation, Status
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
-from unisono.watch.calls import PARTLY_HERE
+from unisono.watch.calls import MOST_MEMBERS, PARTLY_HERE
 from unisono.watch.monitor import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
 
 Explain = Callable[[WatchedProcessGroup], Any]
 _WATCHED = ("gloo", "nccl", "mpi")
 _HELPER = "_new_process_group_helper"
+_POSITIONAL = 6
+"""size, rank, members, backend, store, name"""
 _torch: Any = c10d
 _logger = logging.getLogger("unisono")
 
@@ -40,7 +44,13 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
 
     @functools.wraps(original)
     def helper(*args: Any, **named: Any) -> Any:
-        group, store = original(*args, **named)
+        end = _record(*args)  # in no context manager, whose lines would be the site
+        try:
+            group, store = original(*args, **named)
+        except BaseException:
+            end(Status.ABORTED)
+            raise
+        end(Status.OK)
         if isinstance(group, dist.ProcessGroup) and store is not None:
             group = _watch_group(group, store, check, explain, leave)
         return group, store
@@ -54,6 +64,30 @@ def detach() -> None:
     original = getattr(getattr(_torch, _HELPER), "original", None)
     if original is not None:
         setattr(_torch, _HELPER, original)
+
+
+def _record(*given: Any) -> Callable[[int], object]:
+    """Leave a record of a group that is made, among those of the world: which members, which line.
+    All ranks make all groups, and torch counts them, but for those whose names are not numbers.
+    What is returned ends the record."""
+    records = _records_of_world()
+    if records is None or len(given) < _POSITIONAL or not str(given[5]).isdigit():
+        return lambda status: None
+    members = given[2]
+    if dist.get_world_size() <= MOST_MEMBERS:
+        named = sum(1 << rank for rank in members)
+    else:
+        named = zlib.crc32(repr(list(members)).encode()) << MOST_MEMBERS // 2
+    record = records.record_open(Operation.NEW_GROUP, 0, -1, 0, named, int(given[5]))
+    return lambda status: records.record_end(record, status)
+
+
+def _records_of_world() -> Any:
+    """What writes records of the default group, if that is there and watched."""
+    group = dist.group.WORLD if dist.is_initialized() else None
+    if isinstance(group, WatchedProcessGroup):
+        return group.ledger.group
+    return getattr(getattr(getattr(group, "comm", None), "transport", None), "group", None)
 
 
 def _watch_group(

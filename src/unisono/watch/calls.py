@@ -4,18 +4,22 @@ call, who waits, who is missing."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.comm.engine import Operation
 from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
 from unisono.comm.shared_memory.group_parts import join_parts
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
-from unisono.errors import UnisonoError
+from unisono.errors import UnisonoError, name_ranks
 
 IN_FLIGHT = ("waiting", "moving")
 PARTLY_HERE = " on this machine"
 """How the name of a group ends whose other ranks are elsewhere."""
+CREATIONS = "torch"
+"""The backend of the calls that make groups."""
+MOST_MEMBERS = 64
+"""Of worlds with more ranks the members of a new group are known by a checksum only."""
 _UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 
@@ -31,7 +35,7 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
             continue
         seen.add(pid)
         try:
-            found = read_process(pid, last)
+            found = with_creations(read_process(pid, last))
         except UnisonoError:
             continue  # it has ended, or lives where we cannot see it
         for group in found:
@@ -40,6 +44,33 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
                 groups[group.segment, here] = group
                 todo += [pid for pid in here if pid not in seen]
     return join_parts(groups.values())
+
+
+def with_creations(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
+    """The calls by which torch makes groups, which stand among those of the world, taken out of it:
+    they are numbered by themselves, as if they were calls of another group."""
+    found = []
+    for group in groups:
+        made = [
+            tuple(replace(call, call=call.creation) for call in member.records if call.creation)
+            for member in group.ranks
+        ]
+        if any(made):
+            device, inode = group.segment
+            group_of_creations = replace(
+                group, backend=CREATIONS, ranks=_with(group, made), segment=(device, -1 - inode)
+            )
+            found.append(group_of_creations)
+            rest = [tuple(c for c in member.records if not c.creation) for member in group.ranks]
+            group = replace(group, ranks=_with(group, rest))
+        found.append(group)
+    return found
+
+
+def _with(group: GroupRecords, records: Iterable[tuple[Record, ...]]) -> tuple[RankRecords, ...]:
+    return tuple(
+        replace(member, records=own) for member, own in zip(group.ranks, records, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -150,6 +181,9 @@ def describe_call(record: Record, backend: str) -> str:
     operation = _OPERATIONS[record.operation]
     if operation is Operation.BARRIER:
         return record.operation
+    if operation is Operation.NEW_GROUP:
+        members = [rank for rank in range(MOST_MEMBERS) if record.bytes >> rank & 1]
+        return f"new_group of {name_ranks(members)}" if members else "new_group of other ranks"
     details = [record.dtype]
     if operation not in PAIRED and not (backend == "nccl" and operation in _UNEVEN_ON_NCCL):
         details.append(f"{record.count} elements")

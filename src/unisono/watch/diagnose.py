@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.on_rows.mismatches import find_majority, find_minority
+from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
     mismatch_text,
     stalled_ranks,
@@ -21,6 +21,7 @@ from unisono.comm.shared_memory.error_texts import (
 )
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
+from unisono.watch.alignment import LineShift, find_shift
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
@@ -56,6 +57,12 @@ class Whereabouts:
 
 
 Ask = Callable[[Process], Whereabouts]
+_BALANCE = 1 << 24
+_MOST_SIDES = 3
+"""How many kinds of calls a sentence lists."""
+_ENDED = ("has ended", "exited with code 0")
+"""How a process ends that has come to the end of its program."""
+_ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
 def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
@@ -71,28 +78,108 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
                 for r in range(group.size)
             ]
             if len({call for call in calls if call is not None}) > 1:
-                found = _shifted(group, _mismatch(group, number, calls, records))
+                found = _mismatch(group, number, calls, records)
+                found = _of_threads(group, found, records) or _shifted(group, found)
                 return add_history(found, [group])
     return None
+
+
+def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) -> Report | None:
+    """What was `found`, if two threads call on one group: which comes first is chance. (Torch's own
+    threads call, too, in the order of the program; their calls have no line.)"""
+    by_thread: dict[tuple[bool, str], list[int]] = {}
+    for rank, record in records.items():
+        if record.site:
+            key = record.thread == 1, f"{call_name(record)} at {line_of(record.site)}"
+            by_thread.setdefault(key, []).append(rank)
+    if len({is_main for is_main, _ in by_thread}) < 2:
+        return None
+    parts = [
+        f"{name_ranks(ranks)} made {call} in {'the main' if is_main else 'another'} thread"
+        for (is_main, call), ranks in sorted(by_thread.items())
+    ]
+    return replace(
+        found,
+        kind="threads",
+        verdict=_global(group, f"two threads call on group {group.name}: {', '.join(parts)}"),
+        culprits=tuple(sorted(records)),
+        site=line_of(next(r.site for r in records.values() if r.site and r.thread != 1)),
+        details=(
+            "calls of one group must come in one order on all ranks: give the thread a group of "
+            "its own",
+            *found.details,
+        ),
+    )
+
+
+def unbalanced(group: GroupRecords) -> int | None:
+    """The number of the first all_to_all of another library whose parts do not fit, by its records:
+    they say no more."""
+    for number, records in by_number(group).items():
+        is_whole = len(records) == group.size and group.backend != "unisono"
+        splits = [record.balance for record in records.values() if record.operation == "all_to_all"]
+        if is_whole and len(splits) == group.size and sum(splits) % _BALANCE:
+            return number
+    return None
+
+
+def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None) -> Report:
+    """Ranks that do not send in an all_to_all what their peers expect; `sizes` where all told."""
+    records = by_number(group)[number]
+    culprits = sizes.culprits() if sizes is not None else []
+    first = records[culprits[0] if culprits else 0]
+    name = f"{call_name(first)} of group {group.name} ({line_of(first.site)})"
+    verdict = f"what ranks send in {name} is not what others expect"
+    details: list[str] = []
+    if sizes is not None:
+        odd = f"{name_ranks(culprits)} differs from the others: " if len(culprits) == 1 else ""
+        verdict = f"parts of {name} do not fit: {odd}{sizes.verdict()}"
+        details = [f"rank {rank}: {sizes.of_rank(rank)}" for rank in range(group.size)]
+    found = Report(
+        kind="mismatch",
+        verdict=_global(group, verdict),
+        group=group.name,
+        backend=group.backend,
+        operation=first.operation,
+        call=number,
+        culprits=tuple(culprits) or tuple(range(group.size)),
+        site=line_of(first.site),
+        details=tuple(_global(group, line) for line in details),
+        ranks=_all_ranks(group),
+    )
+    return add_history(found, [group])
 
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls that differ often do so because a rank made one more, or less, long before: then that
     is the verdict, and what was found a detail of it."""
-    shifted = find_shift(group)
-    if shifted is None:
-        return found
-    verdict, rank, number, record = shifted
+    shift = find_shift(group)
+    return found if shift is None else _apart(group, shift, found)
+
+
+def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
+    """A rank whose calls are shifted, and what was `found` because of that."""
+    first = shift.calls[0]
+    found = found or Report("apart", "", group.name, group.backend, "", None, ())
     return replace(
         found,
         kind="apart",
-        verdict=_global(group, verdict),
-        operation=record.operation,
-        call=number,
-        culprits=(rank,),
-        site=line_of(record.site),
-        details=(found.verdict, *found.details),
+        verdict=_global(group, shift.sentence(group.name)),
+        operation=first.operation,
+        call=shift.number,
+        culprits=(shift.rank,),
+        site=line_of(first.site),
+        details=(*shift.window, *filter(None, (found.verdict, *found.details))),
+        ranks=found.ranks or _all_ranks(group),
     )
+
+
+def shifted_by_lines(group: GroupRecords) -> Report | None:
+    """A rank that is shifted beyond doubt, by the lines of its calls, though no call failed."""
+    shift = find_shift(group)
+    if shift is None or not shift.is_certain:
+        return None
+    return add_history(_apart(group, shift), [group])
 
 
 def _mismatch(
@@ -112,6 +199,12 @@ def _mismatch(
             f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where the "
             f"others called {others}: call #{number} of group {group.name}"
         )
+    elif len({*calls}) <= _MOST_SIDES:
+        sides: dict[str, list[int]] = {}
+        for rank in records:
+            sides.setdefault(describe_call(records[rank], group.backend), []).append(rank)
+        did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
+        verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     return Report(
         kind="mismatch",
@@ -125,33 +218,6 @@ def _mismatch(
         details=tuple(_global(group, line.strip()) for line in details[:-1]),
         ranks=tuple(_named(member, member.rank in records) for member in group.ranks),
     )
-
-
-def find_shift(group: GroupRecords) -> tuple[str, int, int, Record] | None:
-    """Where the calls of one rank ran apart from the others', by their lines: the sentence, the
-    rank, the call's number and its record. Only a shift counts: two branches of one program may
-    well make the same call on different lines."""
-    table = by_number(group)
-    for number, records in table.items():
-        following = table.get(number + 1, {})
-        lines = {rank: record.site for rank, record in records.items() if record.site}
-        if len(lines) < 2 or len(set(lines.values())) == 1:
-            continue
-        usual = find_majority(list(lines.values()))
-        odd = [rank for rank, line in lines.items() if line != usual]
-        if usual is None or len(odd) != 1:
-            continue
-        rank = odd[0]
-        own = records[rank]
-        others_next = {r.site for peer, r in following.items() if peer != rank}
-        example = next(record for peer, record in records.items() if peer != rank)
-        if rank in following and following[rank].site == usual and own.site not in others_next:
-            text = f"rank {rank} made a call that the others did not: {call_name(own)}"
-            return f"{text} of group {group.name} ({line_of(own.site)})", rank, number, own
-        if own.site in others_next and (rank not in following or following[rank].site != usual):
-            text = f"rank {rank} left out {call_name(example)}"
-            return f"{text} of group {group.name} ({line_of(usual)})", rank, number, example
-    return None
 
 
 def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
@@ -173,9 +239,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
             _global(group, f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}")
             for rank, count in enumerate(shift.counts)
         ),
-        ranks=tuple(
-            replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
-        ),
+        ranks=_all_ranks(group),
     )
     return add_history(found, [group])
 
@@ -284,8 +348,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
-    if odd.state and odd.last:
-        verdict += f" after {odd.last}"
+    if odd.state:
+        verdict += f" after {odd.last or '0 calls'}"
     site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
     found = Report(
         kind=kind,
@@ -297,7 +361,10 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         culprits=culprits,
         site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
-        details=tuple(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
+        details=(
+            *(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
+            *([_ASK_FOR_BRANCH] if odd.state in _ENDED and record.tag is None else []),
+        ),
         ranks=tuple(ranks),
     )
     return _shifted(group, found)
@@ -401,6 +468,13 @@ def describe_rank(
 def _named(member: RankRecords, arrived: bool) -> RankReport:
     """A rank of which no more is known than who it is."""
     return RankReport(member.rank, member.global_rank, member.pid, arrived, host=member.host)
+
+
+def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
+    """The ranks of a group in which nobody need wait."""
+    return tuple(
+        replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
+    )
 
 
 def _last_of(member: RankRecords) -> str:

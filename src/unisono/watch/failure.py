@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 
+from unisono.comm.shared_memory.records import GroupRecords
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -14,13 +15,13 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
 )
-from unisono.watch.calls import line_of, newest_calls
+from unisono.watch.calls import CREATIONS, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, describe_rank, hang, mismatch
 from unisono.watch.job_view import JobView, look_at_job, may_ask
 from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import is_users, short_path
 
-_LAST = 64
+_LAST = 256
 
 
 def report_of_error(error: GroupError, ask: Ask) -> Report | None:
@@ -39,7 +40,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
             return found
     verdict, *details = str(error).splitlines()
     view = view or look_at_job(ask, _LAST, wants_stacks=kind != "mismatch")
-    groups = [group for group in view.groups if group.name == error.group]
+    groups = _groups_of(error, view)
     ranks = []
     operation, site = "", ""
     for member in groups[0].ranks if groups else ():
@@ -70,19 +71,26 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
 
 def _from_records(error: GroupError, view: JobView) -> Report | None:
     """Who did not come, and why, where the records tell."""
-    groups = view.groups
-    different = mismatch(group for group in groups if group.name == error.group)
+    own_groups = _groups_of(error, view)
+    different = mismatch(own_groups)
     if different is not None:
         return different
-    own = [wait for wait in newest_calls(groups, view.me) if wait.group.name == error.group]
-    return hang(groups, own[0], view.where) if own else None
+    own = newest_calls(own_groups, view.me)
+    return hang(view.groups, own[0], view.where) if own else None
+
+
+def _groups_of(error: GroupError, view: JobView) -> list[GroupRecords]:
+    """The group at hand, and others of its name."""
+    return [
+        group for group in view.groups if group.name == error.group and group.backend != CREATIONS
+    ]
 
 
 def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
     """Whether the records say more than the exception does, and do not blame others: whoever
     comes late to a call that has failed finds everybody there, and ended."""
     if kind == "mismatch":
-        return found.kind == "apart"
+        return found.kind in ("apart", "threads")
     if kind == "stalled" or (found.kind == "stalled" and culprits):
         return found.kind == kind and found.culprits == culprits
     return True

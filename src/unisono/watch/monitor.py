@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from unisono.comm.engine import native
+from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.comm.shared_memory.record_reader import read_process, segments_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
-from unisono.watch.calls import Wait, newest_calls, snapshot, waits
+from unisono.watch.calls import CREATIONS, Wait, newest_calls, snapshot, waits, with_creations
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
 from unisono.watch.report import Report
@@ -38,6 +39,8 @@ _LAST = 64
 _LAST_OF_STEPS = 256
 _PATIENT_TIMES = 3
 """How many times as long the hosts beyond the first eight wait before they ask all others."""
+_TOLD_S = 2.0
+"""How long the ranks have to say how they split an all_to_all."""
 _SHIFTED = -2
 """Stands for a call's number where a step is meant."""
 
@@ -93,9 +96,15 @@ class Monitor:
             own = [
                 wait
                 for wait in newest_calls(groups, os.getpid())
-                if wait.group.name == group.ledger.name and wait.group.backend != "unisono"
+                if wait.group.name == group.ledger.name
+                and wait.group.backend not in ("unisono", CREATIONS)
             ]
-            report = diagnose.hang(groups, own[0], self.where) if own else None
+            number = diagnose.unbalanced(own[0].group) if own else None
+            if number is not None:
+                sizes = self._sizes_of(own[0].group, number)
+                report: Report | None = diagnose.unequal_splits(own[0].group, number, sizes)
+            else:
+                report = diagnose.hang(groups, own[0], self.where) if own else None
             settled = report is not None and report.kind != "hang"
             if settled or time.monotonic() > end:
                 self._explained.add(group.ledger.name)
@@ -108,7 +117,7 @@ class Monitor:
         """Report calls of watched groups that differ, before the records go; and leave none open
         that is over."""
         self._retire()
-        self._look_for_differences(read_process(os.getpid(), _LAST))
+        self._look_for_differences(with_creations(read_process(os.getpid(), _LAST)))
         self._look_at_steps()
 
     def tell_failures(self, error: BaseException | None) -> None:
@@ -206,7 +215,7 @@ class Monitor:
         """Report what has waited for too long, and calls that differ, once."""
         me = os.getpid()
         now = time.monotonic()
-        groups = own_groups(read_process(me, _LAST))
+        groups = own_groups(with_creations(read_process(me, _LAST)))
         self._look_for_differences(groups)
         self._look_at_steps()
         for wait in waits(groups, me):
@@ -216,7 +225,9 @@ class Monitor:
                 continue
             if not self._asks_for_host(wait):
                 continue
-            view = look_at_job(self.where, _LAST, meanwhile=self._stack_server.answer_if_asked)
+            view = look_at_job(
+                self.where, _LAST_OF_STEPS, meanwhile=self._stack_server.answer_if_asked
+            )
             still = [other for other in waits(view.groups, view.me) if _key(other) == key]
             report = diagnose.hang(view.groups, still[0], view.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
@@ -233,19 +244,43 @@ class Monitor:
         they answer is not why it waited if it went on meanwhile."""
         self._retire()
         me = os.getpid()
-        return any(_key(wait) == key for wait in waits(read_process(me, _LAST), me))
+        found = with_creations(read_process(me, _LAST))
+        return any(_key(wait) == key for wait in waits(found, me))
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
-        """Unisono's own groups compare their calls themselves; these do not."""
+        """Calls that differ (unisono's own groups compare those themselves), and ranks that are
+        shifted."""
         for group in groups:
-            if group.backend == "unisono" or (group.segment, -1) in self._reported:
+            if (group.segment, -1) in self._reported:
                 continue
-            report = diagnose.mismatch([group])
-            if report is not None:
-                self._keep(report, (group.segment, -1))
-                if self._is_lowest(group):
-                    _logger.warning("unisono.watch: %s", report)
-                    tell_launcher(report.to_text())
+            if group.backend != "unisono" and diagnose.mismatch([group]) is not None:
+                report = diagnose.mismatch([_with_all_records(group)])
+                if report is not None:
+                    self._tell_mismatch(group, report)
+            elif (number := diagnose.unbalanced(group)) is not None:
+                report = diagnose.unequal_splits(group, number, self._sizes_of(group, number))
+                self._tell_mismatch(group, report)
+            elif (group.segment, _SHIFTED) not in self._reported:
+                self._tell_shift(group, diagnose.shifted_by_lines(group))
+
+    def _tell_mismatch(self, group: GroupRecords, report: Report) -> None:
+        """Report that calls differ, once; the job may end by it."""
+        self._keep(report, (group.segment, -1))
+        if self._is_lowest(group):
+            _logger.warning("unisono.watch: %s", report)
+            tell_launcher(report.to_text())
+
+    def _sizes_of(self, group: GroupRecords, number: int) -> PairwiseSizes | None:
+        """How every rank split an all_to_all, once all have told, each when its own watch has seen
+        that they do not fit; None if they do not."""
+        end = time.monotonic() + _TOLD_S
+        watched = next((one for one in watched_groups if one.ledger.name == group.name), None)
+        while watched is not None and time.monotonic() < end:
+            told = watched.tell_splits(number)
+            if None not in told:
+                return PairwiseSizes([one[0] for one in told], [one[1] for one in told])
+            time.sleep(_BUSY_TICK_S)
+        return None
 
     def _look_at_steps(self) -> None:
         """Ranks that made another number of calls in a step; unisono's own groups, too, do not
@@ -256,11 +291,14 @@ class Monitor:
             if (group.segment, _SHIFTED) in self._reported or (group.segment, -1) in self._reported:
                 continue
             known = self._steps.setdefault(group.segment, steps.Steps())
-            report = diagnose.shifted_in_step(group, known)
-            if report is not None:
-                self._keep(report, (group.segment, _SHIFTED))
-                if self._is_lowest(group):
-                    _logger.warning("unisono.watch: %s", report)
+            self._tell_shift(group, diagnose.shifted_in_step(group, known))
+
+    def _tell_shift(self, group: GroupRecords, report: Report | None) -> None:
+        """Report that a rank is shifted, once; the program may go on."""
+        if report is not None:
+            self._keep(report, (group.segment, _SHIFTED))
+            if self._is_lowest(group):
+                _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest living rank of a group."""
@@ -319,6 +357,12 @@ class Monitor:
     def where(self, process: Process) -> diagnose.Whereabouts:
         """Where a process of this host is."""
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
+
+
+def _with_all_records(group: GroupRecords) -> GroupRecords:
+    """A group with all that is known of its calls: why they differ may lie far back."""
+    known = with_creations(read_process(os.getpid()))
+    return next((found for found in known if found.segment == group.segment), group)
 
 
 def _moves(group: GroupRecords) -> bool:

@@ -105,8 +105,8 @@ class RankReport:
 @dataclass(frozen=True)
 class Report:
     """What is wrong with a `group` on a `backend`. `verdict` says it in one sentence, `details` say
-    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "stalled", "elsewhere" or
-    "failed".
+    more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled",
+    "elsewhere" or "failed".
 
     `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
     `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is
@@ -134,7 +134,7 @@ class Report:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
         waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
-        if waiting and self.kind != "mismatch":
+        if waiting and self.waited_s and self.kind != "mismatch":
             lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
         for rank in self.ranks:
             if (

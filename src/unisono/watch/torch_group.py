@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 import threading
@@ -34,6 +35,9 @@ _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
 _LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
 _ABANDONED_S = 1.0
 _ELSEWHERE = 0x7FFF  # no rank of a ledger
+_SPLITS_KEPT = 256  # calls; a mismatch is found within a second or two
+PairSizes = tuple[list[int], list[int]]
+"""What a rank gives to each rank, and wants from each, in elements."""
 
 
 def _codes() -> dict[torch.dtype, int]:
@@ -107,6 +111,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._explain = explain
         self._leave = leave
         self._calls = 0
+        self._splits: deque[tuple[int, PairSizes]] = deque(maxlen=_SPLITS_KEPT)
         self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
         self._mark: _Mark | None = None
         self._name = inner.group_name
@@ -159,6 +164,20 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise
         self._end(record, _OK)
 
+    def tell_splits(self, number: int) -> list[PairSizes | None]:
+        """Tell the others how an all_to_all was split here; and what they have told, rank by
+        rank."""
+        known = dict(self._splits).get(number)
+        if known is not None:
+            self.ledger.tell(number, json.dumps(known))
+        told = []
+        for text in self.ledger.told(number):
+            try:
+                told.append(json.loads(text) if text else None)
+            except ValueError:  # too long for a note
+                told.append(None)
+        return told
+
     # -- messages --------------------------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Any:
@@ -178,6 +197,20 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if work is not None:
             self._flying.append((record, work, time.monotonic()))
         return work
+
+    def _begin_split(self, tensors: Any, given: Sequence[Any], number: int) -> int | None:
+        """The record of an all_to_all, whose root and reduction have the balance of its parts."""
+        splits = _splits(given, self.size())
+        if splits is None or len(self._ledger_ranks) <= self.size():  # not all are seen from here
+            return None
+        self._splits.append((number, splits))
+        self.ledger.tell(number, json.dumps(splits))  # gloo may end the process at once
+        mine, total = self.rank(), 0
+        for rank, (gives, wants) in enumerate(zip(*splits, strict=True)):
+            total += gives * _weight(mine, rank) - wants * _weight(rank, mine)
+        root = (total & 0xFFFF ^ 0x8000) - 0x8000
+        reduction = total >> 16 & 0xFF
+        return int(self._begin(Operation.ALL_TO_ALL, reduction, root, *_measure(tensors), number))
 
     # -- how it is done --------------------------------------------------------------------------
 
@@ -276,6 +309,28 @@ def _measure(tensors: Any) -> tuple[int, int]:
     return dtype, total
 
 
+def _weight(giver: int, taker: int) -> int:
+    """A number for each pair of ranks, so that no two errors cancel out but by accident."""
+    return (giver * 0x9E3779B1 + taker * 0x85EBCA77 + 0xC2B2AE3D) >> 7 | 1
+
+
+def _splits(given: Sequence[Any], size: int) -> PairSizes | None:
+    """What this rank gives to each and wants from each, in elements; None where that is not to be
+    seen."""
+    output, source, *more = given
+    if not isinstance(output, torch.Tensor):
+        sizes = [tensor.numel() for tensor in source], [tensor.numel() for tensor in output]
+        return sizes if len(sizes[0]) == len(sizes[1]) == size else None
+    wanted, gives = (more[0], more[1]) if len(more) > 1 else ((), ())
+    return _parts(source, gives, size), _parts(output, wanted, size)
+
+
+def _parts(tensor: Any, splits: Sequence[int], size: int) -> list[int]:
+    rows = splits or [tensor.shape[0] // size] * size
+    row = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 1
+    return [count * row for count in rows]
+
+
 def _describe(operation: int, tensors: Any, options: Any) -> tuple[int, int, int, int, int]:
     """Operation, reduction, root, type and bytes of a call."""
     reduction, root = 0, -1
@@ -295,7 +350,11 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
         options = given[-1] if given else None
         tensors = given[at] if at >= 0 else None
         number = self._calls = self._calls + 1
-        record = self._begin_given(operation, tensors, options, number)
+        record = None
+        if operation == Operation.ALL_TO_ALL:
+            record = self._begin_split(tensors, given, number)
+        else:
+            record = self._begin_given(operation, tensors, options, number)
         if record is None:
             record = self._begin(*_describe(operation, tensors, options), number)
         try:

@@ -44,6 +44,7 @@ class Operation(IntEnum):
     SEND = 10
     RECV = 11
     ALLOCATE = 12
+    NEW_GROUP = 13
 
 
 class Note:
@@ -53,6 +54,8 @@ class Note:
     SHAPE = 1
     ANSWER = 2
     REASON = 3
+    COMING = 4
+    CHOICE = 5
 
 
 REDUCTION_NUMBERS = {

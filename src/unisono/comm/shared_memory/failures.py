@@ -10,6 +10,7 @@ from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
 from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
+from unisono.comm.shared_memory.record_reader import read_segment
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -19,6 +20,7 @@ from unisono.errors import (
     MessageMismatch,
     PeerLost,
     list_ranks,
+    name_number,
     name_ranks,
 )
 from unisono.processes import state_of
@@ -46,7 +48,8 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         return _timeout(membership, name, call, culprit)
     if status == Status.PEER_CLOSED:
         who = _name_member(membership, culprit) if culprit >= 0 else "every other rank"
-        text = f"{who} closed group {name}; this rank was in {doing}"
+        after, own = _how_far(membership, culprit)
+        text = f"{who} closed group {name}{after}; this rank was in {doing}{own}"
         return PeerLost(text, rank=rank, group=name, call=call, peer=culprit)
     if status == Status.PEER_LOST:
         return describe_loss(membership, name, doing, culprit, detail, call)
@@ -115,6 +118,21 @@ def _on_this_host(membership: Membership, rank: int, about: int) -> str:
     if answer and state.letter != "T":
         return f"is at {answer}"
     return f"{state if state.letter else 'cannot be seen from here'} and did not answer"
+
+
+def _how_far(membership: Membership, peer: int) -> tuple[str, str]:
+    """After how many calls a rank left, and in which one this rank was; empty where that is not
+    known, or this rank was in a message."""
+    group = read_segment(membership.group.descriptor)
+    records = {member.rank: member.records for member in group.ranks} if group else {}
+    own = records.get(membership.rank, ())[-1:]
+    if not own or not own[0].call:
+        return "", ""
+    at = f" ({own[0].site.partition(' in ')[0]})" if own[0].site else ""
+    if peer not in records:
+        return "", f" #{own[0].call}{at}"
+    made = max((record.call or 0 for record in records[peer]), default=0)
+    return f" after {name_number(made, 'call')}", f" #{own[0].call}{at}"
 
 
 def _name_member(membership: Membership, rank: int) -> str:

@@ -8,8 +8,9 @@ and the processes behind the ranks are watched.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
-from unisono.comm.engine import Operation, Status
+from unisono.comm.engine import Note, Operation, Status
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
@@ -17,6 +18,7 @@ from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
+from unisono.comm.shared_memory.record_reader import note_writer
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
 
@@ -26,10 +28,10 @@ class Ledger:
     def __init__(self, membership: Membership, name: str, backend: str, global_rank: int) -> None:
         self.rank, self.size, self.name = membership.rank, membership.size, name
         self._membership = membership
-        self._group = membership.group
+        self.group = membership.group
         self._exceptions = GroupExceptions(membership, name)
-        self._group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
-        announce_segment(self._group.descriptor)
+        self.group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
+        announce_segment(self.group.descriptor)
         self.begin = membership.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
         self.begin_given = membership.group.record_given
@@ -37,6 +39,7 @@ class Ledger:
         tensors do not show what they are."""
         self.end = membership.group.record_end
         """(record, status): it is over."""
+        self._tell: Callable[[int, str], None] | None = None
 
     @classmethod
     def open(
@@ -63,17 +66,27 @@ class Ledger:
 
         Raises CollectiveMismatch, CollectiveTimeout or PeerLost.
         """
-        status = self._group.check(operation, reduction, root, dtype, size_bytes, record)
+        status = self.group.check(operation, reduction, root, dtype, size_bytes, record)
         if status != Status.OK:
             raise self._exceptions.call_error(status, Operation(operation), reduction, dtype)
 
     def endings(self) -> dict[int, str]:
         """How a process of the group ended, by its number, as far as that is known."""
-        status, culprit, _, detail = self._group.failure()
+        status, culprit, _, detail = self.group.failure()
         if status != Status.PEER_LOST or culprit < 0:
             return {}
         return {self._membership.members[culprit].pid: describe_ending(detail)}
 
+    def tell(self, about: int, text: str) -> None:
+        """Leave a text about a call for the other ranks, instead of the last one."""
+        if self._tell is None:
+            self._tell = note_writer(self.group.descriptor, "answer")
+        self._tell(about, text)
+
+    def told(self, about: int) -> list[str | None]:
+        """What each rank has left about a call."""
+        return [self.group.read_note(rank, Note.ANSWER, about) for rank in range(self.size)]
+
     def close(self) -> None:
         """Leave. The records go with the last member."""
-        self._group.close()
+        self.group.close()

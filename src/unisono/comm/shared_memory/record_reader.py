@@ -11,7 +11,7 @@ import contextlib
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -155,19 +155,27 @@ def _read_identity(memory: mmap.mmap, layout: RecordsLayout, rank: int) -> _Iden
 
 def leave_reason(text: str) -> None:
     """Say in every group of this process why it ends, for those who read its records later."""
-    note = text.encode()[: _NOTE.size - 9]
     for path in segments_of(os.getpid()):
         with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
-            mapped = map_segment(file.fileno(), mmap.ACCESS_WRITE)
-            if mapped is None:
-                continue
-            size, layout, memory = mapped
-            with memory:
-                for rank in range(size):
-                    known = _read_identity(memory, layout, rank)
-                    if known is not None and known[1] == os.getpid():
-                        at = layout.control(rank) + layout.reason
-                        _NOTE.pack_into(memory, at, ABOUT_MESSAGES, note)
+            leave = note_writer(file.fileno(), "reason")
+            leave(ABOUT_MESSAGES, text)
+
+
+def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
+    """What writes this process's note of a kind ("reason", "answer") into a segment: (about, text).
+    Raises UnisonoError if it is none, or this process is not in the group."""
+    mapped = map_segment(descriptor, mmap.ACCESS_WRITE)
+    if mapped is None:
+        raise _NotASegment("this is not the shared memory of a group")
+    size, layout, memory = mapped
+    for rank in range(size):
+        known = _read_identity(memory, layout, rank)
+        if known is not None and known[1] == os.getpid():
+            at = layout.control(rank) + getattr(layout, kind)
+            return lambda about, text: _NOTE.pack_into(
+                memory, at, about, text.encode()[: _NOTE.size - 9]
+            )
+    raise UnisonoError("this process is not in the group of this segment")
 
 
 def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: bytes) -> Record:
@@ -178,25 +186,30 @@ def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: by
     operation = Operation(signature & 0xFF)
     root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
     message = operation in (Operation.SEND, Operation.RECV)
+    makes_group = operation is Operation.NEW_GROUP
     reducing = operation in REDUCING
+    is_split = operation is Operation.ALL_TO_ALL
     site = where & (1 << _SITE_BITS) - 1
     return Record(
         number=number,
         operation=operation.name.lower(),
-        dtype="" if operation is Operation.BARRIER else dtype_name(signature >> 40),
+        dtype="" if operation is Operation.BARRIER or makes_group else dtype_name(signature >> 40),
         bytes=size_bytes,
-        call=None if message or not call else call,
+        call=None if message or makes_group or not call else call,
         tag=(call ^ 1 << 63) - (1 << 63) if message else None,
         peer=root if message and root >= 0 else None,
         root=root if operation in ROOTED else None,
         reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
         state=_STATES[state & 0xFFFF],
-        status=_STATUS_NAMES[state >> 16],
+        status=_STATUS_NAMES[state >> 16 & 0xFF],
         arrived_s=clock.seconds(arrived),
         started_s=clock.seconds(started) if started else None,
         ended_s=clock.seconds(ended) if ended else None,
         site=_text(sites, site, layout) if site else None,
         step=where >> _SITE_BITS,
+        thread=state >> 24,
+        creation=call if makes_group else 0,
+        balance=(signature >> 8 & 0xFF) << 16 | root & 0xFFFF if is_split else 0,
     )
 
 

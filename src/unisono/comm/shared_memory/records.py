@@ -30,6 +30,14 @@ class Record:
     site: str | None
     step: int = 0
     """The step of its thread in which it was called, modulo 2**20; see `unisono.watch.step`."""
+    thread: int = 0
+    """Another number for each thread of its process that calls; 1 is the main thread."""
+    creation: int = 0
+    """Its number among the calls of its process that make groups, where it is one of these; the
+    records of the world have them."""
+    balance: int = 0
+    """Of an all_to_all of another library: over all ranks these are 0 together, modulo 2**24, if
+    everybody sends what its peer expects."""
 
     @property
     def count(self) -> int:

@@ -1,0 +1,168 @@
+"""Steps of tensor-parallel inference: an all_reduce after each piece of computing.
+
+    python benchmarks/inference.py                       2 ranks, half a minute
+    python benchmarks/inference.py --ranks 8 --late-us 0 500 --json inference.json
+    python benchmarks/inference.py --deepspeed           with DeepSpeed's kernel, built on first use
+
+A step has 64 pieces, as 32 layers of a transformer do: each multiplies a few rows by a matrix of
+512 x 512, and adds what the ranks have, 8 to 64 KiB. "late" is how long another rank computes in
+each piece than the rest, by turns, which they wait for. All ways run in the same processes and take
+turns in an order shuffled anew.
+
+"us" is what an all_reduce adds to a piece: the median step, less the same step that communicates
+nothing, / 64. Where a rank is late, the others' waiting for it is in it. "CPU" is the processor
+time of all ranks for it, per rank, which is what waiting costs others on the same cores. gloo and
+unisono are called by torch.distributed, comm is unisono's own call, vllm its operator for CPUs,
+where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+from two_backends import TwoBackends
+
+import unisono
+
+PIECES, WIDTH = 64, 512
+SIZES = (8 << 10, 16 << 10, 64 << 10)
+NOTHING = "nothing"
+
+Reduce = Callable[[Any], object]
+
+
+def vllm_operator(rank: int, size: int, name: str) -> Reduce | None:
+    """The all_reduce of vLLM's CPU workers, if it is here."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    import torch
+
+    importlib.import_module("vllm._C")
+    handle = torch.ops._C.init_shm_manager(name, size, rank)
+    torch.ops._C.join_shm_manager(handle, name)
+    return lambda tensor: torch.ops._C.shm_allreduce(handle, tensor)
+
+
+def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Reduce]:
+    """Each way to add what the ranks have, in place."""
+    import torch
+    import torch.distributed as dist
+
+    ways: dict[str, Reduce] = {NOTHING: lambda tensor: None}
+    for name, group in world.groups.items():
+        ways[name] = lambda tensor, group=group: dist.all_reduce(tensor, group=group)
+    ways["comm"] = world.comm.all_reduce
+    if deepspeed_in:
+        deepspeed.load(deepspeed_in, world.comm, Path(folder).name)
+        ways["deepspeed"] = torch.ops.deepspeed.inference_all_reduce_
+    operator = vllm_operator(world.rank, world.size, Path(folder).name)
+    if operator is not None:
+        ways["vllm"] = operator
+    return ways
+
+
+def make_step(reduce: Reduce, size_bytes: int, late_s: float, world: TwoBackends) -> Reduce:
+    """One step in this way."""
+    import torch
+
+    x, weight = torch.ones(size_bytes // 4 // WIDTH, WIDTH), torch.eye(WIDTH)
+
+    def step(_: Any = None) -> None:
+        for piece in range(PIECES):
+            y = x @ weight
+            if late_s and piece % world.size == world.rank:
+                end = time.perf_counter() + late_s
+                while time.perf_counter() < end:
+                    pass
+            reduce(y)
+
+    return step
+
+
+def measure(
+    folder: str, sizes: Sequence[int], late_us: Sequence[int], turns: int, deepspeed_in: str
+) -> list[dict[str, Any]]:
+    """On each rank: everything by turns. What rank 0 returns is for all."""
+    world = TwoBackends(folder)
+    ways = ways_of(world, folder, deepspeed_in)
+    order, rows = random.Random(5), []  # the same on all ranks
+    for size_bytes in sizes:
+        for late in late_us:
+            steps = {
+                name: make_step(way, size_bytes, late / 1e6, world) for name, way in ways.items()
+            }
+            taken: dict[str, list[float]] = {name: [] for name in steps}
+            cpu: dict[str, list[float]] = {name: [] for name in steps}
+            for turn in range(-1, turns):  # the first one does not count
+                for name in order.sample(list(steps), len(steps)):
+                    world.comm.barrier()
+                    began, began_cpu = time.perf_counter(), time.process_time()
+                    steps[name](None)
+                    took = world.slowest(time.perf_counter() - began)
+                    used = world.mean(time.process_time() - began_cpu)
+                    if turn >= 0:
+                        taken[name].append(took)
+                        cpu[name].append(used)
+            medians = {name: statistics.median(each) for name, each in taken.items()}
+            used_s = {name: statistics.median(each) for name, each in cpu.items()}
+            rows.append(
+                {
+                    "bytes": size_bytes,
+                    "late_us": late,
+                    "us": {n: 1e6 * (t - medians[NOTHING]) / PIECES for n, t in medians.items()},
+                    "cpu_us": {n: 1e6 * (t - used_s[NOTHING]) / PIECES for n, t in used_s.items()},
+                    "piece_us": 1e6 * medians[NOTHING] / PIECES,
+                }
+            )
+    return rows
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """A table of all ways."""
+    names = [name for name in rows[0]["us"] if name != NOTHING]
+    heads = " ".join(f"{name + ' us':>12} {'CPU':>6}" for name in names)
+    print(f"{'bytes':>7} {'late us':>8} {'piece us':>9} {heads}")
+    for row in rows:
+        cells = " ".join(f"{row['us'][n]:12.1f} {row['cpu_us'][n]:6.1f}" for n in names)
+        print(f"{row['bytes']:7} {row['late_us']:8} {row['piece_us']:9.1f} {cells}")
+
+
+def main() -> None:
+    summary, _, text = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
+    parser.add_argument("--late-us", type=int, nargs="+", default=(0, 300))
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--deepspeed", action="store_true", help="DeepSpeed's kernel, too")
+    parser.add_argument("--json", type=Path, help="write the rows here, too")
+    options = parser.parse_args()
+    built = deepspeed.build() if options.deepspeed else ""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            arguments = (folder, options.sizes, options.late_us, options.turns, built)
+            rows = unisono.launch(measure, options.ranks, arguments, threads=1)[0]
+        finally:  # DeepSpeed leaves its buffers behind
+            for buffer in Path("/dev/shm").glob(f"deepspeed_*_unisono_{Path(folder).name}_*"):
+                buffer.unlink()
+    print(f"{options.ranks} ranks, {os.cpu_count()} cores")
+    show(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

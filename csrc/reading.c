@@ -1,0 +1,45 @@
+/* A peer's own memory, read by the kernel (process_vm_readv): one copy where slots need two.
+ *
+ * The kernel may refuse that for a process (other namespaces, Yama, sandboxes) or for some memory of it
+ * (a driver's). The number of a process may be of another namespace, too, if /proc is, or belong to
+ * what it has become by exec. So each read begins with a proof, a word which only that rank's process
+ * has, and only while it is in the group. Without it no rank of the group tries again. */
+#define _GNU_SOURCE
+#include <sys/uio.h>
+
+#include "reading.h"
+#include "watcher.h"
+
+static uint64_t proof_of(const un_group *g, int rank) {
+    return (g->segment.header->nonce ^ (uint64_t)(rank + 1)) * 0x9e3779b97f4a7c15u;
+}
+
+void offer_reading(un_group *g) {
+    g->reading.proof = proof_of(g, g->rank);
+    write_word(&control_of(g, g->rank)->proof, (uintptr_t)&g->reading.proof);
+}
+
+void un_group_forbid_reading(un_group *g) {
+    if (!group_is_inherited(g)) write_word(&g->segment.header->unreadable, 1);
+}
+
+uint64_t un_group_reads(const un_group *g) { return read_word(&g->reading.count); }
+
+static struct iovec memory_at(uint64_t address, size_t bytes) {
+    return (struct iovec){.iov_base = (void *)(uintptr_t)address, .iov_len = bytes};
+}
+
+bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes) {
+    uint64_t proof = 0;
+    struct iovec here[] = {{&proof, sizeof proof}, {to, bytes}};
+    struct iovec there[] = {memory_at(read_word(&control_of(g, rank)->proof), sizeof proof),
+                            memory_at(from, bytes)};
+    int pid = pid_of_peer(g, rank);
+    ssize_t had = pid ? process_vm_readv(pid, here, 2, there, 2, 0) : 0;
+    if (proof != proof_of(g, rank)) {
+        un_group_forbid_reading(g);
+        return false;
+    }
+    write_word(&g->reading.count, read_word(&g->reading.count) + 1);
+    return had == (ssize_t)(sizeof proof + bytes);
+}

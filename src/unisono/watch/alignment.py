@@ -1,0 +1,197 @@
+"""Where the calls of one rank run apart from the others', found by aligning the lines of both.
+
+A rank that leaves a call out, or makes one more, is shifted from there on: its n-th call is
+everybody else's n+1-th. So from the first call whose lines differ on, both sequences of lines are
+aligned as Needleman and Wunsch (1970) do, with free ends; the alignment begins with a gap where
+ranks are shifted. Where the records end at once, the others' lines are continued as they have
+repeated themselves so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.comm.on_rows.mismatches import find_majority
+from unisono.comm.shared_memory.records import GroupRecords, Record
+from unisono.errors import name_number
+from unisono.watch.calls import by_number, call_name, line_of
+
+_AHEAD = 32
+"""How many calls after the first difference are aligned."""
+_EXPECTED = 8
+"""How many are foretold, where the records end."""
+_CONTEXT = 16
+_SHOWN_BEFORE, _SHOWN_AFTER = 2, 3
+_SAME_STEP = 0.5
+_CERTAIN = 8.0
+"""By how much the lines must fit better with the gap to be a verdict though no call failed."""
+
+
+@dataclass(frozen=True)
+class LineShift:
+    """`rank` made calls that the others did not, or left some out: `calls`, the first of which
+    would be number `number`. `window` shows both sides, call by call; `is_certain` says that long
+    sequences fit with the gap and do not without."""
+
+    rank: int
+    number: int
+    is_left_out: bool
+    calls: tuple[Record, ...]
+    window: tuple[str, ...]
+    is_certain: bool
+
+    def sentence(self, group: str) -> str:
+        """The verdict."""
+        first = self.calls[0]
+        what = call_name(first)
+        if len(self.calls) > 1:
+            what = f"{name_number(len(self.calls), 'call')}, the first of which is {what}"
+        at = f" of group {group} ({line_of(first.site)})"
+        if self.is_left_out:
+            return f"rank {self.rank} left out {what}{at}"
+        if len(self.calls) > 1:
+            return f"rank {self.rank} made {what}{at}: the others did not make them"
+        return f"rank {self.rank} made a call that the others did not: {what}{at}"
+
+
+def find_shift(group: GroupRecords) -> LineShift | None:
+    """The first place where one rank is shifted. Only a shift counts: two branches of one program
+    may well make the same call on different lines."""
+    table = by_number(group)
+    first = next(iter(table), 0)
+    branches: set[tuple[str | None, str | None]] = set()
+    usual_before: list[str] = []
+    for number, records in table.items():
+        lines = {rank: record.site for rank, record in records.items() if record.site}
+        usual = find_majority(list(lines.values()))
+        if usual is None and lines:
+            expected = _next_of(usual_before)
+            usual = expected if expected in lines.values() else None
+        odd = [rank for rank, line in lines.items() if line != usual]
+        if usual is not None and len(odd) == 1 and (usual, lines[odd[0]]) not in branches:
+            found = _align(group, number, odd[0], usual, usual_before)
+            if found is not None:
+                return found if number > first or number == 1 else None
+            branches.add((usual, lines[odd[0]]))
+        usual_before.append(usual or "")
+    return None
+
+
+def _align(
+    group: GroupRecords, number: int, rank: int, usual: str, before: Sequence[str]
+) -> LineShift | None:
+    """The shift of `rank` from call `number` on, if it is one."""
+    sequences = {
+        member.rank: {record.call: record for record in member.records if record.call is not None}
+        for member in group.ranks
+    }
+    regular = [
+        calls
+        for peer, calls in sequences.items()
+        if peer != rank and number in calls and calls[number].site == usual
+    ]
+    theirs = _from(max(regular, key=len), number)
+    own = _from(sequences[rank], number)
+    their_base, own_base = (_step_before(calls, number) for calls in (regular[0], sequences[rank]))
+    left = [(record.site or "", record.step - their_base) for record in theirs]
+    history = [*before, *(line for line, _ in left)]
+    for _ in range(_EXPECTED if len(theirs) < _AHEAD else 0):
+        expected = _next_of(history)
+        if expected is None:
+            break
+        history.append(expected)
+        left.append((expected, -1))
+    right = [(record.site or "", record.step - own_base) for record in own]
+    scores = _scores(left, right)
+    without, more, other = scores[1][0] - 1, scores[0][1] - 1, scores[1][1] - 1
+    if max(without, more) <= other or without == more:
+        return None
+    is_left_out = without > more
+    gap = _gap(left, right, scores, is_left_out)
+    calls = (theirs if is_left_out else own)[:gap]
+    window = _window(theirs, own, sequences[rank], number, gap, is_left_out)
+    straight = sum(1 if pair[0][0] == pair[1][0] else -1 for pair in zip(left, right, strict=False))
+    is_certain = abs(without - more) >= 2 and max(without, more) - straight >= _CERTAIN
+    return LineShift(rank, number, is_left_out, tuple(calls), window, is_certain)
+
+
+def _from(calls: dict[int, Record], number: int) -> list[Record]:
+    """The calls from a number on, without a gap between their numbers."""
+    found: list[Record] = []
+    while number in calls and len(found) < _AHEAD:
+        found.append(calls[number])
+        number += 1
+    return found
+
+
+def _step_before(calls: dict[int, Record], number: int) -> int:
+    return calls[number - 1].step if number - 1 in calls else 0
+
+
+def _scores(left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]]) -> list[list[float]]:
+    """How well what is left of both fits, from any pair of places on: 1 for two equal lines, more
+    if they are in the same step, -1 for different ones and for a call that has no partner. What one
+    has after the other's end costs nothing."""
+    scores = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
+    for i in range(len(left) - 1, -1, -1):
+        line, step = left[i]
+        for j in range(len(right) - 1, -1, -1):
+            own_line, own_step = right[j]
+            fits = -1.0 if line != own_line else 1.0 + _SAME_STEP * (step == own_step)
+            scores[i][j] = max(
+                fits + scores[i + 1][j + 1], scores[i + 1][j] - 1, scores[i][j + 1] - 1
+            )
+    return scores
+
+
+def _gap(
+    left: Sequence[tuple[str, int]],
+    right: Sequence[tuple[str, int]],
+    scores: list[list[float]],
+    is_left_out: bool,
+) -> int:
+    """How many calls have no partner at the beginning of the best alignment."""
+    length = 1
+    while True:
+        i, j = (length, 0) if is_left_out else (0, length)
+        if i == len(left) or j == len(right) or left[i][0] == right[j][0]:
+            return length
+        if scores[i][j] != (scores[i + 1][j] if is_left_out else scores[i][j + 1]) - 1:
+            return length
+        length += 1
+
+
+def _window(
+    theirs: Sequence[Record],
+    own: Sequence[Record],
+    own_calls: dict[int, Record],
+    number: int,
+    gap: int,
+    is_left_out: bool,
+) -> tuple[str, ...]:
+    """The calls around the gap: the others' beside those of the rank."""
+    rows = [
+        (line_of(own_calls[before].site), line_of(own_calls[before].site), before)
+        for before in range(number - _SHOWN_BEFORE, number)
+        if before in own_calls
+    ]
+    longer, shorter = (theirs, own) if is_left_out else (own, theirs)
+    for place, record in enumerate(longer[: gap + _SHOWN_AFTER]):
+        partner = place - gap
+        beside = line_of(shorter[partner].site) if 0 <= partner < len(shorter) else "-"
+        pair = (line_of(record.site), beside)
+        rows.append((*(pair if is_left_out else pair[::-1]), number + place))
+    width = max(len(row[0]) for row in rows)
+    shown = [f"  #{at:<5} {theirs_at:<{width}}  {own_at}" for theirs_at, own_at, at in rows]
+    return ("the others' calls and its own, side by side:", *shown)
+
+
+def _next_of(lines: Sequence[str]) -> str | None:
+    """What followed when these lines last ended as they do now, as far back as they agree."""
+    for length in range(min(_CONTEXT, len(lines) - 1), 0, -1):
+        end = list(lines[-length:])
+        for at in range(len(lines) - length - 1, -1, -1):
+            if list(lines[at : at + length]) == end:
+                return lines[at + length]
+    return None

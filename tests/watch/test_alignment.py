@@ -1,0 +1,82 @@
+"""Ranks whose calls are shifted, by the lines of their calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from made_up_records import group, record
+
+from unisono.comm.shared_memory.records import Record
+from unisono.watch.alignment import LineShift, find_shift
+from unisono.watch.diagnose import shifted_by_lines
+
+
+def calls(*lines: int, step: int = 0) -> list[Record]:
+    return [record(at, site=f"t.py:{line}", step=step) for at, line in enumerate(lines, 1)]
+
+
+def look(*ranks: list[int]) -> tuple[int, bool, list[str | None]] | None:
+    """Who is shifted, whether it left something out, and the lines of what it did."""
+    found = find_shift(group(*(calls(*lines) for lines in ranks)))
+    return found and (found.rank, found.is_left_out, [call.site for call in found.calls])
+
+
+def test_a_call_left_out_where_the_next_iteration_begins_on_the_same_line() -> None:
+    usual = [27, 27, 36] * 4
+    assert look(usual, [27, 27, 36, 27, 36, 27, 27, 36, 27], usual) == (1, True, ["t.py:27"])
+
+
+def test_a_call_too_many() -> None:
+    usual = [1, 2, 3] * 4
+    assert look(usual, usual, [1, 2, 3, 1, 9, 2, 3, 1, 2]) == (2, False, ["t.py:9"])
+
+
+def test_several_calls_in_a_row() -> None:
+    usual = [1, 2, 3, 4, 5] * 3
+    assert look(usual, [1, 2, 3, 4, 5, 1, 4, 5, 1, 2, 3], usual) == (1, True, ["t.py:2", "t.py:3"])
+
+
+def test_what_will_follow_is_known_from_what_has_followed() -> None:
+    """All wait: nobody has come further than the call that differs."""
+    assert look([7, 8, 9, 7, 8], [7, 8, 9, 7, 9], [7, 8, 9, 7, 8]) == (1, True, ["t.py:8"])
+    assert look([7, 8, 9, 7, 8], [7, 8, 9, 7, 5], [7, 8, 9, 7, 8]) is None
+
+
+def test_of_two_ranks_the_one_that_breaks_the_pattern() -> None:
+    assert look([7, 8, 9, 7, 8, 9, 7], [7, 8, 9, 7, 9, 7, 8]) == (1, True, ["t.py:8"])
+
+
+def test_what_is_no_shift() -> None:
+    usual = [1, 2, 3] * 5
+    assert look(usual, [1, 7, 3] * 5, usual) is None  # a branch of its own
+    assert look(usual, [1, 3, 2, *usual[3:]], usual) is None  # the other order
+    assert look(usual, usual[:4], usual) is None  # it is behind
+
+
+def test_the_steps_tell_a_skipped_rest_from_a_call_too_many() -> None:
+    def iterations(*parts: list[int]) -> list[Record]:
+        made = [(line, step) for step, part in enumerate(parts) for line in part]
+        return [
+            record(at, site=f"t.py:{line}", step=step) for at, (line, step) in enumerate(made, 1)
+        ]
+
+    usual = iterations(*[[1, 2, 3]] * 5)
+    early = iterations([1, 2, 3], [1], [1, 2, 3], [1, 2, 3], [1, 2, 3])
+    found = find_shift(group(usual, early, usual))
+    assert found is not None
+    assert (found.is_left_out, [call.site for call in found.calls]) == (True, ["t.py:2", "t.py:3"])
+    once_more = find_shift(group(usual, [replace(call, step=0) for call in early], usual))
+    assert isinstance(once_more, LineShift)
+    assert not once_more.is_left_out
+
+
+def test_a_shift_is_told_unasked_only_beyond_doubt() -> None:
+    usual = calls(*[27, 27, 36] * 8)
+    early = group(usual, calls(27, 27, 36, 27, 36, 27), usual)
+    assert shifted_by_lines(early) is None
+    late = group(usual, calls(*[27, 27, 36], *[27, 36], *[27, 27, 36] * 5), usual)
+    report = shifted_by_lines(late)
+    assert report is not None
+    assert (report.kind, report.culprits, report.site) == ("apart", (1,), "t.py:27")
+    assert report.verdict == "rank 1 left out all_reduce #5 of group dp (t.py:27)"
+    assert "  #5     t.py:27  -" in report.details
