@@ -19,7 +19,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize mutants latency bench clean
+.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -180,6 +180,10 @@ sanitize: $(THREADS) ## run the engine's ranks as threads: plainly, for races, f
 $(THREADS): build/%/threads:
 	$(CMAKE) -B build/$* -DUNISONO_MODULE=OFF -DUNISONO_SANITIZE=$(filter-out plain,$*)
 	$(CMAKE) --build build/$* --target threads --parallel
+
+# What is not installed is named, with how to get it: GenMC is built from source. Five minutes.
+model: ## explore the engine's protocols with the model checkers that are installed: GenMC and spin
+	$(PYTHON) tests/model
 
 # Which ones, and whether to go on: MUTANTS="--only wake --resume"
 MUTANTS ?=

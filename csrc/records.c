@@ -73,7 +73,8 @@ uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t c
     uint64_t number = atomic_fetch_add_explicit(&g->recorded, 1, memory_order_relaxed) + 1;
     record *r = record_at(g, number);
     write_word(&r->number, 0);
-    atomic_store_explicit(&r->call, call, memory_order_release); /* not before the line above */
+    atomic_thread_fence(memory_order_release); /* nothing below before the line above */
+    write_word(&r->call, call);
     write_word(&r->signature, signature);
     write_word(&r->bytes, bytes);
     write_word(&r->started, 0);
@@ -129,6 +130,7 @@ void un_record_end(un_group *g, uint64_t number, un_status status) {
 
 static void write_note(note *n, uint64_t about, const char *text) {
     atomic_store(&n->about, 0);
+    atomic_thread_fence(memory_order_release); /* as above */
     size_t bytes = strnlen(text, UN_TEXT_BYTES - 1);
     memcpy(n->text, text, bytes);
     n->text[bytes] = 0;

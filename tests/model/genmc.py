@@ -1,0 +1,127 @@
+"""Run a harness of this folder under GenMC, over the engine's own files.
+
+The files are used as they are, but for a few sizes (SMALLER): a ring of 256 entries is full after
+257 messages, which no model checker lives to see; one of four is full after five.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ENGINE = ROOT / "csrc"
+LIMIT_S = 300
+_COMPILER_OPTIONS = "-I.", "-std=gnu11", "-w"
+_FOUND = 42  # what GenMC returns for a counterexample
+
+MISSING = """GenMC is not installed. As root, on Debian 12:
+    apt-get install autoconf automake clang g++ llvm-dev libclang-dev libffi-dev libedit-dev
+    git clone https://github.com/MPI-SWS/genmc /opt/genmc-src
+    cd /opt/genmc-src && git checkout v0.10.3 && git apply .../unisono/tests/model/genmc.patch
+    autoreconf --install && ./configure --prefix=/opt/genmc && make -j2 && make install"""
+
+SMALLER = (
+    ("layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 512"),
+    ("layout.h", "#define POST_BYTES 1536 ", "#define POST_BYTES 64 "),
+    ("layout.h", "char text[120];", "char text[8];"),
+    ("layout.h", "char group_name[104];", "char group_name[8];"),
+    ("layout.h", "#define SLOT_BYTES (256 * 1024)", "#define SLOT_BYTES 8"),
+    ("layout.h", "#define ENTRIES 256 ", "#define ENTRIES 4 "),
+    ("layout.h", "#define RING_BYTES (256 * 1024)", "#define RING_BYTES 2"),
+    ("messages.h", "PIECE_BYTES = RING_BYTES / 4", "PIECE_BYTES = RING_BYTES / 2"),
+    ("layout.h", "#define TUBE_BYTES (256 * 1024)", "#define TUBE_BYTES 2"),
+    ("schedules.c", "PIECE_BYTES = 32 * 1024,", "PIECE_BYTES = 1,"),
+    ("schedules.c", "UN_BUSIEST * 16", "1"),
+    ("unisono.h", "#define UN_TEXT_BYTES 248 ", "#define UN_TEXT_BYTES 4 "),
+    ("layout.h", "#define RECORDS 1024 ", "#define RECORDS 2 "),
+    ("layout.h", "#define SITES 128 ", "#define SITES 2 "),
+    ("layout.h", "#define DECISIONS 64 ", "#define DECISIONS 2 "),
+    ("layout.h", "char payload[280];", "char payload[1];"),
+    ("wait.h", "spins < 16;", "spins < 1;"),
+    # GenMC knows no accesses of mixed sizes: what has fields is copied field by field.
+    (
+        "receive.c",
+        "memcpy(kept, seen, sizeof *kept);",
+        "kept->match.tag = seen->match.tag, kept->match.source = seen->match.source;\n"
+        "    kept->handle = seen->handle, kept->bytes = seen->bytes, kept->dtype = seen->dtype;\n"
+        "    kept->parcel = seen->parcel;",
+    ),
+    (
+        "receive.c",
+        "m->match = (un_match){.number = ++g->messages.matches, .tag = m->tag, .source = m->peer};",
+        "m->match.number = ++g->messages.matches;\n"
+        "        m->match.tag = m->tag, m->match.source = m->peer;",
+    ),
+    (
+        "send.c",
+        "*h = (struct handle){.next_free = t->free_handle};",
+        "h->message = NULL, h->next_free = t->free_handle;",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """In `file`, `old` becomes `new`; it stands there once."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What GenMC found: a counterexample or, where that is "", none in so many executions."""
+
+    counterexample: str
+    executions: int
+
+
+def tool() -> str | None:
+    """Where GenMC is."""
+    return shutil.which("genmc", path=f"{os.environ['PATH']}:/opt/genmc/bin")
+
+
+@contextmanager
+def engine_with(*changes: Change) -> Iterator[Path]:
+    """The engine's files with smaller sizes, and changed."""
+    with tempfile.TemporaryDirectory(prefix="unisono-model-") as name:
+        folder = Path(name)
+        for path in [*ENGINE.glob("*.[ch]"), *HERE.glob("*.[ch]")]:
+            shutil.copy(path, folder)
+        for change in (*(Change(*smaller) for smaller in SMALLER), *changes):
+            path = folder / change.file
+            before = path.read_text()
+            if before.count(change.old) != 1:
+                raise ValueError(
+                    f"{change.file} has {change.old!r} {before.count(change.old)} times"
+                )
+            path.write_text(before.replace(change.old, change.new))
+        yield folder
+
+
+def check(harness: str, *changes: Change) -> Verdict:
+    """Explore every execution of a harness."""
+    options = re.findall(r"^// genmc: (.*)$", (HERE / harness).read_text(), re.M)
+    with engine_with(*changes) as folder:
+        done = subprocess.run(
+            [str(tool()), "--disable-estimation", *options, "--", *_COMPILER_OPTIONS, harness],
+            cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    text = done.stdout + done.stderr
+    count = re.search(r"complete executions explored: (\d+)", text)
+    if done.returncode not in (0, _FOUND) or not count:
+        raise RuntimeError(f"{harness} could not be explored:\n{text[-2000:]}")
+    reason = re.search(r"^Error: (.*?)!?$", text, re.M)
+    detail = re.search(r"^(Assertion violation: .*)$", text, re.M)
+    found = [match[1] for match in (reason, detail) if match]
+    return Verdict(found[-1] if done.returncode else "", int(count[1]))

@@ -1,0 +1,76 @@
+"""Check every property of the models in Promela with spin; and that another protocol would violate
+it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MISSING = "spin, or a C compiler, is not installed: apt-get install spin gcc"
+
+_LAST_WAIT = "    fi;\n    member[me] = true;"
+
+BREAKS = {
+    "vote.pml": {
+        "alike": (":: decision == 0 ->", ":: true ->"),  # the last proposal counts
+        "ends": (":: ended -> failed = true", ""),  # nobody is told of a death
+    },
+    "rendezvous.pml": {
+        "ends": (f"    :: LATE -> goto dead\n{_LAST_WAIT}", _LAST_WAIT),  # without a deadline
+        "whole": ("if :: what == opened -> i++ :: else -> goto raise fi", "i++"),
+        "told": ("lost[me] = true;", "skip;"),  # who raises keeps what it had opened
+    },
+    "lines.pml": {
+        "leave_is_no_loss": ("put(goodbye)", "skip"),
+        "one_ending": ("heard_left[me] = true; line = false;", "heard_left[me] = true;"),
+        "ends_are_heard": ("line && cut && empty(to[me])", "false"),  # silence is waited out
+    },
+}
+"""A change of each model that violates each property."""
+
+
+def is_installed() -> bool:
+    """Whether models can be checked here."""
+    return shutil.which("spin") is not None and shutil.which("cc") is not None
+
+
+def check_models() -> bool:
+    """Check them all, and print what was found; whether all is as it should be."""
+    is_right = True
+    for name, breaks in BREAKS.items():
+        text = (HERE / name).read_text()
+        assert set(re.findall(r"^ltl (\w+)", text, re.M)) == set(breaks), name
+        for claim, (old, new) in breaks.items():
+            assert text.count(old) == 1, (name, old)
+            holds, states = _check(text, claim)
+            breaks_it = not _check(text.replace(old, new), claim)[0]
+            verdict = "holds" if holds else "VIOLATED"
+            noticed = "violated when broken" if breaks_it else "HOLDS WHEN BROKEN"
+            print(
+                f"  {name:15} {claim:17} {verdict} in {states:9,.0f} states, {noticed}", flush=True
+            )
+            is_right &= holds and breaks_it
+    return is_right
+
+
+def _check(text: str, claim: str) -> tuple[bool, float]:
+    """Whether a property holds in every execution of a model, and how many states that has."""
+    with tempfile.TemporaryDirectory(prefix="unisono-model-") as folder:
+        (Path(folder) / "model.pml").write_text(text)
+        _run("spin", "-a", "model.pml", folder=folder)
+        _run("cc", "-O2", "-w", "-o", "pan", "pan.c", folder=folder)
+        said = _run("./pan", "-a", "-f", "-m1000000", "-N", claim, folder=folder)
+    assert "max search depth too small" not in said, said
+    states = re.search(r"(\S+) states, stored", said)
+    assert states, said
+    return "errors: 0" in said, float(states[1])
+
+
+def _run(*command: str, folder: str) -> str:
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True, timeout=120
+    ).stdout

@@ -1,0 +1,124 @@
+"""The models in Promela are of this code: real ranks take their steps, in that order."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import RankPool, connect
+from unisono import Communicator
+from unisono.comm.hosts.control_line import ControlLines
+from unisono.comm.hosts.frames import Session
+from unisono.comm.rendezvous.unix_socket import Connection
+from unisono.training.weights.protocol import UpdateProtocol
+
+RANKS = 3
+
+needs_spin = pytest.mark.skipif(
+    shutil.which("spin") is None, reason="spin is not installed: apt-get install spin"
+)
+
+
+def steps_in(model: str) -> dict[int, list[str]]:
+    """What each process of a model does, in its order, where nothing goes wrong."""
+    said = subprocess.run(
+        ["spin", "-DQUIET", "-T", Path(__file__).with_name(model)],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    steps = defaultdict(list)
+    for line in said.splitlines():
+        if line.startswith("MSC: "):
+            rank, step = line.removeprefix("MSC: ").split(" ", 1)
+            steps[int(rank)].append(step)
+    return dict(steps)
+
+
+def vote(comm: Communicator) -> list[str]:
+    steps: list[str] = []
+    protocol = UpdateProtocol(comm)
+    protocol.open_vote()
+    exchange, decide = protocol._exchange, comm.decide
+
+    def note_exchange(*mine: int) -> Any:
+        steps.append("exchange")
+        return exchange(*mine)
+
+    def note_decision(serial: int, value: int) -> int:
+        decided = decide(serial, value)
+        steps.append("decide")
+        return decided
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "_exchange", note_exchange)
+        patch.setattr(comm, "decide", note_decision)
+        protocol.decide(lambda: steps.append("commit"))
+    return steps
+
+
+@needs_spin
+def test_a_vote_takes_the_steps_of_its_model(pool: RankPool) -> None:
+    assert dict(enumerate(pool.run(vote, RANKS))) == steps_in("vote.pml")
+
+
+def meet(rank: int, size: int, path: str) -> list[str]:
+    sent: list[str] = []
+    send = Connection.send
+    kinds = {"key": "hello", "nonce": "invitation", "opened": "opened", "go": "go"}
+
+    def note_send(self: Connection, message: dict[str, Any], *descriptors: int) -> None:
+        sent.append("sends " + next(kinds[key] for key in kinds if key in message))
+        send(self, message, *descriptors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "send", note_send)
+        with connect(path, rank, size):
+            return sent
+
+
+@needs_spin
+def test_a_group_is_made_by_the_messages_of_its_model(pool: RankPool) -> None:
+    recorded = pool.run(meet, RANKS, connected=False)
+    assert dict(enumerate(recorded)) == steps_in("rendezvous.pml")
+
+
+@needs_spin
+def test_a_line_carries_what_its_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: dict[int, list[str]] = {0: [], 1: []}
+    encode_goodbye = Session.encode_goodbye
+    has_left, had = threading.Event(), [threading.Event(), threading.Event()]
+
+    def note_goodbye(self: Session) -> bytes:
+        steps[1 - self.peer].append("sends goodbye")
+        return encode_goodbye(self)
+
+    def hear_goodbye(peer: int) -> None:
+        steps[1 - peer].append("hears goodbye")
+        has_left.set()
+
+    def open_lines(me: int) -> ControlLines:
+        return ControlLines(
+            "127.0.0.1", me, b"secret" * 4,
+            on_message=lambda *_: had[me].set(),
+            on_lost=lambda *_: steps[me].append("hears of a loss"),
+            on_left=hear_goodbye,
+        )  # fmt: skip
+
+    monkeypatch.setattr(Session, "encode_goodbye", note_goodbye)
+    lines = [open_lines(me) for me in range(2)]
+    lines[0].want(1, lines[1].where, 10)
+    lines[1].connect(0, lines[0].where, 10)
+    lines[0].connect(1, lines[1].where, 10)
+    for me in range(2):
+        steps[me].append("sends message")
+        lines[me].send(1 - me, {})
+        assert had[1 - me].wait(10)
+    lines[0].close()
+    assert has_left.wait(10)
+    lines[1].close()
+    assert steps == steps_in("lines.pml")
