@@ -47,6 +47,7 @@ from unisono.errors import GroupAborted as GroupAborted
 from unisono.errors import GroupClosed as GroupClosed
 from unisono.errors import GroupError as GroupError
 from unisono.errors import MessageMismatch as MessageMismatch
+from unisono.errors import NoQuorum as NoQuorum
 from unisono.errors import PeerLost as PeerLost
 from unisono.errors import RanksFailed as RanksFailed
 from unisono.errors import RanksTimedOut as RanksTimedOut
@@ -76,6 +77,7 @@ from unisono.world.world import init as init
 from unisono.world.world import is_distributed as is_distributed
 from unisono.world.world import is_main_process as is_main_process
 from unisono.world.world import monitored_barrier as monitored_barrier
+from unisono.world.world import set_world as set_world
 from unisono.world.world import setup as setup
 from unisono.world.world import shutdown as shutdown
 

@@ -1,5 +1,6 @@
 # Written by tools/write_overloads.py from the module beside it.
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from typing import Literal as _Literal
@@ -31,15 +32,17 @@ class Communicator(SharedTensors, WithoutTorchNames):
     global_ranks: tuple[int, ...] | None
     name: str
     transport: Transport
+    _successor: weakref.ref[Communicator] | None
     backend: str
     def __init__(self, transport: Transport) -> None: ...
     @staticmethod
     def join(
         name: str,
-        rank: int,
-        size: int,
+        rank: int | None = None,
+        size: int | None = None,
         store: Store | None = None,
         *,
+        generation: int = 0,
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator: ...
@@ -314,6 +317,20 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None: ...
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]: ...
     def _name_split(self, members: tuple[int, ...], label: str) -> str: ...
+    def shrink(
+        self, *, at_least: int = 1, timeout_s: float | None = None, store: Store | None = None
+    ) -> Communicator: ...
+    def grow(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+    ) -> Communicator: ...
+    @property
+    def generation(self) -> int: ...
+    def _next_name(self) -> str: ...
     def refuse(self, operation: str, why: str) -> NoReturn: ...
     def _checked(self, operation: str, check: Callable[..., _T], *arguments: Any) -> _T: ...
     def _refuse(self, operation: str, why: Exception) -> NoReturn: ...
