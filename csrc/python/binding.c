@@ -19,12 +19,44 @@ static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Py_RETURN_NONE;
 }
 
+static PyObject *decide_in(PyObject *object, un_book book, PyObject *arguments) {
+    Group *self = (Group *)object;
+    unsigned serial, value = UN_NOTHING;
+    if (!PyArg_ParseTuple(arguments, "I|I", &serial, &value)) return NULL;
+    int64_t decided = self->group ? un_group_decide(self->group, book, serial, value) : -1;
+    return PyLong_FromLongLong(decided);
+}
+
 /* decide(serial, value): the first member's value; -1: nobody knows it any more */
 static PyObject *group_decide(PyObject *object, PyObject *arguments) {
+    return decide_in(object, UN_OF_PROGRAM, arguments);
+}
+
+/* settle(serial[, value]): the same among the survivors; without a value, -1 if there is none yet */
+static PyObject *group_settle(PyObject *object, PyObject *arguments) {
+    return decide_in(object, UN_OF_SURVIVORS, arguments);
+}
+
+/* has_closed(rank) */
+static PyObject *group_has_closed(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
-    unsigned serial, value;
-    if (!PyArg_ParseTuple(arguments, "II", &serial, &value)) return NULL;
-    return PyLong_FromLongLong(self->group ? un_group_decide(self->group, serial, value) : -1);
+    long number = PyLong_AsLong(rank);
+    if (number == -1 && PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(self->group && un_group_has_closed(self->group, (int)number));
+}
+
+/* write_note(kind, about, text) */
+static PyObject *group_write_note(PyObject *object, PyObject *arguments) {
+    Group *self = (Group *)object;
+    int kind;
+    unsigned long long about;
+    PyObject *text;
+    if (!PyArg_ParseTuple(arguments, "iKU", &kind, &about, &text)) return NULL;
+    PyObject *bytes = PyUnicode_AsUTF8String(text);
+    if (!bytes) return NULL;
+    if (self->group) un_group_write_note(self->group, (un_note)kind, about, PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    Py_RETURN_NONE;
 }
 
 /* owner(address): whose part of a block of the group lies there, or -1 */
@@ -313,6 +345,9 @@ static PyMethodDef group_methods[] = {
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
     {"decide", group_decide, METH_VARARGS, NULL},
+    {"settle", group_settle, METH_VARARGS, NULL},
+    {"has_closed", group_has_closed, METH_O, NULL},
+    {"write_note", group_write_note, METH_VARARGS, NULL},
     {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
     {"introduce", group_introduce, METH_VARARGS, NULL},

@@ -179,6 +179,26 @@ class PeerLost(GroupError):
         self.peer = peer
 
 
+class NoQuorum(GroupError):
+    """The survivors of a group do not go on, or not with this rank. `members` are the ranks of the
+    old group that have gone on, none where nobody has.
+
+    >>> pair = comm.split([0, 1])
+    >>> pair.abort("an example")
+    >>> try:
+    ...     pair.shrink(at_least=3)
+    ... except unisono.NoQuorum as error:
+    ...     print(error.members)
+    ()
+    """
+
+    def __init__(
+        self, message: str, *, members: Sequence[int] = (), **where: Unpack[_Where]
+    ) -> None:
+        super().__init__(message, **where)
+        self.members = tuple(members)
+
+
 class MessageMismatch(GroupError):
     """A message has another dtype or size than its receiver wants. The text has both sides' dtypes,
     sizes, shapes and lines.

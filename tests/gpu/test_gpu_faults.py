@@ -173,3 +173,25 @@ def use_expandable_segments(rank: int, size: int, path: str) -> float:
         part = torch.empty(LARGE // 8, device="cuda")
         comm.reduce_scatter(part, tensor, "max")
         return float(part[0])
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["the conductor", "another rank"])
+def test_survivors_go_on_with_their_gpu(fresh_pool: RankPool, victim: int) -> None:
+    outcomes = fresh_pool.outcomes(shrink_with_a_gpu, 3, victim, connected=False)
+    for rank in {0, 1, 2} - {victim}:
+        assert outcomes[rank].value == (2.0, 2.0), outcomes[rank].error
+
+
+def shrink_with_a_gpu(rank: int, size: int, path: str, victim: int) -> tuple[float, float]:
+    """The mean of a small and of a large all_reduce on the smaller group."""
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    for count in (16, LARGE):
+        comm.all_reduce(torch.ones(count, device="cuda"))
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert isinstance(attempt(comm.all_reduce, torch.ones(LARGE, device="cuda")), PeerLost)
+    left = comm.shrink()
+    small, large = torch.ones(16, device="cuda"), torch.ones(LARGE, device="cuda")
+    left.all_reduce(small)
+    left.all_reduce(large)
+    return float(small.mean()), float(large.mean())

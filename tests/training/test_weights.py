@@ -206,6 +206,49 @@ def test_an_engine_without_weights_takes_what_comes(comm: Communicator) -> None:
 # -- shards --------------------------------------------------------------------------------------
 
 
+@pytest.mark.ranks(3)
+def test_weights_that_an_optimizer_writes_to_while_they_are_sent(comm: Communicator) -> None:
+    model = torch.nn.Linear(40, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, comm.rank)
+        parameter.grad = torch.ones_like(parameter)
+    writes = [True, False]
+
+    def step(*_: int) -> None:
+        if writes.pop(0):
+            optimizer.step()
+
+    options = {"check_live": True, "checksum": False, "progress": step}
+    with endpoint(comm, model, options) as end:
+        with pytest.raises(WeightUpdateError, match="rank 0: 'weight' and 1 more was") as caught:
+            end.update()
+        assert not caught.value.committed
+        assert comm.rank == 0 or model.weight.eq(comm.rank).all()
+        end.update()
+        assert model.weight.eq(-1).all()
+
+
+@pytest.mark.ranks(2)
+def test_a_commit_that_only_reads_receives_into_the_same_memory(comm: Communicator) -> None:
+    weights, seen = trainer_weights(0), []
+
+    def commit(new: dict[str, torch.Tensor]) -> None:
+        assert_has(new, version)
+        seen.append({name: tensor.data_ptr() for name, tensor in new.items()})
+
+    expected = {
+        name: torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+        for name, tensor in weights.items()
+    }
+    mine = weights if comm.rank == 0 else expected
+    with endpoint(comm, mine, receiver={"commit": commit, "reuse": True}) as end:
+        for version in (1, 2, 3):
+            weights.update(trainer_weights(version))
+            end.update()
+    assert all(where == seen[0] for where in seen)
+
+
 @pytest.mark.ranks(6)
 def test_sharded_senders_and_engines_with_shards_of_their_own(comm: Communicator) -> None:
     """Three trainer ranks hold rows, uneven ones; two engines hold columns, one holds all."""

@@ -23,8 +23,11 @@ the engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes th
 from __future__ import annotations
 
 import operator
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -35,7 +38,7 @@ from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoShortWay, Transport
 from unisono.comm.work import Message, Work, check_messages
-from unisono.errors import GroupError, ScheduleError, UnisonoError
+from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
     ON_COMMUNICATOR,
     WithoutTorchNames,
@@ -98,6 +101,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     global_ranks: tuple[int, ...] | None = None
     name: str = ""
     transport: Transport
+    _successor: weakref.ref[Communicator] | None = None
     backend: str = "unisono"
     """What moves the data: "unisono", or the torch backend of that name."""
 
@@ -127,10 +131,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
     @staticmethod
     def join(
         name: str,
-        rank: int,
-        size: int,
+        rank: int | None = None,
+        size: int | None = None,
         store: Store | None = None,
         *,
+        generation: int = 0,
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
@@ -149,6 +154,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
         that is given, else 300 s.
 
+        Without a `size` this process comes into a group that is at work, once its members let it in
+        by `grow` under this name; as `rank`, where that is given. It waits until the group that
+        they make has this `generation` at least.
+
         Raises RendezvousError if the others do not come, or come with another size; if another
         process is joining as this rank; without a store, if they run on another machine or as
         another user.
@@ -160,7 +169,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
-        return join(name, rank, size, store, timeout_s, join_timeout_s)
+        return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
 
     @property
     def timeout_s(self) -> float:
@@ -687,6 +696,98 @@ class Communicator(SharedTensors, WithoutTorchNames):
         dot = "." if label else ""
         more = f"/{serial}" if serial > 1 else ""
         return f"{self.name}{dot}{label}[{','.join(map(str, members))}]{more}"
+
+    def shrink(
+        self,
+        *,
+        at_least: int = 1,
+        timeout_s: float | None = None,
+        store: Store | None = None,
+    ) -> Communicator:
+        """After a death: a group of the ranks that are left, numbered in their old order, with the
+        same settings. All survivors call it; each gets the same group, or the same exception.
+
+        A call on this group that is under way on any rank, and every work, ends with an exception;
+        ranks that have not heard of the death hear of it so. Ranks that die or close the group
+        meanwhile are left out. One that does not come within `timeout_s`, this group's own limit
+        unless given, is left out, too; one whose process is stopped, after 5 s. This group stays
+        as it is, with its shared tensors, until it is closed or dropped. Threads that call it at
+        once all have the same group.
+
+        On several hosts the ranks agree in the torch Store in which they met, or in `store`, which
+        all of them name. Where a host does not answer, only a strict majority of those who may live
+        goes on, unless a `store` is named: then those who reach it.
+
+        Raises NoQuorum where fewer than `at_least` ranks are left, on all of them, and on a rank
+        that came too late: the others have gone on. On several hosts also where nobody may go on,
+        or the store cannot be reached.
+
+        >>> pair = comm.split([0, 1])
+        >>> pair.abort("an example")
+        >>> left = pair.shrink()
+        >>> left.size, left.name
+        (2, 'world[0,1]~1')
+        """
+        with self.__dict__.setdefault("_shrinking", threading.Lock()):
+            if self._successor is not None:
+                made = self._successor()
+                if made is None:
+                    raise GroupClosed(f"group {self.name} has gone on already", group=self.name)
+                return made
+            limit_s = self.timeout_s if timeout_s is None else timeout_s
+            made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
+            self._successor = weakref.ref(made)
+            return made
+
+    def grow(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+    ) -> Communicator:
+        """Let `count` new processes in, which wait in `Communicator.join(name)`: a group of all, in
+        which the members keep their order. A newcomer that came with a `rank` has that one, as
+        the dead rank had whose place it takes; others come last. All members call it, between
+        two steps say. This group stays as it is.
+
+        `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this
+        group's own limit unless given.
+
+        Raises RendezvousError, on all members, if they do not come or one of them goes again while
+        the group is made: this group goes on then. Raises PeerLost if a member dies.
+
+        >>> import subprocess, sys, os
+        >>> name = unisono.broadcast_object(f"grows-{os.getpid()}")
+        >>> if comm.rank == 0:
+        ...     code = f"import unisono; unisono.Communicator.join({name!r}).barrier()"
+        ...     newcomer = subprocess.Popen([sys.executable, "-c", code])
+        >>> with comm.grow(name) as three:
+        ...     three.barrier()
+        ...     three.size, three.name, three.generation
+        (3, 'world~1', 1)
+        >>> if comm.rank == 0:
+        ...     assert newcomer.wait() == 0
+        """
+        from unisono.comm.factory import grow_alone, meeting_of_newcomers
+
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        meeting = name, meeting_of_newcomers(name, None, store)
+        grow = partial(grow_alone, self.transport) if self.size == 1 else self.transport.grow
+        made = grow(self._next_name(), meeting, count, limit_s, self.generation + 1)
+        return Communicator(made)
+
+    @property
+    def generation(self) -> int:
+        """How often this group has shrunk or grown since its first members met."""
+        base, _, number = self.name.rpartition("~")
+        return int(number) if base and number.isdigit() else 0
+
+    def _next_name(self) -> str:
+        """What the group is called that this one shrinks to or grows into."""
+        base = self.name.rpartition("~")[0] if self.generation else self.name
+        return f"{base}~{self.generation + 1}"
 
     # -- refusing, failing and ending --------------------------------------------------------------
 

@@ -6,9 +6,10 @@ name. A group of another library's is wrapped.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from unisono import variables
@@ -102,9 +103,10 @@ def connect(
 
 def join(
     name: str,
-    rank: int,
-    size: int,
+    rank: int | None,
+    size: int | None,
     store: Any,
+    generation: int,
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
@@ -113,6 +115,8 @@ def join(
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
     _check_name(name)
+    if size is None:
+        return _come_in(name, rank, store, generation, timeout_s, join_timeout_s)
     if not isinstance(rank, int) or not isinstance(size, int):
         raise TypeError(f"rank and size are whole numbers, not {rank!r} and {size!r}")
     if size < 1 or not 0 <= rank < size:
@@ -135,6 +139,63 @@ def join(
                     raise
             else:
                 return Communicator(SharedMemory(membership, lobby, name, None, timeout_s))
+
+
+def meeting_of_newcomers(
+    name: str, rank: int | None, store: Any
+) -> AbstractContextManager[Announcements]:
+    """Where processes that come into a group find it; the group's own are there as rank 0."""
+    from unisono.comm.rendezvous.meeting_points import meeting_by_name
+
+    _check_name(name)
+    return meeting_by_name(f"{name} grows", rank or 0, store)
+
+
+def grow_alone(
+    alone: Any,
+    name: str,
+    meeting: tuple[str, AbstractContextManager[Announcements]],
+    count: int,
+    limit_s: float,
+    generation: int,
+) -> Transport:
+    """What a group of one, a Solo, grows into."""
+    from unisono.comm.rendezvous.growing import let_in, number_newcomers
+
+    alone.raise_if_ended()
+    about = {"global_ranks": alone.global_ranks, "generation": generation}
+    with closing(Lobby()) as lobby:
+        membership, growth = let_in(
+            alone, lobby, lobby.address, name, meeting, count, limit_s, about, None
+        )
+        global_ranks = number_newcomers(alone.global_ranks, growth.places)
+        return SharedMemory(membership, lobby, name, global_ranks, alone.timeout_s)
+
+
+def _come_in(
+    name: str,
+    rank: int | None,
+    store: Any,
+    generation: int,
+    timeout_s: float | None,
+    join_timeout_s: float | None,
+) -> Communicator:
+    """Come into a group that grows."""
+    from unisono.comm.rendezvous.growing import come_in, number_newcomers
+
+    if rank is not None and rank < 0:
+        raise ValueError(f"{rank} is not a rank")
+    deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
+    # one that holds no name: several may wait at once
+    board = meeting_of_newcomers(name, os.getpid(), store)
+    with board as announcements, closing(Lobby()) as lobby:
+        membership, growth, told = come_in(
+            announcements, lobby, name, rank, generation, timeout_s, deadline
+        )
+        global_ranks = number_newcomers(told["global_ranks"], growth.places)
+        return Communicator(
+            SharedMemory(membership, lobby, growth.name, global_ranks, told["timeout_s"])
+        )
 
 
 def _join_anywhere(

@@ -10,7 +10,7 @@ from unisono.comm.schedules import flat
 from unisono.comm.schedules.arithmetic import scale
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import FinishedWork, Work
-from unisono.errors import GroupAborted, GroupClosed, GroupError
+from unisono.errors import GroupAborted, GroupClosed, GroupError, NoQuorum
 
 if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
@@ -66,6 +66,21 @@ class Solo(Transport):
         if self._ending is not None:
             raise copy.copy(self._ending)
         return Solo(name, self.global_ranks, self.timeout_s)
+
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
+        if at_least > 1:
+            text = (
+                f"group {self.name} does not go on: at_least={at_least} is asked for, and it is one"
+            )
+            raise NoQuorum(text, rank=0, group=self.name)
+        return Solo(name, self.global_ranks, self.timeout_s)
+
+    def raise_if_ended(self) -> None:
+        if self._ending is not None:
+            raise copy.copy(self._ending)
+
+    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [integers]
 
     def refuse(self, operation: str) -> None:
         """There is nobody to tell."""

@@ -160,6 +160,25 @@ class Transport(ABC):
         """What the first of all members proposed under this serial; in an ended group, too."""
         raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
 
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
+        """A group of this name of those ranks that are left; all of them call."""
+        raise UnisonoError(
+            f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
+        )
+
+    def grow(
+        self,
+        name: str,
+        meeting: tuple[str, Any],
+        count: int,
+        limit_s: float,
+        generation: int,
+    ) -> Transport:
+        """A group of this name of all ranks and so many new processes; all ranks call."""
+        raise UnisonoError(
+            f"group {self.name} ({self.backend}) cannot grow: only unisono's groups on one host can"
+        )
+
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""
 

@@ -7,9 +7,11 @@ memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
 attention.py    attention over a sequence that is cut over the ranks
 experts.py      tokens that travel to the ranks of their experts, and back
+catching_up.py  a newcomer gets the state of the training
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
 deferral.py     signals that wait until something is done
+ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
 
@@ -19,6 +21,7 @@ require_torch(__name__)
 
 from unisono.training.agreement import all_ranks, any_rank, main_process_first, sync_seed
 from unisono.training.attention import ring_attention
+from unisono.training.catching_up import catch_up
 from unisono.training.ddp_buckets import share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
@@ -42,12 +45,17 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.meeting import init_weight_update_group
+from unisono.training.weights.stateless import (
+    StatelessCommunicator,
+    stateless_init_process_group,
+)
 
 __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
     "GradientSync",
     "ShardedOptimizer",
+    "StatelessCommunicator",
     "WeightReceiver",
     "WeightSender",
     "WeightShard",
@@ -57,6 +65,7 @@ __all__ = [
     "WeightUpdateWorker",
     "all_ranks",
     "any_rank",
+    "catch_up",
     "combine_tokens",
     "dispatch_tokens",
     "gather_in_order",
@@ -65,6 +74,7 @@ __all__ = [
     "mean_over_samples",
     "ring_attention",
     "share_ddp_buckets",
+    "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
     "weight_update",

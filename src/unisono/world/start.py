@@ -102,9 +102,7 @@ def start(
             comm = solo(timeout_s=timeout_s)
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
-        if wants_torch:
-            return _start_torch_over(comm, store, reason)
-        return StartedWorld(comm, reason, comm.close)
+        return start_over(comm, reason, wants_torch, store)
     return _start_over_torch(backend, comm, store, info, timeout_s, reason, everyone)
 
 
@@ -226,8 +224,12 @@ def _gather_through_store(
 # -- torch.distributed ---------------------------------------------------------------------------
 
 
-def _start_torch_over(comm: Communicator, store: Any, reason: str) -> StartedWorld:
-    """The world, and torch's default process group over it."""
+def start_over(
+    comm: Communicator, reason: str, with_torch: bool, store: Any = None
+) -> StartedWorld:
+    """The world over a Communicator of ours; `with_torch`, torch's default process group, too."""
+    if not with_torch:
+        return StartedWorld(comm, reason, comm.close)
     require_torch("torch's default process group (with_torch=True)")
     import torch.distributed as dist
 

@@ -15,7 +15,7 @@ from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
 from unisono.torch_support import require_torch
 from unisono.world.environment import RankInfo, read_local_rank, read_rank_info, read_size
-from unisono.world.start import StartedWorld, device_index, start
+from unisono.world.start import StartedWorld, device_index, start, start_over
 
 if TYPE_CHECKING:
     import torch
@@ -125,6 +125,32 @@ def setup(
     local_rank = read_local_rank() if "LOCAL_RANK" in os.environ else rank
     info = RankInfo(rank, world_size, local_rank)
     return _enter(_start_world(info, None, backend, timeout_s, None))
+
+
+def set_world(comm: Communicator) -> Communicator:
+    """Let `comm`, which a world has shrunk to or grown into, be the world from now on: its ranks
+    are the global ranks, and `group=None` means it. All its ranks call, newcomers too. The world
+    before is shut down, with torch's groups; torch's default process group is made anew over `comm`
+    if any rank has imported torch. DDP and all other groups are to be made again.
+
+    Raises a GroupError if a rank does not come, UnisonoError on another backend than unisono.
+
+    >>> def work():
+    ...     world = unisono.init()
+    ...     world.abort("an example")  # in place of a death
+    ...     return unisono.set_world(world.shrink()).name, unisono.get_world_size()
+    >>> unisono.launch(work, ranks=2)
+    [('world~1', 2), ('world~1', 2)]
+    """
+    exchange = comm.transport.exchange_integers
+    if comm.backend != "unisono" or exchange is None:
+        raise UnisonoError(f"a group on {comm.backend} cannot become the world")
+    with_torch = any(has_torch for (has_torch,) in exchange((int("torch" in sys.modules),)))
+    shutdown()
+    if _default_group() is not None:
+        sys.modules["torch.distributed"].destroy_process_group()
+    comm.global_ranks = comm.transport.global_ranks = tuple(range(comm.size))
+    return _enter(start_over(comm, "the world before has gone on in it", with_torch))
 
 
 def shutdown() -> None:

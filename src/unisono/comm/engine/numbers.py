@@ -54,6 +54,8 @@ class Note:
     SHAPE = 1
     ANSWER = 2
     REASON = 3
+    COMING = 4
+    CHOICE = 5
 
 
 REDUCTION_NUMBERS = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
@@ -183,6 +184,17 @@ class HostsTransport(SharedMemory):
         with told_of_deaths(check):
             met = self._meet(here, name, check, segments_of(placement))
             return HostsTransport.over(met, links, placement, self._lobby, meeting)
+
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
+        from unisono.comm.hosts.going_on import shrink  # few need it
+
+        return shrink(self, name, at_least, timeout_s, store)
+
+    def find_stopped(self) -> list[int]:
+        """The ranks whose processes are stopped, as far as their hosts say."""
+        return self._membership.find_stopped()
+
+    grow = Transport.grow
 
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)

@@ -111,6 +111,10 @@ class Links:
             for member in members
         ]
 
+    def where(self, member: int) -> tuple[str, int]:
+        """Where a global rank listens for control lines."""
+        return self._contacts[member].where
+
     def payloads(self, members: Iterable[int]) -> tuple[str, ...]:
         """What these global ranks wanted the others to know."""
         return tuple(self._contacts[member].payload for member in members)

@@ -1,6 +1,8 @@
 """How processes meet and come to share a segment.
 
 membership.py      how a process becomes a member of a new group: it leads, or follows rank 0
+survivors.py       who is left of a group after a death, and goes on in a new one
+growing.py         how new processes come into a group that is at work
 leading.py         rank 0's part: receive the others, make the segment, hand it over
 announcements.py   where ranks that do not know each other yet announce themselves
 meeting_points.py  which file that is, for the children of one process, or by a name

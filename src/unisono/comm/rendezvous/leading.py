@@ -133,8 +133,10 @@ class Leader:
                 self._announcements.clear(self._me)
             for follower in followers:
                 follower.receive(request.deadline, request.check)
-            for follower in followers:
-                follower.send({"go": True})
+            if request.settle and not request.settle(True):
+                raise Departed(f"a member of group {request.key} gave up while it was made")
+            for follower in followers:  # one that is gone now matters only where nothing is settled
+                (follower.try_send if request.settle else follower.send)({"go": True})
             return membership
         except BaseException as error:
             if membership is not None:

@@ -132,7 +132,8 @@ class JoinRequest:
     `payload` is what the others shall know of this rank. `check` raises once there is nobody to
     wait for any more: the parent group has ended. `segments` has, for each segment that the leader
     makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
-    share this machine's cores.
+    share this machine's cores. `settle` decides, for members of a group, whether the new one is
+    made, once and for all: it says whether it is.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class JoinRequest:
         payload: str = "",
         check: Callable[[], None] = lambda: None,
         segments: Sequence[tuple[Sequence[int], int, int]] = (),
+        settle: Callable[[bool], bool] | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
+        self.settle = settle
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.payload = payload
@@ -216,7 +219,7 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
                 announcements.clear(me)
                 raise
         try:
-            connection = _find_leader(announcements, request, me)
+            connection = find_leader(announcements, request, me)
         except TooFewDescriptors as error:
             lobby.close_socket()  # by what that frees rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
@@ -226,7 +229,7 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
                     Connection.connect(str(leader["address"])).dismiss(hello)
             raise
         try:
-            return _follow(connection, request, me, is_announced=True)
+            return follow(connection, request, me, is_announced=True)
         except Departed:
             clear_if_over(announcements, me)
             raise
@@ -245,7 +248,7 @@ def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membersh
 
             return Leader(lobby, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)
-        return _follow(connection, request, me, is_announced=False)
+        return follow(connection, request, me, is_announced=False)
 
 
 def call_leader(
@@ -272,9 +275,7 @@ def call_leader(
             ) from error
 
 
-def _find_leader(
-    announcements: Announcements, request: JoinRequest, me: Announcement
-) -> Connection:
+def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
     """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
     rank 0 is out of reach, it is told so."""
     refused_since: tuple[str, float] | None = None
@@ -325,7 +326,7 @@ def _find_leader(
         waiting.pause()
 
 
-def _follow(
+def follow(
     connection: Connection, request: JoinRequest, me: Announcement, is_announced: bool
 ) -> Membership:
     """Become a member of the group whose leader we have reached. Members of an existing group,
@@ -353,6 +354,8 @@ def _follow(
         return membership
     except BaseException as error:
         if membership is not None:
+            if isinstance(error, Exception) and request.settle and request.settle(False):
+                return membership  # rank 0 had made the group, and is gone since
             membership.close()
         if isinstance(error, (OSError, ValueError, KeyError)):
             raise Departed(

@@ -27,6 +27,7 @@ NEEDED_LATER = (
     "unisono.comm.shared_memory.allocation",
     "unisono.comm.arguments",
     "unisono.comm.rendezvous.leading",
+    "unisono.comm.rendezvous.survivors",
 )
 """What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
 once a group is made: every process would pay for it as it starts."""

@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from unisono.comm.arguments import Call
     from unisono.comm.engine.group_types import Gathered, Group
     from unisono.comm.rendezvous.announcements import Announcements
+    from unisono.comm.rendezvous.survivors import Attempt
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
 
 _LISTS = (list, tuple)
+GROWTHS = 64  # of the decisions that a segment remembers, one is for growing
 _MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
 for _kind in works:
     Work.register(_kind)
@@ -50,6 +52,7 @@ class SharedMemory(Transport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
     tags = range(-(2**63), 2**63)
+    _growths = 0
     is_on_one_host = True
 
     def __init__(
@@ -290,6 +293,76 @@ class SharedMemory(Transport):
         leader = self._membership.members[members[0]]
         check()
         return meet_at(leader.address, self._lobby, request)
+
+    def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
+        from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
+
+        self.end_for_survivors()
+        board = SegmentBoard(self._membership, self.name)
+        made, members = go_on(board, at_least, timeout_s, self._meet_left)
+        known = self.global_ranks
+        global_ranks = None if known is None else tuple(known[rank] for rank in members)
+        if made is None:
+            from unisono.comm.solo import Solo
+
+            return Solo(name, global_ranks, self.timeout_s)
+        assert self._lobby is not None
+        return SharedMemory(made, self._lobby, name, global_ranks, self.timeout_s)
+
+    def grow(
+        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
+    ) -> Transport:
+        from unisono.comm.rendezvous.growing import let_in, number_newcomers
+
+        self.raise_if_ended()
+        assert self._lobby is not None
+        self._growths += 1
+        serial = GROWTHS * self._growths
+
+        def settle(made: bool) -> bool:
+            return self.group.settle(serial, int(made)) == 1
+
+        about = {"global_ranks": self.global_ranks, "generation": generation}
+        address = self._membership.members[0].address
+        try:
+            membership, growth = let_in(
+                self, self._lobby, address, name, meeting, count, limit_s, about, settle
+            )
+        except (GroupError, RendezvousError):
+            raise
+        except BaseException as error:  # the others wait for this rank's word
+            self.abort(f"growing failed: {type(error).__name__}")
+            raise
+        global_ranks = number_newcomers(self.global_ranks, growth.places)
+        return SharedMemory(membership, self._lobby, name, global_ranks, self.timeout_s)
+
+    def end_for_survivors(self) -> None:
+        """End the group, so that nobody stays in a call of it. Raises GroupClosed where this
+        process cannot go on."""
+        if self._lobby is None:
+            raise self.exceptions.closed()
+        if self.group.failure()[0] == Status.FORKED:
+            raise self.exceptions.forked()
+        self.abort("it goes on in a smaller group (shrink)")
+
+    def _meet_left(self, attempt: Attempt) -> Membership | None:
+        """Meet those who go on; None: this rank is alone."""
+        assert self._lobby is not None
+        if len(attempt.members) == 1:
+            attempt.settle(True)
+            return None
+        before = self._membership
+        request = JoinRequest(
+            attempt.key,
+            attempt.members.index(self.rank),
+            len(attempt.members),
+            attempt.deadline,
+            self.timeout_s,
+            before.payloads[self.rank] if before.payloads else "",
+            attempt.check,
+            settle=attempt.settle,
+        )
+        return meet_at(before.members[attempt.members[0]].address, self._lobby, request)
 
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members

@@ -2,6 +2,9 @@
 
 endpoints.py     WeightSender, WeightReceiver and weight_update: what a program sees
 by_parameter.py  parameter by parameter, as vLLM and OpenRLHF do; meeting.py: how they meet
+stateless.py     a communicator in the shape of vLLM's PyNcclCommunicator
+vllm_engine.py   vLLM's weight transfer engines; vllm_plugin.py: how vLLM finds them
+verl_engine.py   verl's checkpoint engine
 protocol.py      the rounds of an update, under both, and the decision of all ranks
 shards.py        what a process holds under each name
 plan.py          what each rank tells of it, how far it fits together, and what travels

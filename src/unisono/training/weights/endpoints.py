@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from unisono.errors import name_number
+from unisono.errors import WeightUpdateError, name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import Description, UpdateOptions
@@ -181,6 +181,8 @@ class WeightSender(_Endpoint):
       two versions
     - `convert`: floating-point tensors travel in the type that the engines have them in
     - `checksum`: every bucket is compared with what was sent
+    - `check_live`: an update fails if torch's operators write to a weight while it is sent, as an
+      optimizer in another thread does; the error names it (this sender's own option)
     - `bucket_bytes`: what travels at a time; two buckets are under way
     - `progress`: called with the bytes moved and the bytes in all, after every bucket
 
@@ -205,6 +207,7 @@ class WeightSender(_Endpoint):
         transactional: bool = True,
         convert: bool = False,
         checksum: bool = True,
+        check_live: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
     ) -> None:
@@ -212,6 +215,7 @@ class WeightSender(_Endpoint):
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
+        self._check_live = check_live
         self._exported = ExportedWeights()
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
@@ -258,7 +262,9 @@ class WeightSender(_Endpoint):
         return {name: mine[name].tensor for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
+        counts = _write_counts(mine) if self._check_live else {}
         transfers.move(mine, transfers.device_for(mine), self._progress)
+        self._protocol.attempt(partial(_check_unwritten, mine, counts))
         self._protocol.decide(partial(self._exported.keep, self._served(transfers, mine)))
         self.version = self._protocol.version
 
@@ -275,6 +281,7 @@ class WeightReceiver(_Endpoint):
     - `commit`: called with them once all engines are ready: must only swap, and not fail; signals
       wait until it is over. By default the memory of the engine's tensors is swapped, or where
       others hold views of it, overwritten: all of it or none, whatever interrupts.
+    - `reuse`: `commit` only reads the new tensors, and the next update receives into their memory
     - `partial`: this engine takes only the names that it has
     - `alias`: from the first update on this engine's tensors are the trainer's memory, shared
       tensors of the group (`unisono.share_module`) or tensors of the same GPU: there is no second
@@ -301,6 +308,7 @@ class WeightReceiver(_Endpoint):
         *,
         prepare: Callable[[NewTensors], Any] | None = None,
         commit: Callable[[NewTensors], Any] | None = None,
+        reuse: bool = False,
         partial: bool = False,
         alias: bool = False,
         version: int = 0,
@@ -311,6 +319,7 @@ class WeightReceiver(_Endpoint):
             raise ValueError("an engine without weights needs a commit, which takes them")
         self._prepare = prepare
         self._commit = commit
+        self._reuse = reuse
         self._partial = partial
         self._alias = alias
         self._staging = Staging()
@@ -411,14 +420,33 @@ class WeightReceiver(_Endpoint):
     def _change_over(self, transactional: bool, mine: Held) -> None:
         now_served = partial(setattr, self, "version", self._protocol.version)
         if self._commit is not None:
+            new = dict(self._staging.tensors) if self._reuse else self._staging.hand_over()
             with defer_signals():
-                do_all_or_none([partial(self._commit, self._staging.hand_over()), now_served], [])
+                do_all_or_none([partial(self._commit, new), now_served], [])
         elif self._alias and self._changes:
             self._staging.serve(mine, now_served)
         elif transactional and not self._alias:
             self._staging.swap(mine, now_served)
         else:
             now_served()
+
+
+def _write_counts(mine: Held) -> dict[str, int]:
+    """How often torch's operators have written to each tensor, by its own count."""
+    return {
+        name: held.tensor._version for name, held in mine.items() if not held.tensor.is_inference()
+    }
+
+
+def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
+    """Raise WeightUpdateError if a tensor was written to since."""
+    written = [name for name, count in counts.items() if mine[name].tensor._version != count]
+    if written:
+        more = f" and {len(written) - 1} more" if written[1:] else ""
+        raise WeightUpdateError(
+            f"{written[0]!r}{more} was written to while it was sent: send weights between the "
+            "optimizer's steps"
+        )
 
 
 def weight_update(

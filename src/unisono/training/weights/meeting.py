@@ -116,11 +116,22 @@ def init_weight_update_group(
         raise
 
 
+def end_meeting(address: str, port: int | str, name: str, why: str) -> None:
+    """Let all who wait there for the group `name` raise RendezvousError: somebody will not come."""
+    store = store_at(address, str(port), 0, 1, _FAREWELL_S, group=name, hosts=False)
+    failure = json.dumps({"why": f"the group {name!r} could not be made: {why}", "ranks": 1})
+    store.compare_set(f"{_keys_of(name)}/failure", "", failure)
+
+
+def _keys_of(name: str) -> str:
+    return f"unisono/weights/{name}"
+
+
 class _Meeting:
     """One rank's side of comparing what all were told, through the store."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int, where: str) -> None:
-        self._store, self._keys = store, f"unisono/weights/{name}"
+        self._store, self._keys = store, _keys_of(name)
         self._rank, self._size, self._name, self._where = rank, size, name, where
         self._members: dict[int, _Member] = {}
 

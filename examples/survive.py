@@ -1,0 +1,151 @@
+"""Training that goes on: ranks are killed while it runs, the others go on, new ones come in.
+
+python examples/survive.py --kills 10 --every 2
+
+This process starts four ranks and kills one of them every few seconds, at any moment. The survivors
+go on without it for a few steps, then let a new process in, which takes the dead one's number and
+state. At the end one process computes every step again, with as many ranks as there were: the
+losses must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unisono import Communicator, GroupError, RendezvousError
+from unisono.training import catch_up
+
+RANKS = 4
+STEPS_WITHOUT = 5  # that a smaller group makes before it lets new ranks in
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def backward(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    """This rank's part of a step's batch; the loss of it."""
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    model.zero_grad()
+    loss.backward()
+    return loss.detach().reshape(1)
+
+
+def train(comm: Communicator, name: str, folder: Path) -> None:
+    """One rank's life, until there is a file "end"."""
+    model, optimizer = make()
+    step, done_in_group, behind = 0, 0, True
+    with (folder / f"log-{os.getpid()}").open("w") as log:
+        while True:
+            try:
+                if comm.size < RANKS and done_in_group == STEPS_WITHOUT:
+                    comm, done_in_group, behind = comm.grow(name, RANKS - comm.size), 0, True
+                if behind:  # a newcomer, or a survivor whose last step failed where others' did not
+                    step, behind = catch_up(model, optimizer, step=step, group=comm), False
+                loss = backward(model, step, comm.rank)
+                ends = torch.tensor([float((folder / "end").exists())])
+                gradients = [parameter.grad for parameter in model.parameters()]
+                comm.all_reduce([*gradients, loss, ends], "avg")  # type: ignore[list-item]
+                optimizer.step()
+                print(step, comm.generation, comm.size, loss.item(), file=log, flush=True)
+                step, done_in_group = step + 1, done_in_group + 1
+                if ends.item():
+                    break
+            except GroupError:  # somebody has died, here or in any step of it
+                comm, done_in_group, behind = comm.shrink(), 0, True
+            except RendezvousError:  # a newcomer has died on its way in: there will be another
+                continue
+    comm.close()
+
+
+def compute_again(sizes: list[int]) -> list[float]:
+    """The losses of the same steps in one process."""
+    model, optimizer = make()
+    losses = []
+    for step, size in enumerate(sizes):
+        gradients = [torch.zeros_like(parameter) for parameter in model.parameters()]
+        total = torch.zeros(1)
+        for rank in range(size):
+            total += backward(model, step, rank)
+            for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+                gradient += parameter.grad
+        for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+            parameter.grad = gradient / size
+        optimizer.step()
+        losses.append(total.item() / size)
+    return losses
+
+
+def be_a_rank(folder: str, rank: str, *new: str) -> None:
+    torch.set_num_threads(1)
+    comm = Communicator.join(folder, int(rank), None if new else RANKS, timeout_s=60)
+    train(comm, folder, Path(folder))
+
+
+def start(folder: Path, rank: int, *new: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, __file__, "--rank", str(folder), str(rank), *new])
+
+
+def wait_for_steps(ranks: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Return once every rank has made a step."""
+    logs = [folder / f"log-{rank.pid}" for rank in ranks]
+    while not all(log.exists() and log.stat().st_size for log in logs):
+        assert all(rank.poll() is None for rank in ranks), "a rank that nobody killed has ended"
+        time.sleep(0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--every", type=float, default=0.5, help="seconds")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        ranks = [start(folder, rank) for rank in range(RANKS)]
+        wait_for_steps(ranks, folder)
+        for _ in range(options.kills):
+            time.sleep(options.every * random.uniform(0.5, 1.5))
+            victim = random.randrange(RANKS)
+            ranks[victim].kill()
+            ranks[victim].wait()
+            ranks[victim] = start(folder, victim, "new")
+            wait_for_steps(ranks, folder)
+        (folder / "end").touch()
+        codes = [rank.wait() for rank in ranks]
+        assert codes == [0] * RANKS, f"ranks ended with {codes}"
+        steps: dict[int, tuple[int, int, float]] = {}
+        for log in folder.glob("log-*"):
+            for line in log.read_text().splitlines():
+                step, generation, size, loss = line.split()
+                known = steps.get(int(step), (-1, 0, 0.0))  # who went on later is right
+                steps[int(step)] = max(known, (int(generation), int(size), float(loss)))
+    found = [steps[step] for step in range(len(steps))]
+    expected = compute_again([size for _, size, _ in found])
+    for step, ((_, size, loss), right) in enumerate(zip(found, expected, strict=True)):
+        is_right = abs(loss - right) <= 1e-4 * abs(right)
+        assert is_right, f"step {step} on {size} ranks: {loss}, not {right}"
+    smaller = sum(size < RANKS for _, size, _ in found)
+    print(f"{options.kills} ranks killed and replaced in {len(found)} steps,")
+    print(f"{smaller} of them with fewer ranks;", end=" ")
+    print(f"every loss is that of one process, from {expected[0]:.3f} to {expected[-1]:.5f}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        be_a_rank(*sys.argv[2:])
+    else:
+        main()

@@ -1,0 +1,185 @@
+"""After a death, over hosts: the survivors agree in a torch Store, and meet there anew."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from unisono.comm.engine import ENDING_SILENT
+from unisono.comm.hosts.control_line import ENDED
+from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
+from unisono.comm.hosts.identity import find_hosts
+from unisono.comm.hosts.making import make_world
+from unisono.comm.hosts.network import open_store
+from unisono.comm.rendezvous.announcements import StoreAnnouncements
+from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.survivors import Attempt, go_on
+from unisono.comm.rendezvous.unix_socket import Departed
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.solo import Solo
+from unisono.comm.transport import Transport
+from unisono.errors import NoQuorum, name_ranks
+
+_CALL_S = 1.0
+_CALL_EVERY_S = 0.3
+
+_STORE_S = 5.0
+"""How long a store may take to answer, before it counts as lost with its host."""
+
+
+class StoreBoard:
+    """The board of ranks on several hosts: a torch Store. `is_named`: the program says that this
+    store decides, whoever reaches it."""
+
+    def __init__(self, group: HostsTransport, store: Any, is_named: bool) -> None:
+        self.rank, self.size, self.name = group.rank, group.size, group.name
+        self._of, self._is_named = group, is_named
+        self._store = BoundedStore(store, lambda: _STORE_S)
+        self._prefix = f"unisono/survivors/{group.key:x}"
+        self._text, self._told = "", frozenset[int]()
+        self._gone: set[int] = set()  # as somebody says whose system attests it
+        self._refused: set[int] = set()  # by their host's system: the process is not there
+        self._cut_off: set[int] = set()
+        self._next_call = Deadline(_CALL_EVERY_S)
+
+    def say(self, text: str) -> None:
+        self._text, self._told = text, frozenset(self._attested())
+        said = json.dumps({"text": text, "gone": sorted(self._told)})
+        self._store.set(f"{self._prefix}/said/{self.rank}", said)
+
+    def heard(self, rank: int) -> str:
+        said = json.loads(self._read(f"said/{rank}") or "{}")
+        self._gone.update(said.get("gone", ()))
+        return str(said.get("text", ""))
+
+    def _attested(self) -> set[int]:
+        """The ranks of which this host's system says that they are gone, or that of theirs on the
+        line to it."""
+        group, here = self._of.group, self._of.placement.here
+        return {
+            rank
+            for rank in range(self.size)
+            if group.has_closed(rank)
+            or rank in self._refused
+            or self._loss(rank) == ENDED
+            or (rank in here and group.loss(rank) is not None)
+        }
+
+    def choose(self, attempt: int, text: str | None) -> str | None:
+        return self._first(f"choice/{attempt}", text)
+
+    def settle(self, attempt: int, made: bool | None) -> bool | None:
+        told = self._first(f"outcome/{attempt}", None if made is None else str(int(made)))
+        return None if told is None else told == "1"
+
+    def _first(self, key: str, text: str | None) -> str | None:
+        if text is None:
+            return self._read(key)
+        return str(self._store.compare_set(f"{self._prefix}/{key}", "", text).decode())
+
+    def _read(self, key: str) -> str | None:
+        name = f"{self._prefix}/{key}"
+        return str(self._store.get(name).decode()) if self._store.check([name]) else None
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self._gone or rank in self._attested()
+
+    def find_stopped(self) -> Sequence[int]:
+        return self._of.find_stopped()
+
+    def find_cut_off(self) -> Sequence[int]:
+        group = self._of.group
+        silent = {rank for rank in range(self.size) if group.loss(rank) == ENDING_SILENT}
+        silent |= {rank for rank in range(self.size) if self._loss(rank) not in (None, ENDED)}
+        self._cut_off |= silent
+        if not self._next_call.left_s():
+            self._call_silent()
+            self._next_call = Deadline(_CALL_EVERY_S)
+        if self._attested() != self._told:
+            self.say(self._text)  # others may have no line to those
+        return sorted(self._cut_off)
+
+    def _call_silent(self) -> None:
+        """Call those on other hosts of whom nobody here knows anything."""
+        here, members = self._of.placement.here, self._of.placement.members
+        for rank in range(self.size):
+            if rank in here or rank in self._cut_off or self.is_gone(rank) or self.heard(rank):
+                continue
+            try:
+                socket.create_connection(self._of.links.where(members[rank]), _CALL_S).close()
+            except ConnectionRefusedError:
+                self._refused.add(rank)
+            except OSError:
+                self._cut_off.add(rank)
+
+    def _loss(self, rank: int) -> str | None:
+        return self._of.links.loss_of(self._of.placement.members[rank])
+
+    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
+        if self._is_named or len(present) > len(silent):
+            return ""
+        return (
+            f"{name_ranks(silent)} may live where nobody reaches them, and {name_ranks(present)} "
+            "are not the majority: shrink(store=) names a store that decides"
+        )
+
+
+def shrink(
+    old: HostsTransport, name: str, at_least: int, timeout_s: float, store: Any
+) -> Transport:
+    """The group of those who are left of a group over hosts."""
+    old.end_for_survivors()
+    try:
+        opened = old.links.open_store(_STORE_S) if store is None else open_store(store, _STORE_S)
+        board = StoreBoard(old, opened, is_named=store is not None)
+        made, _ = go_on(board, at_least, timeout_s, partial(_meet, old, name, opened))
+        return made
+    except StoreGone as error:
+        raise NoQuorum(
+            f"group {old.name} does not go on: its ranks would agree in a torch Store, and {error}",
+            rank=old.rank,
+            group=old.name,
+        ) from error
+
+
+def _meet(old: HostsTransport, name: str, store: Any, attempt: Attempt) -> Transport:
+    """Meet those who go on, wherever they are."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    rank, size = attempt.members.index(old.rank), len(attempt.members)
+    known, timeout_s = old.global_ranks, old.timeout_s
+    global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
+    made: Transport
+    if size == 1:
+        attempt.settle(True)
+        return Solo(name, global_ranks, timeout_s)
+    part = PrefixStore(f"unisono/{attempt.key}", store)
+    deadline, check = attempt.deadline, attempt.check
+    hosts = find_hosts(part, rank, size, deadline, check, name)
+    if hosts.count == 1:
+        made = SharedMemory.connect(
+            StoreAnnouncements(part, limit=deadline),
+            rank,
+            size,
+            name=name,
+            global_ranks=global_ranks or tuple(range(size)),
+            timeout_s=timeout_s,
+            deadline=deadline,
+            check=check,
+        )
+        made.global_ranks = global_ranks
+    else:
+        meeting = Meeting(name, global_ranks, timeout_s, deadline, check)
+        made = make_world(part, meeting, hosts, rank, "")
+    try:
+        is_made = attempt.settle(True) if rank == 0 else attempt.await_outcome()
+        if not is_made:
+            raise Departed(f"a member of group {name} left while it was made")
+    except BaseException:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,260 @@
+"""How new processes come into a group that is at work, at a moment that its members choose.
+
+The first member announces itself under a name and receives the newcomers, which wait there; it
+tells the members who has come and as which ranks, and the newcomers what the new group is. Then all
+meet and make a segment for everybody. The old group stays as it is, whether that works out or not;
+the members settle it there, so that all of them have the new group, or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+from unisono.comm.rendezvous.announcements import Announcement, Announcements, about_me
+from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
+from unisono.comm.rendezvous.membership import (
+    JoinRequest,
+    Membership,
+    call_leader,
+    find_leader,
+    follow,
+)
+from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby, descriptors_needed
+from unisono.errors import RendezvousError
+
+_MEETING_S = 10.0
+_GLANCE_S = 0.2
+
+
+class Growing(Protocol):
+    """A group of which new processes shall be members."""
+
+    rank: int
+    size: int
+    timeout_s: float
+
+    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]: ...
+    def raise_if_ended(self) -> None: ...
+
+
+class Growth:
+    """What a group grows into: its `name`, the `key` of the meeting, and the new rank of everybody
+    who meets, members first (`places`)."""
+
+    def __init__(self, name: str, key: str, places: Sequence[int]) -> None:
+        self.name, self.key, self.places = name, key, tuple(places)
+
+    @property
+    def size(self) -> int:
+        return len(self.places)
+
+    def request(
+        self,
+        number: int,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+        settle: Callable[[bool], bool] | None = None,
+    ) -> JoinRequest:
+        """What the one with this number in the meeting brings to it."""
+        size, limit = self.size, Deadline(_MEETING_S)
+        segments = [(self.places, size, size)]
+        return JoinRequest(
+            self.key, number, size, limit, timeout_s, "", check, segments, settle=settle
+        )
+
+    def membership(self, met: Membership) -> Membership:
+        """What a rank has in the new group, whose ranks have other numbers than those who met."""
+        order = sorted(range(self.size), key=self.places.__getitem__)
+        members = tuple(met.members[number] for number in order)
+        return Membership(self.key, self.places[met.rank], self.size, met.group, members)
+
+
+def places_after(members: int, wanted: Sequence[int]) -> list[int]:
+    """The new ranks of members and newcomers: a newcomer has the one it wants, or (-1) one of those
+    at the end; the members have the others, in their order."""
+    size = members + len(wanted)
+    free = [rank for rank in range(size) if rank not in wanted]
+    behind = iter(free[members:])
+    return free[:members] + [rank if rank >= 0 else next(behind) for rank in wanted]
+
+
+def number_newcomers(
+    global_ranks: Sequence[int] | None, places: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The global ranks of a group that has grown, by its ranks: members keep theirs, newcomers have
+    the lowest that are free, which are those of the dead."""
+    if global_ranks is None:
+        return None
+    free = (rank for rank in itertools.count() if rank not in global_ranks)
+    known = dict(zip(places, global_ranks, strict=False))
+    return tuple(known[rank] if rank in known else next(free) for rank in range(len(places)))
+
+
+class Door:
+    """Where the first member of a group of `members` receives newcomers."""
+
+    def __init__(
+        self, announcements: Announcements, lobby: Lobby, name: str, members: int, generation: int
+    ) -> None:
+        self._announcements, self._lobby, self._name = announcements, lobby, name
+        self._members, self._generation = members, generation
+        self._inside: list[Connection] = []
+
+    @property
+    def wanted(self) -> list[int]:
+        """The ranks that those who have come want, -1 for any."""
+        return [visitor.rank for visitor in self._inside]
+
+    def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
+        """Wait for so many newcomers. Raises RendezvousError if they do not come, and what `check`
+        raises, which is called now and then."""
+        me = about_me(self._lobby.address) | {"grows": True}
+        self._announcements.announce(me)
+        size = self._members + count
+        try:
+            while len(self._inside) < count:
+                for visitor in self._lobby.visitors_for(_key(self._name), _GLANCE_S):
+                    self._let_in(visitor, size)
+                self._inside = [one for one in self._inside if not one.is_closed()]
+                check()
+                if not limit.left_s():
+                    raise RendezvousError(
+                        f"group {self._name}: {count - len(self._inside)} of {count} new processes "
+                        f"did not come within {in_seconds(limit.timeout_s)}"
+                    )
+        finally:
+            self._announcements.clear(me)
+
+    def _let_in(self, visitor: Connection, size: int) -> None:
+        if int(visitor.hello.get("generation", 0)) > self._generation:
+            visitor.dismiss({"error": "not yet", "again": True})
+        elif len(self._inside) == size - self._members:
+            visitor.dismiss({"error": "enough have come", "again": True})
+        elif visitor.rank >= size or visitor.rank in (rank for rank in self.wanted if rank >= 0):
+            text = f"rank {visitor.rank} is not free in a group that grows to {size}"
+            visitor.dismiss({"error": f"group {self._name}: {text}"})
+        else:
+            self._inside.append(visitor)
+
+    def tell(self, growth: Growth, about: dict[str, Any]) -> None:
+        """Tell the newcomers what they come into."""
+        for number, visitor in enumerate(self._inside, self._members):
+            told = {"name": growth.name, "key": growth.key, "places": growth.places}
+            visitor.try_send(about | told | {"number": number})
+
+    def check(self) -> None:
+        """Raise Departed if a newcomer has gone again."""
+        if any(visitor.is_closed() for visitor in self._inside):
+            raise Departed(f"group {self._name}: a new process has gone again")
+
+    def close(self) -> None:
+        """Those who are still there may try again."""
+        for visitor in self._inside:
+            visitor.dismiss({"error": "the group does not grow now", "again": True})
+
+
+def let_in(
+    group: Growing,
+    lobby: Lobby,
+    leader_address: str,
+    name: str,
+    meeting: tuple[str, AbstractContextManager[Announcements]],
+    count: int,
+    limit_s: float,
+    about: dict[str, Any],
+    settle: Callable[[bool], bool] | None,
+) -> tuple[Membership, Growth]:
+    """Let so many new processes in; all members call this. `name` is the new group's, and `meeting`
+    the name by which newcomers know it, and where they look; `about` is what they are told."""
+    known_as, board = meeting
+    with contextlib.ExitStack() as stack:
+        door, failed, plan = None, None, [0] * (2 + count)
+        if group.rank == 0:
+            try:
+                announcements = stack.enter_context(board)
+                door = Door(announcements, lobby, known_as, group.size, int(about["generation"]))
+                stack.callback(door.close)
+                door.receive(count, Deadline(limit_s), group.raise_if_ended)
+                plan = [1, int.from_bytes(os.urandom(7), "big"), *door.wanted]
+            except RendezvousError as error:
+                failed = error
+        is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
+        if not is_open:
+            raise failed or RendezvousError(
+                f"group {known_as}: not enough new processes came to rank 0"
+            )
+        growth = Growth(name, f"{name} at {token:x}", places_after(group.size, wanted))
+        me = about_me(lobby.address)
+
+        def check() -> None:
+            group.raise_if_ended()
+            if door is not None:
+                door.check()
+
+        request = growth.request(group.rank, group.timeout_s, check, settle)
+        if door is not None:
+            from unisono.comm.rendezvous.leading import Leader
+
+            door.tell(growth, about | {"address": lobby.address, "timeout_s": group.timeout_s})
+            met = Leader(lobby, request, me).make_group()
+        else:
+            line = call_leader(leader_address, growth.key, request.deadline, check)
+            met = follow(line, request, me, is_announced=True)
+        return growth.membership(met), growth
+
+
+def come_in(
+    announcements: Announcements,
+    lobby: Lobby,
+    name: str,
+    rank: int | None,
+    generation: int,
+    timeout_s: float | None,
+    limit: Deadline,
+) -> tuple[Membership, Growth, dict[str, Any]]:
+    """Wait until the members of a group let this process in; and what they have told it."""
+    me = about_me(lobby.address)
+    wanted = -1 if rank is None else rank
+    waiting = Waiting(wanted, 0, name, limit)
+    while True:
+        # of the leader this asks only the announcement; the group's size is not known yet
+        request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
+        with (
+            descriptors_needed(),
+            contextlib.closing(find_leader(announcements, request, me)) as visit,
+        ):
+            leader = announcements.look_up()
+            hello = {"key": _key(name), "rank": wanted, "generation": generation}
+            try:
+                visit.send(me | hello)
+                told = visit.receive(limit, partial(_check_leader, announcements, leader))
+                growth = Growth(str(told["name"]), str(told["key"]), told["places"])
+                call_s = float(told["timeout_s"]) if timeout_s is None else timeout_s
+                joining = growth.request(int(told["number"]), call_s)
+                line = Connection.connect(str(told["address"]))
+                met = follow(line, joining, me, is_announced=True)
+                return growth.membership(met), growth, told | {"timeout_s": call_s}
+            except (Departed, OSError, KeyError) as error:
+                if isinstance(error, TimeoutError) or not limit.left_s():
+                    raise RendezvousError(
+                        f"group {name} did not let this process in within "
+                        f"{in_seconds(limit.timeout_s)}"
+                    ) from error
+            waiting.pause()
+
+
+def _check_leader(announcements: Announcements, leader: Announcement | None) -> None:
+    """Raise Departed if another process receives newcomers by now."""
+    now = announcements.look_up()
+    if now is not None and leader is not None and now["address"] != leader["address"]:
+        raise Departed("another member receives new processes now")
+
+
+def _key(name: str) -> str:
+    return f"{name} grows"

@@ -1,0 +1,282 @@
+"""Who is left of a group that has ended: the survivors agree on it, and go on as a new group.
+
+They agree on a *board* that outlives the group: a place where each rank can say something, and
+where of several proposals the first one counts (compare-and-swap). On one host that is the old
+segment, which stays mapped until its last member has left it. No leader's death can matter.
+
+In attempt k = 1, 2, ... each rank says that it has come. Once every rank has come, is known to be
+gone, or is late, whoever sees that first proposes the *choice* of attempt k: who goes on. Those
+meet, and the first of them, once all have opened the new segment, settles the *outcome*: made.
+Whoever gives up before (a member has died or is stopped meanwhile) settles it the other way. If it
+was not made, attempt k + 1 follows, to which everybody comes anew. So:
+
+- A decider that dies has decided, or has not: its proposal was written before it counts.
+- Ranks with different views (one has heard of a death, another has not) propose different choices,
+  and all take the first. If that one has a dead rank, its meeting fails, and the next has not.
+- Whoever wakes late reads what was decided. If it was left out, it waits for the outcome, and
+  raises NoQuorum once the others have gone on, or comes to the next attempt.
+- There is one board, so there are never two groups. Over hosts a rank may be out of its reach, and
+  then it does not go on; there only a strict majority may leave out those who are merely silent,
+  unless somebody has named the store that is the board (`StoreBoard.refusal`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from unisono.comm.engine.numbers import Note
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.membership import Membership
+from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
+from unisono.errors import GroupError, NoQuorum, RendezvousError, name_ranks
+
+STOPPED_S = 5.0
+"""How long a rank that is stopped is waited for, where the limit is not shorter."""
+
+_MEETING_S = 10.0
+"""How long those who have just come may take to meet."""
+_MOST_ATTEMPTS = 30  # each one takes the death of a rank; the segment remembers 32
+_GLANCE_S = 0.25
+_LONGEST_PAUSE_S = 0.002
+_WITHDRAWN = -1
+
+_Made = TypeVar("_Made")
+
+
+class Board(Protocol):
+    """Where the ranks of a group that has ended agree."""
+
+    rank: int
+    size: int
+    name: str
+
+    def say(self, text: str) -> None:
+        """Let the others read this of us, instead of what we said before."""
+
+    def heard(self, rank: int) -> str:
+        """What a rank has said last; "" if nothing."""
+
+    def choose(self, attempt: int, text: str | None) -> str | None:
+        """The first proposal for an attempt; None where we have none and there is none. "" where
+        it is forgotten, since a later attempt has followed."""
+
+    def settle(self, attempt: int, made: bool | None) -> bool | None:
+        """How an attempt ended, as `choose`."""
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank has certainly left the group, by its end or by closing it."""
+
+    def find_stopped(self) -> Sequence[int]:
+        """The ranks that are stopped, as far as the system tells."""
+
+    def find_cut_off(self) -> Sequence[int]:
+        """The ranks that nobody need wait for, since their host does not answer."""
+
+    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
+        """Why these may not go on while those say nothing; "" if they may."""
+
+
+class SegmentBoard:
+    """The board of ranks on one host: their group's segment, which they all reach."""
+
+    def __init__(self, membership: Membership, name: str) -> None:
+        self.rank, self.size, self.name = membership.rank, membership.size, name
+        self._membership, self._group = membership, membership.group
+        self._said = 0
+
+    def say(self, text: str) -> None:
+        self._said += 1
+        self._group.write_note(Note.COMING, self._said, text)
+
+    def heard(self, rank: int) -> str:
+        return self._group.read_note(rank, Note.COMING, 0) or ""
+
+    def choose(self, attempt: int, text: str | None) -> str | None:
+        if text is None:
+            chooser = self._group.settle(2 * attempt)
+        else:
+            self._group.write_note(Note.CHOICE, attempt, text)
+            chooser = self._group.settle(2 * attempt, self.rank)
+        if chooser < 0:
+            return None if text is None else ""
+        return self._group.read_note(chooser, Note.CHOICE, attempt) or ""
+
+    def settle(self, attempt: int, made: bool | None) -> bool | None:
+        proposed = () if made is None else (int(made),)
+        outcome = self._group.settle(2 * attempt + 1, *proposed)
+        return None if outcome < 0 else bool(outcome)
+
+    def is_gone(self, rank: int) -> bool:
+        return self._group.loss(rank) is not None or self._group.has_closed(rank)
+
+    def find_stopped(self) -> Sequence[int]:
+        return self._membership.find_stopped()
+
+    def find_cut_off(self) -> Sequence[int]:
+        return ()
+
+    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
+        return ""
+
+
+class Attempt:
+    """One attempt to go on: its `members`, ranks of the old group, and their meeting's `key`."""
+
+    def __init__(self, board: Board, number: int, members: Sequence[int], key: str) -> None:
+        self.members, self.key = members, key
+        self.deadline = Deadline(_MEETING_S)
+        self._board, self._number = board, number
+
+    def settle(self, made: bool) -> bool:
+        """Whether the new group is made, as was settled first."""
+        return bool(self._board.settle(self._number, made))
+
+    def await_outcome(self) -> bool:
+        """Whether the first member says that the group is made."""
+        try:
+            while (made := self._board.settle(self._number, None)) is None:
+                self.check()
+                if not self.deadline.left_s():
+                    return self.settle(False)
+                time.sleep(0.001)
+        except Departed:
+            return self.settle(False)
+        return made
+
+    def check(self) -> None:
+        """Raise Departed if it will not be made."""
+        gone = [rank for rank in self.members if _has_left(self._board, rank)]
+        if gone:
+            raise Departed(f"{name_ranks(gone)} left while {self.key} was made")
+        if self._board.settle(self._number, None) is False:
+            raise Departed(f"a member of {self.key} gave up")
+
+
+def go_on(
+    board: Board, at_least: int, timeout_s: float, meet: Callable[[Attempt], _Made]
+) -> tuple[_Made, Sequence[int]]:
+    """What `meet` returns once the survivors have agreed on an attempt and made it, and who they
+    are. All who get anything get the same.
+
+    Raises NoQuorum where fewer than `at_least` are left, where the others have gone on without this
+    rank, and where nobody may go on."""
+    try:
+        for number in range(1, _MOST_ATTEMPTS + 1):
+            made = _attempt(board, number, at_least, timeout_s, meet)
+            if made is not None:
+                return made
+    except NoQuorum:
+        raise
+    except BaseException:
+        board.say(json.dumps([_WITHDRAWN, at_least]))  # nobody needs to wait for this rank
+        raise
+    raise RendezvousError(f"group {board.name}: {_MOST_ATTEMPTS} attempts to go on have failed")
+
+
+def _attempt(
+    board: Board,
+    number: int,
+    at_least: int,
+    timeout_s: float,
+    meet: Callable[[Attempt], _Made],
+) -> tuple[_Made, Sequence[int]] | None:
+    """One attempt; None: it has failed for everybody."""
+    board.say(json.dumps([number, at_least]))
+    choice = _await_choice(board, number, timeout_s)
+    if not choice:  # it has failed long since
+        _await_outcome(board, number, ())
+        return None
+    chosen = json.loads(choice)
+    bits = base64.b85decode(chosen["members"])
+    members = [rank for rank in range(board.size) if bits[rank // 8] >> rank % 8 & 1]
+    if why := str(chosen["refusal"]):
+        text = f"group {board.name} does not go on: {why}"
+        raise NoQuorum(text, rank=board.rank, group=board.name)
+    needed = max(_said(board, rank)[1] for rank in members)
+    if len(members) < needed:
+        raise NoQuorum(
+            f"group {board.name} does not go on: {name_ranks(members)} of {board.size} "
+            f"{'is' if len(members) == 1 else 'are'} left, and at_least={needed} is asked for",
+            rank=board.rank,
+            group=board.name,
+        )
+    if board.rank not in members:
+        _await_outcome(board, number, members)
+        return None
+    attempt = Attempt(board, number, members, f"{board.name} on {chosen['token']}")
+    try:
+        return meet(attempt), members
+    except TooFewDescriptors:
+        attempt.settle(False)
+        raise
+    except (RendezvousError, GroupError):
+        if attempt.settle(False):
+            raise  # it was made, but this rank could not stay
+        return None
+    except BaseException:
+        attempt.settle(False)
+        raise
+
+
+def _await_choice(board: Board, number: int, timeout_s: float) -> str:
+    """Wait for every rank that may come, then choose those who have."""
+    limit, stopped_limit = Deadline(timeout_s), Deadline(min(timeout_s, STOPPED_S))
+    pause_s, glance, stopped = 0.0001, Deadline(_GLANCE_S), frozenset[int]()
+    while True:
+        choice = board.choose(number, None)
+        if choice is not None:
+            return choice
+        here = [rank for rank in range(board.size) if not _has_left(board, rank)]
+        present = [rank for rank in here if _said(board, rank)[0] >= number]
+        silent = [rank for rank in here if rank not in present]
+        if not stopped_limit.left_s() and not glance.left_s():
+            stopped, glance = frozenset(board.find_stopped()), Deadline(_GLANCE_S)
+        if not limit.left_s() or stopped.union(board.find_cut_off()).issuperset(silent):
+            bits = bytearray(-(-board.size // 8))
+            for rank in present:
+                bits[rank // 8] |= 1 << rank % 8
+            proposal = {
+                "members": base64.b85encode(bits).decode(),
+                "token": os.urandom(6).hex(),
+                "refusal": board.refusal(present, silent) if silent else "",
+            }
+            return board.choose(number, json.dumps(proposal)) or ""
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _await_outcome(board: Board, number: int, members: Sequence[int]) -> None:
+    """Wait until an attempt without this rank has failed. Raises NoQuorum if it has not."""
+    limit = Deadline(2 * _MEETING_S)
+    while (made := board.settle(number, None)) is None:
+        if not limit.left_s() or all(_has_left(board, rank) for rank in members):
+            made = board.settle(number, False)
+            break
+        time.sleep(0.001)
+    if made:
+        raise NoQuorum(
+            f"{name_ranks(members)} of group {board.name} went on without this rank, which came "
+            "too late: it was stopped, or busy for longer than their limit. It can come back "
+            "where they let it in (grow)",
+            members=members,
+            rank=board.rank,
+            group=board.name,
+        )
+
+
+def _said(board: Board, rank: int) -> tuple[int, int]:
+    """To which attempt a rank has come, 0 if to none, and how many it wants at least."""
+    text = board.heard(rank)
+    number, at_least = json.loads(text) if text else (0, 1)
+    return int(number), int(at_least)
+
+
+def _has_left(board: Board, rank: int) -> bool:
+    if rank == board.rank:
+        return False
+    return board.is_gone(rank) or _said(board, rank)[0] == _WITHDRAWN

@@ -1,0 +1,97 @@
+"""A newcomer gets the state of the training from a rank that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from unisono.collectives.objects import all_gather_object, broadcast_object
+from unisono.comm.communicator import Group
+from unisono.errors import name_ranks
+from unisono.training.sharded import ShardedOptimizer
+from unisono.world.world import resolve
+
+_TENSOR = "\0tensor"
+
+
+def catch_up(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | ShardedOptimizer | None = None,
+    *,
+    step: int = 0,
+    group: Group = None,
+) -> int:
+    """Give every rank of `group` (None: the world) the state of the one that is furthest:
+    parameters and buffers of the `model`, in place, and what the `optimizer` knows. `step` is how
+    far this rank is, 0 on a newcomer; the step that all have now is returned. Of several the first
+    one gives. A rank changes nothing before it has all: where a rank dies meanwhile, every other
+    has its old state or the new one, and never half of it.
+
+    Raises ValueError on every rank where the models differ; TypeError for a ShardedOptimizer: what
+    a dead rank had of its state nobody else has.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> unisono.training.catch_up(model, optimizer, step=7 if comm.rank == 1 else 0)
+    7
+    """
+    if isinstance(optimizer, ShardedOptimizer):
+        raise TypeError(
+            "catch_up: the state of a ShardedOptimizer is cut over the ranks, and nobody has that "
+            "of a rank which has died: save and load it"
+        )
+    comm = resolve(group)
+    steps = all_gather_object(step, comm)
+    source = steps.index(max(steps))
+    mine = [model.state_dict(), optimizer.state_dict() if optimizer and comm.rank == source else {}]
+    outline = _each_tensor(mine, _outline)
+    outlines = broadcast_object(outline, source, comm)
+    alike = all_gather_object(outlines[0] == outline[0], comm)
+    if not all(alike):
+        other = [rank for rank, is_alike in enumerate(alike) if not is_alike]
+        raise ValueError(f"the models of {name_ranks(other)} are not like that of rank {source}")
+    tensors: list[torch.Tensor] = []
+    state = mine
+    if comm.rank == source:
+        _each_tensor(mine, tensors.append)
+    else:
+        state = _fill(outlines, tensors)
+    for kind in sorted({tensor.device.type for tensor in tensors}):
+        comm.broadcast([tensor for tensor in tensors if tensor.device.type == kind], source)
+    comm.barrier()  # whoever comes so far has it all, and the others have what they had
+    if comm.rank != source:
+        model.load_state_dict(state[0])
+        if optimizer:
+            optimizer.load_state_dict(state[1])
+    return max(steps)
+
+
+def _each_tensor(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """The state, with `change(tensor)` in the place of each tensor."""
+    if isinstance(state, torch.Tensor):
+        return change(state)
+    if isinstance(state, dict):
+        return {key: _each_tensor(value, change) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_each_tensor(value, change) for value in state)
+    return state
+
+
+def _outline(tensor: torch.Tensor) -> list[Any]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return [_TENSOR, dtype, list(tensor.shape), tensor.device.type]
+
+
+def _fill(state: Any, tensors: list[torch.Tensor]) -> Any:
+    """The state of which this is the outline, with new tensors, which are noted down."""
+    if isinstance(state, list) and state[:1] == [_TENSOR]:
+        _, dtype, shape, device = state
+        tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))
+        return tensors[-1]
+    if isinstance(state, dict):
+        return {key: _fill(value, tensors) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_fill(value, tensors) for value in state)
+    return state

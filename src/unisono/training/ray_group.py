@@ -1,0 +1,124 @@
+"""A backend of ray.util.collective: `register_collective_backend("unisono", UnisonoGroup)`.
+
+Tensors of torch and arrays of NumPy, one for each call; rank 0 hosts a store, and Ray's key-value
+store says where.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+from ray.util.collective.types import (
+    AllGatherOptions,
+    AllReduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    RecvOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    SendOptions,
+)
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from unisono.comm.communicator import Communicator
+from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.errors import RendezvousError
+from unisono.training.weights.stateless import name_in
+
+
+class UnisonoGroup(BaseGroup):  # type: ignore[misc]
+    """One actor's side of a group. A dead actor is a PeerLost at once on the others."""
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        key = f"unisono collective group {group_name}"
+        self._store = _store_by(key, rank, world_size)
+        self._comm = Communicator.join(name_in(self._store, rank), rank, world_size, self._store)
+        if rank == 0:  # all have come
+            internal_kv._internal_kv_del(key)
+
+    def destroy_group(self) -> None:
+        """Leave the group."""
+        self._comm.close()
+        self._store = None
+
+    @classmethod
+    def backend(cls) -> str:
+        """Ray's name for it."""
+        return "UNISONO"
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        """It needs nothing else."""
+        return True
+
+    # Ray passes each tensor in a list of one.
+
+    def allreduce(self, tensor: Any, allreduce_options: Any = AllReduceOptions()) -> None:  # noqa: B008
+        """Combine over all ranks, in place."""
+        self._comm.all_reduce(_only(tensor), allreduce_options.reduceOp)
+
+    def barrier(self, barrier_options: Any = BarrierOptions()) -> None:  # noqa: B008
+        """Wait for all."""
+        self._comm.barrier()
+
+    def reduce(self, tensor: Any, reduce_options: Any = ReduceOptions()) -> None:  # noqa: B008
+        """Combine over all ranks, in the root's tensor."""
+        self._comm.reduce(_only(tensor), reduce_options.root_rank, reduce_options.reduceOp)
+
+    def allgather(
+        self,
+        tensor_list: Any,
+        tensor: Any,
+        allgather_options: Any = AllGatherOptions(),  # noqa: B008
+    ) -> None:
+        """Have every rank's tensor."""
+        self._comm.all_gather(_only(tensor_list), _only(tensor))
+
+    def broadcast(self, tensor: Any, broadcast_options: Any = BroadcastOptions()) -> None:  # noqa: B008
+        """Have the root's tensor."""
+        self._comm.broadcast(_only(tensor), broadcast_options.root_rank)
+
+    def reducescatter(
+        self,
+        tensor: Any,
+        tensor_list: Any,
+        reducescatter_options: Any = ReduceScatterOptions(),  # noqa: B008
+    ) -> None:
+        """Have one's own part of what is combined."""
+        options = reducescatter_options
+        self._comm.reduce_scatter(_only(tensor), _only(tensor_list), options.reduceOp)
+
+    def send(self, tensor: Any, send_options: SendOptions) -> None:
+        """Send to one rank."""
+        self._comm.send(_only(tensor), send_options.dst_rank)
+
+    def recv(self, tensor: Any, recv_options: RecvOptions) -> None:
+        """Receive from one rank."""
+        self._comm.recv(_only(tensor), recv_options.src_rank)
+
+
+def _only(given: Any) -> Any:
+    if len(given) != 1:
+        raise ValueError(f"unisono takes one tensor of a process, not {len(given)}")
+    return given[0]
+
+
+def _store_by(key: str, rank: int, size: int) -> Any:
+    """The store that rank 0 hosts, found by Ray's key-value store."""
+    if rank == 0:
+        address = ray.util.get_node_ip_address()
+        store = TCPStore(address, 0, size, True, wait_for_workers=False)
+        internal_kv._internal_kv_put(key, f"{address} {store.port}", overwrite=True)
+        return store
+    deadline = Deadline(JOIN_TIMEOUT_S)
+    while (found := internal_kv._internal_kv_get(key)) is None:
+        if not deadline.left_s():
+            raise RendezvousError(f"rank 0 did not come in time: there is no {key!r}")
+        time.sleep(0.01)
+    address, port = found.decode().split()
+    return TCPStore(address, int(port), size, False, wait_for_workers=False)

@@ -1,0 +1,226 @@
+"""A communicator in the shape of vLLM's PyNcclCommunicator, for programs that are written for it.
+
+TRL, OpenRLHF, verl and vLLM meet in a `StatelessProcessGroup`, a store with a rank and a size, and
+broadcast from the trainer's rank, whichever it is: both sides make the same call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from unisono.comm.communicator import Communicator
+from unisono.comm.over_torch.stores import store_at
+from unisono.comm.rendezvous.deadline import meeting_timeout_s
+from unisono.comm.transport import DEFAULT_TIMEOUT_S
+
+
+class StatelessCommunicator:
+    """What vLLM's `PyNcclCommunicator(group, device)` is to programs, on unisono: CPU tensors as
+    well as CUDA tensors, and several ranks on one GPU.
+
+    `group` is anything with `rank`, `world_size` and `store`, such as vLLM's
+    `StatelessProcessGroup`: every rank of it makes one. Tensors may lie on any device, so that
+    `device` is only kept, and `library_path` is ignored. A call with `stream` runs on that stream
+    of CUDA. `timeout_s` is how long each call waits for the others, 30 minutes by default, and
+    `join_timeout_s` how long this one does.
+
+    When a rank dies, the others' calls raise PeerLost at once; no call waits for ever.
+
+    Raises TypeError for a `group` without these three, and what `Communicator.join` raises.
+
+    >>> from types import SimpleNamespace
+    >>> store = torch.distributed.TCPStore("127.0.0.1", port, 2, comm.rank == 0)
+    >>> group = SimpleNamespace(rank=comm.rank, world_size=2, store=store)
+    >>> communicator = unisono.training.StatelessCommunicator(group, device="cpu")
+    >>> weight = torch.full((2,), comm.rank)
+    >>> communicator.broadcast(weight, src=1)  # on both sides
+    >>> communicator.group.barrier()
+    >>> weight
+    tensor([1, 1])
+    >>> communicator.destroy()
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        device: int | str | torch.device = "cpu",
+        library_path: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        join_timeout_s: float | None = None,
+    ) -> None:
+        for name in ("rank", "world_size", "store"):
+            if not hasattr(group, name):
+                raise TypeError(f"{type(group).__name__} has no {name!r}: it is no stateless group")
+        self.rank: int = group.rank
+        self.world_size: int = group.world_size
+        self.device = torch.device("cuda", device) if isinstance(device, int) else device
+        self.available, self.disabled = True, False
+        name = name_in(group.store, self.rank)
+        self._comm = Communicator.join(
+            name,
+            self.rank,
+            self.world_size,
+            group.store,
+            timeout_s=timeout_s,
+            join_timeout_s=join_timeout_s,
+        )
+        self.group = _GroupWithBarrier(group, self._comm)
+        """The group that was given, with a barrier of our own, which notices deaths."""
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Copy the `tensor` of rank `src` to every rank, on `stream`. Every rank calls it.
+
+        Raises CollectiveMismatch where ranks pass other sizes or types, PeerLost where one has
+        died.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> x = torch.full((2,), comm.rank)
+        >>> one.broadcast(x, src=1)
+        >>> x
+        tensor([1, 1])
+        """
+        with _on(stream):
+            self._comm.broadcast(tensor.detach(), src)
+
+    def all_reduce(
+        self,
+        in_tensor: torch.Tensor,
+        out_tensor: torch.Tensor | None = None,
+        op: Any = "sum",
+        stream: Any = None,
+    ) -> torch.Tensor:
+        """Combine `in_tensor` over all ranks by `op` into `out_tensor`, or a new one, on `stream`,
+        and return it. Raises as `broadcast`.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> one.all_reduce(torch.ones(2))
+        tensor([2., 2.])
+        """
+        with _on(stream):
+            out = torch.empty_like(in_tensor) if out_tensor is None else out_tensor
+            out.copy_(in_tensor)
+            self._comm.all_reduce(out, op)
+        return out
+
+    def all_gather(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, stream: Any = None
+    ) -> None:
+        """Put the `input_tensor` of every rank into `output_tensor`, in order, on `stream`. Raises
+        as `broadcast`.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> everyone = torch.empty(2)
+        >>> one.all_gather(everyone, torch.tensor([1.0 + comm.rank]))
+        >>> everyone
+        tensor([1., 2.])
+        """
+        with _on(stream):
+            self._comm.all_gather(output_tensor, input_tensor)
+
+    def send(self, tensor: torch.Tensor, dst: int, stream: Any = None) -> None:
+        """Send `tensor` to rank `dst`, which calls `recv`, on `stream`. Raises MessageMismatch
+        where that one has other room, PeerLost where it has died.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> x = torch.full((2,), comm.rank)
+        >>> one.send(x, dst=1) if comm.rank == 0 else one.recv(x, src=0)
+        >>> x
+        tensor([0, 0])
+        """
+        with _on(stream):
+            self._comm.send(tensor, dst)
+
+    def recv(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
+        """Receive into `tensor` what rank `src` sends, on `stream`. Raises as `send`, which shows
+        it.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> x = torch.full((2,), comm.rank)
+        >>> one.send(x, dst=0) if comm.rank == 1 else one.recv(x, src=1)
+        >>> x
+        tensor([1, 1])
+        """
+        with _on(stream):
+            self._comm.recv(tensor, src)
+
+    def destroy(self) -> None:
+        """Leave the group, and give its store back. So does the last reference.
+
+        >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
+        >>> one.destroy()
+        """
+        self.available, self.disabled = False, True
+        self._comm.close()
+        self.group.let_go()
+
+
+def stateless_init_process_group(
+    master_address: str,
+    master_port: int | str,
+    rank: int,
+    world_size: int,
+    device: int | str | torch.device = "cpu",
+    *,
+    timeout_s: float | None = None,
+    join_timeout_s: float | None = None,
+) -> StatelessCommunicator:
+    """A `StatelessCommunicator` of the `world_size` ranks that meet in a store, which `rank` 0
+    hosts at `master_address` and `master_port`. It has the name and the arguments of the function
+    that vLLM, OpenRLHF and verl have for it; `device`, `timeout_s` and `join_timeout_s` are those
+    of the class.
+
+    Raises RendezvousError if the others do not come in time or the port is taken.
+
+    >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2, "cpu")
+    >>> one.rank == comm.rank, one.world_size
+    (True, 2)
+    """
+    limit_s = meeting_timeout_s(timeout_s, join_timeout_s)
+    reach = partial(store_at, master_address, str(master_port), rank, world_size, limit_s)
+    hosted = reach(group="weights", hosts=True) if rank == 0 else None
+    store = reach(group="weights", hosts=False)
+    group = SimpleNamespace(rank=rank, world_size=world_size, store=store, hosted=hosted)
+    return StatelessCommunicator(
+        group, device, timeout_s=timeout_s or DEFAULT_TIMEOUT_S, join_timeout_s=limit_s
+    )
+
+
+class _GroupWithBarrier:
+    """What programs see as the `group` of a communicator: what they gave, but for the barrier."""
+
+    def __init__(self, given: Any, comm: Communicator) -> None:
+        self._given, self._comm = given, comm
+
+    def barrier(self, timeout: float | None = None) -> None:
+        self._comm.barrier(timeout_s=timeout)
+
+    def let_go(self) -> None:
+        self._given = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given, name)
+
+
+def name_in(store: Any, rank: int) -> str:
+    """The same name on all ranks, and no other job's: each rank counts what it makes there."""
+    serial = store.add(f"unisono/communicators of rank {rank}", 1)
+    proposed = uuid.uuid4().hex
+    chosen = store.compare_set(f"unisono/communicator {serial}", "", proposed)
+    return f"stateless {chosen.decode()}"
+
+
+@contextlib.contextmanager
+def _on(stream: Any) -> Iterator[None]:
+    if stream is None:
+        yield
+    else:
+        with torch.cuda.stream(stream):
+            yield

@@ -1,0 +1,381 @@
+"""vLLM's weight transfer engines by the name of "unisono": the workers' side and the trainer's.
+
+A worker receives whole tensors, as a checkpoint has them, beside the weights that it serves; vLLM's
+own loader takes its part of them. Whether the loader can is tried out without data before the vote;
+it writes in place, after it. All that happens within one call of `update_weights`, between two
+steps of the engine, and `finish_weight_update` has nothing to do.
+
+Where an update fails, the trainer raises and ends vLLM's sessions; a worker writes it to the log.
+If workers raised, vLLM 0.32 would read the replies of an engine's workers up to the first that
+failed, and take the rest for replies to its next calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import Any, ClassVar, Self
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+from unisono.collectives.encoding import torch_dtype
+from unisono.collectives.ragged import all_gather_integers, device_of
+from unisono.errors import WeightUpdateError
+from unisono.training.weights.by_parameter import WeightUpdateGroup
+from unisono.training.weights.endpoints import NewTensors, WeightReceiver, WeightSender
+from unisono.training.weights.endpoints import WeightUpdate as WeightUpdateResult
+from unisono.training.weights.meeting import end_meeting, init_weight_update_group
+
+_logger = logging.getLogger("unisono")
+_GRACE_S = 0.5
+"""How long an engine's failure waits for the group's own account of it."""
+
+
+@dataclass
+class UnisonoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """What a worker is told at the beginning: where all meet, and the rank of its engine's first
+    worker among them."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "vllm"
+    timeout_s: float | None = None
+    join_timeout_s: float | None = None
+
+
+@dataclass
+class UnisonoUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """What a worker is told of an update: the tensors that come, as the trainer has them."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+    """The side of a worker of vLLM."""
+
+    init_info_cls = UnisonoInitInfo
+    update_info_cls = UnisonoUpdateInfo
+
+    _group: WeightUpdateGroup | None = None
+    _receiver: WeightReceiver | None = None
+    _loaded: tuple[object, UnisonoUpdateInfo] | None = None
+    """The model and the tensors of the last load."""
+    _in_session = False
+    """Whether vLLM has an update under way: a trainer that dies leaves it so."""
+
+    def init_transfer_engine(self, init_info: UnisonoInitInfo) -> None:
+        """Meet the trainer and all workers. A group of an earlier trainer is left."""
+        self.shutdown()
+        parallel = self.parallel_config
+        options = asdict(init_info)
+        self._group = init_weight_update_group(
+            **options,
+            worker_rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+        )
+        _tell_session(self._group, self._in_session)
+        self._expected: dict[str, torch.Tensor] = {}
+        self._receiver = WeightReceiver(
+            self._group.comm, self._expected, prepare=self._try, commit=self._load, reuse=True
+        )
+
+    def start_weight_update(self) -> None:
+        """There is nothing to do before the tensors come."""
+        self._in_session = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive, vote and load. vLLM's own waits for an accelerator, which a CPU is not."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: UnisonoUpdateInfo) -> None:
+        """Take the new version together with all workers of all engines, or keep the old one."""
+        if self._receiver is None:
+            raise WeightUpdateError("call init_weight_transfer_engine first")
+        self._update_info = update_info
+        fields = update_info.names, update_info.dtype_names, update_info.shapes
+        self._expected.clear()
+        for name, dtype_name, shape in zip(*fields, strict=True):
+            # one element stands for all: only type, shape and device are of interest
+            one = torch.empty((), dtype=torch_dtype(dtype_name), device=self.device)
+            self._expected[name] = one.expand(shape)
+        try:
+            self._receiver.update()
+        except WeightUpdateError as error:
+            _logger.error("%s", error)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def finish_weight_update(self) -> None:
+        """All is done. Nothing can fail here, where vLLM's session would stay open."""
+        self._in_session = False
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        receiver, self._receiver = self._receiver, None
+        group, self._group = self._group, None
+        if receiver is not None:
+            receiver.close()
+        if group is not None:
+            group.close()
+
+    def _try(self, tensors: NewTensors) -> None:
+        """Let vLLM's loader go through tensors without data, into parameters without memory: it
+        raises for names and shapes that the model does not have."""
+        if self._loaded == (self.model, self._update_info):
+            return
+        level = logging.getLogger("vllm").level
+        initialize_layerwise_reload(self.model)
+        try:
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                loader = getattr(tensor, "weight_loader", default_weight_loader)
+                if loader.__name__ == "online_process_loader":  # it would begin to load
+                    tensor.weight_loader = loader.__wrapped__
+            with disable_mtp_completeness_check():
+                self.model.load_weights(
+                    (name, torch.empty_like(tensor, device="meta"))
+                    for name, tensor in tensors.items()
+                )
+        finally:
+            logging.getLogger("vllm").setLevel(logging.ERROR)  # "failed to load weights"
+            try:
+                finalize_layerwise_reload(self.model, self.model_config)
+            finally:
+                logging.getLogger("vllm").setLevel(level)
+
+    def _load(self, tensors: NewTensors) -> None:
+        try:
+            initialize_layerwise_reload(self.model)
+            with disable_mtp_completeness_check():
+                self.model.load_weights(tensors.items())
+            finalize_layerwise_reload(self.model, self.model_config)
+        except BaseException:  # the others serve the new version, and this one has a mixture
+            self._end_service()
+        self._loaded = self.model, self._update_info
+
+    @staticmethod
+    def _end_service() -> None:
+        """End this process, which vLLM notices: nothing else keeps captured graphs from running."""
+        _logger.critical(
+            "vLLM could not load weights that all engines have agreed on, and holds parts of two "
+            "versions: this worker ends, rather than serve them",
+            exc_info=True,
+        )
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- the trainer -----------------------------------------------------------------------------------
+
+
+@dataclass
+class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
+    """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
+    sending trainer and the workers of all engines, `engine_sizes` the workers of each one, where
+    they are not the same. `timeout_s` is how long each step of an update waits for the others;
+    `check_live` is that of `WeightSender`."""
+
+    backend: ClassVar[str] = "unisono"
+
+    master_address: str
+    master_port: int
+    world_size: int
+    engine_sizes: Sequence[int] | None = None
+    timeout_s: float | None = None
+    join_timeout_s: float | None = None
+    check_live: bool = False
+
+
+class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
+    """The trainer's side. `client` is one client of vLLM's, an `LLM` of this process, or a list of
+    them, one for each engine, which are all called at the same time."""
+
+    init_info_cls = UnisonoTrainerInitInfo
+
+    def __init__(self, *, client: Any, source: Any, is_sender: bool = True) -> None:
+        super().__init__(client=client, source=source, is_sender=is_sender)
+        given = client if isinstance(client, (list, tuple)) else [client]
+        self._clients = [
+            _InProcess(each) if hasattr(each, "llm_engine") else each for each in given
+        ]
+        self._threads = ThreadPoolExecutor(len(self._clients) + 1, "unisono engines")
+        self._weights: dict[str, torch.Tensor] = {}
+        self._group: WeightUpdateGroup | None = None
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: UnisonoTrainerInitInfo, *, client: Any, source: Any = None
+    ) -> Self:
+        """Meet all workers of all engines. Every trainer rank calls it; rank 0 does it."""
+        if source is None:
+            raise ValueError("a WeightSource is needed: what is to be sent")
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        if engine.is_sender:
+            engine._meet(init_info)
+        return engine
+
+    def _meet(self, info: UnisonoTrainerInitInfo) -> None:
+        count, workers = len(self._clients), info.world_size - 1
+        sizes = info.engine_sizes or [workers // count] * count
+        if len(sizes) != count or sum(sizes) != workers:
+            raise ValueError(
+                f"engines of {list(sizes)} workers are not {count} engines of {workers} workers: "
+                "world_size counts the trainer and the workers of all engines"
+            )
+        where: dict[str, Any] = {
+            "master_address": info.master_address,
+            "master_port": info.master_port,
+            "world_size": info.world_size,
+            "group_name": f"vllm {uuid.uuid4().hex}",
+            "timeout_s": info.timeout_s,
+            "join_timeout_s": info.join_timeout_s,
+        }
+        offsets = list(accumulate(sizes, initial=1))[:-1]
+        told = [
+            self._threads.submit(each.init_weight_transfer_engine, where | {"rank_offset": offset})
+            for each, offset in zip(self._clients, offsets, strict=True)
+        ]
+        meeting = self._threads.submit(_meet_workers, where)
+        under_way: list[Future[Any]] = [meeting, *told]
+        wait(under_way, return_when=FIRST_EXCEPTION)
+        for future in told:
+            if future.done() and future.exception() is not None and not meeting.done():
+                why = f"an engine was not initialised: {future.exception()}"
+                end_meeting(info.master_address, info.master_port, where["group_name"], why)
+        self._group, are_open = meeting.result()
+        for future in told:
+            future.result()
+        self._sender = WeightSender(self._group.comm, self._weights, check_live=info.check_live)
+        for each, offset in zip(self._clients, offsets, strict=True):
+            if are_open[offset]:  # an earlier trainer died in the middle
+                each.finish_weight_update()
+
+    def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
+        """Send what the source has now, as `version`, by default the next one. Every trainer rank
+        calls it, for the source gathers; rank 0 sends. Afterwards every engine serves it.
+
+        Raises WeightUpdateError if a worker failed, died or fell behind, and what a client raises:
+        every engine keeps what it had, unless the error is `committed`. Where it says
+        `group_ended`, shut this engine down and call `trainer_init` with those that are left.
+        """
+        if not self.is_sender:
+            for _ in self.source:  # gathering takes all trainer ranks
+                pass
+            return None
+        if self._group is None:
+            raise WeightUpdateError("the trainer has left its engines: call trainer_init")
+        self._weights.update(self.source)
+        try:
+            update = self._drive(version)
+        finally:
+            self._weights.clear()
+        wait(calls := self._begin("finish_weight_update", str(update.version)))
+        for call in calls:
+            call.result()
+        return update
+
+    def _drive(self, version: int | None) -> WeightUpdateResult:
+        info = UnisonoUpdateInfo(
+            names=list(self._weights),
+            dtype_names=[str(each.dtype).removeprefix("torch.") for each in self._weights.values()],
+            shapes=[list(each.shape) for each in self._weights.values()],
+        )
+        sending: Future[Any] | None = None
+        wait(calls := self._begin("start_weight_update"))
+        try:
+            for call in calls:
+                call.result()
+            sending = self._threads.submit(self._sender.update, version)
+            calls = self._begin("update_weights", asdict(info))
+            wait([sending, *calls], return_when=FIRST_EXCEPTION)
+            failed = [call.exception() for call in calls if call.done() and call.exception()]
+            if failed and not wait([sending], _GRACE_S).done:  # that engine will never come
+                self._abort(f"an engine refused the update: {failed[0]}")
+            update: WeightUpdateResult = sending.result()
+            for call in calls:
+                call.result()
+        except BaseException as error:
+            if sending is not None and not sending.done():
+                self._abort(f"the trainer was interrupted: {error!r}")
+            self._end_sessions(calls)
+            raise
+        return update
+
+    def _abort(self, reason: str) -> None:
+        if self._group is not None:
+            self._group.comm.abort(reason)
+
+    def shutdown(self) -> None:
+        """Leave the engines, and give back the port."""
+        group, self._group = self._group, None
+        if group is not None:
+            self._sender.close()
+            group.close()
+        self._threads.shutdown(wait=False)
+
+    # -- all engines at a time ---------------------------------------------------------------------
+
+    def _begin(self, method: str, *arguments: Any) -> list[Future[None]]:
+        return [self._threads.submit(getattr(each, method), *arguments) for each in self._clients]
+
+    def _end_sessions(self, calls: Sequence[Future[None]]) -> None:
+        """After a failure, end the sessions of engines that answered as they should; others are not
+        waited for. An LLM of this process is not to be called by two threads at a time."""
+        wait(calls, _GRACE_S)
+        ends = [
+            self._threads.submit(each.finish_weight_update)
+            for each, call in zip(self._clients, calls, strict=True)
+            if call.done() and call.exception() is None
+        ]
+        wait(ends, _GRACE_S)
+
+
+def _meet_workers(where: dict[str, Any]) -> tuple[WeightUpdateGroup, list[bool]]:
+    """The group, and whether each rank has a session of vLLM's open."""
+    group = init_weight_update_group(**where, rank_offset=0)
+    return group, _tell_session(group, False)
+
+
+def _tell_session(group: WeightUpdateGroup, is_open: bool) -> list[bool]:
+    """Whether each rank has a session of vLLM's open."""
+    numbers = all_gather_integers(group.comm, (int(is_open),), device_of(group.comm))
+    return [bool(row[0]) for row in numbers]
+
+
+class _InProcess:
+    """A client for an `LLM` of this process."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._llm.update_weights({"update_info": update_info})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)

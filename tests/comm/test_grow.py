@@ -1,0 +1,150 @@
+"""New processes come into a group that is at work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_shrink import about, die
+
+from ranks import RankPool, attempt, connect, raised
+from resources import assert_given_back, held_resources, meeting_files
+from unisono import PeerLost, RendezvousError
+from unisono.comm.communicator import Communicator
+from unisono.comm.rendezvous import growing
+from user_programs import run_python
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/shrink.py"
+
+
+@pytest.mark.parametrize("dead", [0, 1, 3])
+def test_a_dead_rank_is_replaced(fresh_pool: RankPool, dead: int) -> None:
+    """Ranks 0 to 3 begin; rank 4 waits, and takes the dead one's number."""
+    outcomes = fresh_pool.outcomes(replace_one, 5, dead, connected=False)
+    for rank in range(5):
+        if rank != dead:
+            number = dead if rank == 4 else rank
+            expected = ("world~2", number, (0, 1, 2, 3), 6.0)
+            assert outcomes[rank].value == expected, outcomes[rank].error
+    assert not meeting_files(f"{fresh_pool.folder} grows")
+
+
+def replace_one(rank: int, size: int, path: str, dead: int) -> object:
+    before = held_resources()
+    if rank == 4:
+        comm = Communicator.join(path, dead, generation=2)
+        assert comm.timeout_s == 60.0
+    else:
+        old = connect(path, rank, 4)
+        old.barrier()
+        if rank == dead:
+            die()
+        raised(PeerLost, old.barrier)
+        left = old.shrink()
+        comm = left.grow(path)
+        left.barrier()  # it is as it was
+        left.close()
+        old.close()
+    with comm:
+        assert comm.generation == 2
+        found = about(comm)
+    assert_given_back(before)
+    return found
+
+
+def test_one_rank_grows_to_four(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(grow_from_one, 4, connected=False)
+    ranks = [outcome.value for outcome in outcomes]
+    assert ranks[0] == 0
+    assert ranks[3] == 2
+    assert sorted(ranks) == [0, 1, 2, 3], [outcome.error for outcome in outcomes]
+
+
+def grow_from_one(rank: int, size: int, path: str) -> int:
+    if rank:
+        comm = Communicator.join(path, 2 if rank == 3 else None)
+    else:
+        from unisono.comm.factory import solo
+
+        comm = solo().grow(path, 3)
+    assert comm.global_ranks == (0, 1, 2, 3)
+    about(comm)
+    return comm.rank
+
+
+def test_nobody_comes(fresh_pool: RankPool) -> None:
+    assert fresh_pool.run(wait_in_vain, 3) == [3.0] * 3
+
+
+def wait_in_vain(comm: Communicator) -> float:
+    with pytest.raises(RendezvousError, match=r"came to rank 0|did not come within 0\.2 s"):
+        comm.grow(f"nobody-{os.getppid()}", timeout_s=0.2)
+    x = torch.ones(1)
+    comm.all_reduce(x)
+    return float(x)
+
+
+def test_a_newcomer_that_dies_on_the_way(fresh_pool: RankPool) -> None:
+    """It has come, and is killed before it opens the segment: the members go on, and let the next
+    one in."""
+    outcomes = fresh_pool.outcomes(come_and_die, 4, connected=False)
+    for rank in (0, 1, 3):
+        assert outcomes[rank].value == 3, outcomes[rank].error
+
+
+def come_and_die(rank: int, size: int, path: str) -> int:
+    if rank == 2:
+        growing.Growth.membership = lambda *_: die()  # type: ignore[method-assign, assignment]
+        growing.follow = lambda *_, **__: die()  # type: ignore[assignment]
+        Communicator.join(path)
+    if rank == 3:
+        time.sleep(1.0)
+        return Communicator.join(path).size
+    with connect(path, rank, 2) as comm:
+        assert isinstance(attempt(comm.grow, path), RendezvousError)
+        comm.barrier()
+        return comm.grow(path).size
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_member_that_dies_while_newcomers_are_awaited(fresh_pool: RankPool, dying: int) -> None:
+    outcomes = fresh_pool.outcomes(die_waiting, 4, dying, connected=False)
+    for rank in {0, 1, 2} - {dying}:
+        assert outcomes[rank].value == 2, outcomes[rank].error
+    assert outcomes[3].value == "waited"
+
+
+def die_waiting(rank: int, size: int, path: str, dying: int) -> object:
+    if rank == 3:
+        error = raised(RendezvousError, lambda: Communicator.join(path, join_timeout_s=3.0))
+        assert "within 3 s" in str(error)
+        return "waited"
+    comm = connect(path, rank, 3)
+    comm.barrier()
+    if rank == dying:
+        signal.signal(signal.SIGALRM, lambda *_: die())
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+    raised(PeerLost, lambda: comm.grow(path, 2))
+    return comm.shrink().size
+
+
+@pytest.mark.ranks(2)
+def test_numbers_of_newcomers(comm: Communicator) -> None:
+    assert growing.places_after(3, [-1]) == [0, 1, 2, 3]
+    assert growing.places_after(3, [0]) == [1, 2, 3, 0]
+    assert growing.places_after(2, [-1, 1]) == [0, 2, 3, 1]
+    assert growing.number_newcomers((0, 3), [0, 2, 1]) == (0, 1, 3)
+    assert growing.number_newcomers(None, [0, 1]) is None
+
+
+@pytest.mark.slow
+def test_a_thousand_kills_at_random_moments() -> None:
+    """In calls, between them, while others shrink or grow, two at once: see the benchmark."""
+    ran = run_python(BENCHMARK, "--soak", "1000", timeout_s=900)
+    assert "nothing stuck, no wrong number" in ran.stdout, ran
+    held = ran.stdout.rpartition(": ")[2].strip().split(", ")
+    assert len(held) <= 2, held  # rank 0 may still have a socket that others have not

@@ -1,0 +1,138 @@
+"""Over hosts the survivors go on, and never in two groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from host_jobs import PORT, Places, places, world
+from namespaces import MakeNetwork
+
+from ranks import Outcome, RankPool, attempt
+from unisono import Communicator, NoQuorum, PeerLost
+
+
+def go_on(comm: Communicator, **how: Any) -> Any:
+    """Fail in a call, and shrink; what the new group is and comes to, or why there is none."""
+
+    def call() -> None:
+        while True:
+            comm.all_reduce(torch.ones(100))
+
+    error = attempt(call)
+    assert isinstance(error, PeerLost), error
+    begin = time.monotonic()
+    try:
+        left = comm.shrink(**how)
+    except NoQuorum as refused:
+        return str(refused)
+    assert left.global_ranks is not None
+    x = torch.full((10_000,), float(left.global_ranks[left.rank]))
+    left.all_reduce(x)
+    took_s = time.monotonic() - begin
+    assert took_s < 20
+    assert x.eq(sum(left.global_ranks)).all()
+    left.barrier()
+    left.close()
+    return left.global_ranks
+
+
+def lose(rank: int, size: int, path: str, where: Places, victims: tuple[int, ...]) -> Any:
+    with world(rank, where) as comm:
+        comm.all_reduce(torch.ones(100))
+        if rank in victims:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return go_on(comm)
+
+
+def values(outcomes: list[Outcome], victims: tuple[int, ...]) -> list[Any]:
+    left = [rank for rank in range(len(outcomes)) if rank not in victims]
+    assert [outcomes[rank].error for rank in left] == [None] * len(left)
+    return [outcomes[rank].value for rank in left]
+
+
+@pytest.mark.parametrize("victims", [(3,), (1,), (2, 3), (1, 2)], ids=str)
+def test_survivors_of_two_hosts_go_on(
+    fresh_pool: RankPool, make_network: MakeNetwork, victims: tuple[int, ...]
+) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        outcomes = fresh_pool.outcomes(lose, 4, where, victims, connected=False)
+    left = tuple(rank for rank in range(4) if rank not in victims)
+    assert values(outcomes, victims) == [left] * len(left)
+
+
+def test_nobody_goes_on_without_the_store(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    """It dies with rank 0."""
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        outcomes = fresh_pool.outcomes(lose, 4, where, (0,), connected=False)
+    for text in values(outcomes, (0,)):
+        assert "does not go on: its ranks would agree in a torch Store" in text
+
+
+def be_cut_off(rank: int, size: int, path: str, where: Places, cut: int) -> Any:
+    with world(rank, where) as comm:
+        comm.all_reduce(torch.ones(100))
+        comm.barrier()
+        if rank == size - 1:
+            where.hosts[cut].cut()
+        return go_on(comm)
+
+
+def test_two_hosts_that_lose_each_other(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        outcomes = fresh_pool.outcomes(be_cut_off, 4, where, 1, connected=False)
+    here, there = values(outcomes, ())[:2], values(outcomes, ())[2:]
+    for text in here:
+        assert "ranks 0 and 1 are not the majority" in text
+    for text in there:
+        assert "would agree in a torch Store" in text
+
+
+def test_the_majority_goes_on(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    with make_network(3) as made:
+        where = places(made, (0, 1, 1, 2))
+        outcomes = fresh_pool.outcomes(be_cut_off, 4, where, 2, connected=False)
+    found = values(outcomes, ())
+    assert found[:3] == [(0, 1, 2)] * 3
+    assert "would agree in a torch Store" in found[3]
+
+
+def have_an_arbiter(rank: int, size: int, path: str, where: Places) -> Any:
+    """Rank 4 hosts a store on a third host, which no rank of the group is on."""
+    at = where.hosts[2]
+    if rank == 4:
+        at.enter()
+        store = dist.TCPStore(at.ipv4, PORT + 9, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+        store.wait(["done"])
+        return None
+    group = Places(where.hosts[:2], where.of_rank[:4])
+    with world(rank, group) as comm:
+        store = dist.TCPStore(at.ipv4, PORT + 9, None, False)  # type: ignore[attr-defined]
+        comm.barrier()
+        if rank < 2:
+            if rank == 0:
+                where.hosts[0].cut()
+            return go_on(comm, store=store)
+        found = go_on(comm, store=store)
+        if rank == 2:
+            store.set("done", "")
+        return found
+
+
+def test_a_store_that_was_named_decides(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    """The host of rank 0 and its store is cut off, and the other, no majority, goes on."""
+    with make_network(3) as made:
+        where = places(made, (0, 0, 1, 1, 2))
+        outcomes = fresh_pool.outcomes(have_an_arbiter, 5, where, connected=False)
+    found = values(outcomes, (4,))
+    assert found[2:] == [(2, 3)] * 2
+    for text in found[:2]:
+        assert "does not go on" in text
