@@ -116,7 +116,7 @@ def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{plug_in(tmp_path / 'plugin', UNPACKED)}")
+    monkeypatch.syspath_prepend(plug_in(tmp_path / "plugin", UNPACKED))  # spawned ones have it too
     save(tmp_path)
     model = make_model(2)
     llm = LLM(
