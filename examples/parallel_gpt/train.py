@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from model import Config, Stage
 from pipeline import Pipeline
 
 import unisono
+from model import Config, Stage
 from unisono import ProcessGroupManager
 from unisono.training import GradientSync
 
