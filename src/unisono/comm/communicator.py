@@ -725,8 +725,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> pair = comm.split([0, 1])
         >>> pair.abort("an example")
         >>> left = pair.shrink()
-        >>> left.size, left.name
-        (2, 'world[0,1]~1')
+        >>> left.size, left.generation
+        (2, 1)
         """
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -747,10 +747,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         store: Store | None = None,
         timeout_s: float | None = None,
     ) -> Communicator:
-        """Let `count` new processes in, which wait in `Communicator.join(name)`: a group of all, in
-        which the members keep their order. A newcomer that came with a `rank` has that one, as
-        the dead rank had whose place it takes; others come last. All members call it, between
-        two steps say. This group stays as it is.
+        """Let `count` new processes in, which wait under `name` in `Communicator.join(name)`: a
+        group of all, in which the members keep their order. A newcomer that came with a `rank` has
+        that one, as the dead rank had whose place it takes; others come last. All members call it,
+        between two steps say. This group stays as it is.
 
         `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this
         group's own limit unless given.
@@ -780,7 +780,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     @property
     def generation(self) -> int:
-        """How often this group has shrunk or grown since its first members met."""
+        """How often this group has shrunk or grown since its first members met.
+
+        >>> comm.generation
+        0
+        """
         base, _, number = self.name.rpartition("~")
         return int(number) if base and number.isdigit() else 0
 
