@@ -10,7 +10,10 @@
 #include "records.h"
 #include "wait.h"
 
-enum { FINISH_NS = 1000 * 1000 * 1000 }; /* for a work whose data moves, after an interrupt */
+enum {
+    FINISH_NS = 1000 * 1000 * 1000, /* for a work whose data moves, after an interrupt */
+    PEEK_NS = 200 * 1000, /* between two looks at the network, while we sleep on memory of our host */
+};
 
 int64_t clock_ns(void) {
     struct timespec now;
@@ -167,7 +170,6 @@ static un_status ask_caller(un_group *g, patience *p) {
 
 /* Sleep until the flag may be there: on its own word or, if it is we who hear from that rank, until the
  * network has brought something. */
-enum { PEEK_NS = 200 * 1000 };
 static void sleep_for(un_group *g, int peer, const flag_t *flag, uint64_t target, int64_t ns) {
     if (is_heard_here(g, peer)) {
         uint32_t rounds = network_rounds();
