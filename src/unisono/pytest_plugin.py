@@ -89,8 +89,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     if call.excinfo is not None:
         from unisono.failures import is_shortened
 
-        for name in [name for name in sys.modules if name.startswith("unisono.")]:
-            vars(sys.modules[name])["__tracebackhide__"] = lambda info: is_shortened(info.value)
+        # a list: a thread may be importing (failures.load_soon)
+        for name, module in list(sys.modules.items()):
+            if name.startswith("unisono."):
+                vars(module)["__tracebackhide__"] = lambda info: is_shortened(info.value)
 
 
 @pytest.hookimpl(tryfirst=True)
