@@ -321,7 +321,69 @@ def refuse_export(comm: Communicator, folder: str) -> None:
     memory = rank.exported.describe([(rank.allocate(1.0), 4), (0, 0)])
     assert not memory.can_map
     assert "cuIpcGetMemHandle" in str(rank.exported.refusal)
-    assert isinstance(attempt(rank.exported._driver.number_of, 5), RuntimeError)
+    assert isinstance(attempt(rank.exported._driver.allocation_of, 5), RuntimeError)
+
+
+# -- expandable segments ---------------------------------------------------------------------------
+
+
+def test_the_conductor_works_in_expandable_segments(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(reduce_in_segments, 3, memory_folder) == [None] * 3
+
+
+def reduce_in_segments(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.conducting import mappings_of_this_process
+
+    rank = Rank(comm, folder)
+    view, pieces = rank.driver.view, 150  # more than travel in one message
+    floats = pieces * rank.driver.PIECE_BYTES // 4
+    base = rank.driver.expand(4 * floats, folder)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    view(base, floats, numpy.float32)[:] = numpy.arange(floats) + comm.rank
+    row = base + 4, 4 * (floats - 1)
+    for _ in range(3):
+        assert rank.call([row], all_reduce(3, floats - 1)) == ""
+    expected = 9 * (3 * numpy.arange(floats, dtype=numpy.float32) + 3)
+    expected[0] = comm.rank
+    assert numpy.array_equal(view(base, floats, numpy.float32), expected)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the lobby
+    assert rank.driver.log == (["reserve"] * 2 if comm.rank == 0 else [])
+
+    # A piece in the middle has gone, and another came to its place.
+    middle = base + 70 * rank.driver.PIECE_BYTES
+    rank.driver.free(middle)
+    rank.driver.expand(4 * floats, folder, base)
+    view(base, floats, numpy.float32)[:] = 1
+    for _ in range(3):
+        assert rank.call([row], all_reduce(3, floats - 1)) == ""
+    assert view(base, floats, numpy.float32)[1:].tolist() == [27] * (floats - 1)
+    if comm.rank == 0:
+        assert rank.driver.log.count("reserve") == 4
+        assert len(mappings_of_this_process()) == rank.driver.log.count("unreserve") == 2
+    rank.orchestra.close()
+    assert len(mappings_of_this_process()) == 0
+
+
+def test_a_segment_whose_owner_gives_nothing_out_is_told_before_anything_changes(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(refuse_pieces, 2, memory_folder) == [None] * 2
+
+
+def refuse_pieces(comm: Communicator, folder: str) -> None:
+    rank = Rank(comm, folder)
+    base = rank.driver.expand(4 * FLOATS, folder)
+    rank.driver.view(base, 1, numpy.float32)[:] = 1
+    if comm.rank == 1:
+        pieces = list(rank.driver._own.values())
+        pieces[-1].path.rename(pieces[-1].path.with_name("away"))
+    comm.barrier()
+    assert "No such file" in rank.call([(base, 4 * FLOATS)], all_reduce(2, 1))
+    assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
+    assert rank.driver.log == (["reserve", "unreserve"] if comm.rank == 0 else [])
+    rank.orchestra.close()
 
 
 # -- flags of streams ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from unisono.comm.cuda.backward import WorksOfBackward, in_backward
 from unisono.comm.cuda.conducting import CONDUCTOR, Orchestra, Task
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.cuda.regions import ExportedMemory, RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.staging import Staging
+from unisono.comm.cuda.staging import RELAY_BYTES, Relay, Staging
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
@@ -37,7 +37,7 @@ from unisono.comm.reductions import Reduction
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
-from unisono.errors import CollectiveMismatch, GroupError, name_ranks
+from unisono.errors import CollectiveMismatch, GroupError, SegmentError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.memory_transport import SharedMemory
@@ -72,6 +72,8 @@ class CudaCalls:
         self.name = engine.name
         self.device = device
         self.staging = Staging(driver, _PINNED_BYTES)
+        self._driver = driver
+        self._relays: list[Relay | None] = []  # one, once it was needed
         self.orchestra = orchestra
         self._exported = ExportedMemory(driver)
         self._has_warned = False
@@ -202,6 +204,32 @@ class CudaCalls:
         orchestra.follow(stream)
         return True
 
+    def relayed(self, call: AnnouncedCall, rows: Rows, root: int) -> bool:
+        """Whether a large broadcast was carried out in pinned memory that all ranks have in common:
+        the driver lets each of them have it."""
+        if sum(row.nbytes for row in rows) <= STAGED_BYTES:
+            return False
+        if not self._relays:
+            self._relays.append(self._open_relay(call))
+        (relay,) = self._relays
+        if relay is not None:
+            meet = functools.partial(self.engine.barrier, None, False)
+            relay.carry(rows, self.rank == root, self.stream(), meet)
+        return relay is not None
+
+    def _open_relay(self, call: AnnouncedCall) -> Relay | None:
+        relay = None
+        with contextlib.suppress(SegmentError, DriverError):
+            memory = self.engine.allocate(0 if self.rank else RELAY_BYTES)
+            if memory is not None and self._driver is not None:
+                relay = Relay(self._driver, memory)
+        has_one = numpy.array([relay is not None], numpy.uint8)
+        least = Reduction("min")
+        self.run_engine(call, Operation.ALL_REDUCE, has_one, has_one, GPU_MARK, least)
+        if relay is not None and not has_one[0]:
+            relay.close()
+        return relay if has_one[0] else None
+
     def _meet(
         self, call: AnnouncedCall, rows: Rows, moved_bytes: int
     ) -> tuple[list[RankMemory], list[AnnouncedCall]]:
@@ -243,10 +271,9 @@ class CudaCalls:
         """Rank 0 says once that large calls are slow."""
         if self.rank == 0 and not self._has_warned:
             _log.warning(
-                "unisono: large calls on CUDA tensors go through the CPU's memory, at a few GB/s, "
-                "for the driver does not let processes open each other's (%s). Expandable segments "
-                "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known reasons: "
-                "docs/cuda.md",
+                "unisono: large calls on CUDA tensors go through the CPU's memory, for the driver "
+                "does not let processes open each other's (%s). MIG and sandboxes are known "
+                "reasons: docs/cuda.md",
                 why,
             )
         self._has_warned = True
@@ -270,10 +297,11 @@ class CudaCalls:
         """Give back what calls on CUDA tensors needed."""
         with contextlib.suppress(RuntimeError):  # the GPU may have failed
             torch.cuda.synchronize(self.device)  # others' memory may still be in use
-        orchestra, self.orchestra = self.orchestra, None
-        if orchestra is not None:
+        opened = [each for each in (self.orchestra, *self._relays) if each is not None]
+        self.orchestra, self._relays = None, []
+        for each in opened:
             with contextlib.suppress(RuntimeError):
-                orchestra.close()
+                each.close()
 
 
 def _has_failed(device: Any) -> bool:

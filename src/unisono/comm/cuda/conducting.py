@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy
 from unisono.comm.cuda.driver import Driver, DriverError, load_driver
 from unisono.comm.cuda.kernels import Kernels
 from unisono.comm.cuda.regions import Mappings, RankMemory
+from unisono.comm.cuda.staging import CommonMemory
 from unisono.comm.engine.group_types import Group
 from unisono.comm.reductions import Reduction
 from unisono.comm.shared_tensors import Memory
@@ -80,22 +80,18 @@ class Flags:
         self._driver = driver
         self._group = group
         self._rank = rank
-        words = _LINE_BYTES // 4
-        array: Any = memory.tensor(0, 0, (size, words), numpy.dtype("uint32"))
-        self._shared = array
-        first = array.ctypes.data
-        self._page = first - first % mmap.PAGESIZE
-        end = -(-(first + flags_bytes(size)) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._first = driver.open_host_memory(self._page, end - self._page) + first - self._page
+        self._memory = CommonMemory(driver, memory, flags_bytes(size))
+        self._shared: Any = self._memory.array.view("uint32").reshape(size, -1)
+        self._first = self._memory.on_gpu
         self._number = 0
         self._stream: int | None = None
         try:
             self.write(0, 0)  # a driver that cannot do it says so now
             driver.synchronize(0)  # or this 0 might come after another stream's number
         except DriverError:
-            driver.close_host_memory(self._page)
+            self._memory.close()
             raise
-        group.set_flags(first)
+        group.set_flags(self._memory.address)
 
     def write(self, stream: int, number: int) -> None:
         """This rank's flag comes to `number` once the stream has come here. Calls may come on
@@ -118,7 +114,7 @@ class Flags:
         """Give the memory back; the stream has no more use for it."""
         self._group.set_flags(0)
         with contextlib.suppress(DriverError):  # the GPU may have failed
-            self._driver.close_host_memory(self._page)
+            self._memory.close()
 
 
 class Orchestra:

@@ -187,6 +187,8 @@ class Cuda(RowTransport):
             ]
 
         def staged() -> None:
+            if self._calls.relayed(call, moved, root):
+                return
             whole = concatenate(moved)
             if not whole.numel():
                 return

@@ -3,20 +3,27 @@
 Copies are the copy engine's, which needs no turn on a GPU that processes share. Copies from the GPU
 always are; copies to it are where they are long, or have several rows with a gap between them. So
 short ones are spread into rows first.
+
+Large broadcasts pass through pinned memory that all ranks have in common, a buffer at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from unisono.comm.cuda.driver import COPY_ENGINE_BYTES, Driver
+from unisono.comm.shared_tensors import Memory
 from unisono.torch_autograd import outlasting_inference_mode
 
 _ALIGNMENT = 256
+_BUFFER_BYTES = 16 << 20
+RELAY_BYTES = 2 * _BUFFER_BYTES
 
 
 class Staging:
@@ -133,3 +140,66 @@ class Staging:
         combine(view)
         self._used = -(-size // _ALIGNMENT) * _ALIGNMENT
         self._give(device, self._begin, size)
+
+
+class CommonMemory:
+    """So many bytes that rank 0 provides, pinned: all ranks have them, and the GPU. Raises
+    DriverError where the GPU cannot."""
+
+    def __init__(self, driver: Driver, memory: Memory, size: int) -> None:
+        self._driver = driver
+        self.array: Any = memory.tensor(0, 0, (size,), numpy.dtype("uint8"))
+        self.address: int = self.array.ctypes.data
+        self._page = self.address - self.address % mmap.PAGESIZE
+        end = -(-(self.address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        on_gpu = driver.open_host_memory(self._page, end - self._page)
+        self.on_gpu = on_gpu + self.address - self._page
+
+    def close(self) -> None:
+        """The GPU does not need it any more."""
+        self._driver.close_host_memory(self._page)
+
+
+class Relay:
+    """A broadcast in two buffers that all ranks have in common: while one of them is filled, the
+    other one is emptied."""
+
+    def __init__(self, driver: Driver, memory: Memory) -> None:
+        self._driver = driver
+        self._buffers = CommonMemory(driver, memory, RELAY_BYTES)
+        self.close = self._buffers.close
+
+    def carry(
+        self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], None]
+    ) -> None:
+        """Bring what is in the sender's rows into those of the others. At each meeting a buffer is
+        full, and the other one empty."""
+        copy = self._driver.copy_to_host if sends else self._driver.copy_to_device
+        fills = list(_fill(rows))
+        for step in range(len(fills) + 1):
+            turn = step if sends else step - 1
+            if 0 <= turn < len(fills):
+                buffer = self._buffers.address + turn % 2 * _BUFFER_BYTES
+                for place, device, size in fills[turn]:
+                    ends = (buffer + place, device) if sends else (device, buffer + place)
+                    copy(*ends, size, stream)
+                self._driver.synchronize(stream)
+            meet()
+
+
+def _fill(rows: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, int, int]]]:
+    """What fills one buffer after the other: parts of rows, each with its place there, its address
+    and its size."""
+    parts: list[tuple[int, int, int]] = []
+    used = 0
+    for row in rows:
+        begin = 0
+        while begin < row.nbytes:
+            size = min(row.nbytes - begin, _BUFFER_BYTES - used)
+            parts.append((used, row.data_ptr() + begin, size))
+            begin, used = begin + size, used + size
+            if used == _BUFFER_BYTES:
+                yield parts
+                parts, used = [], 0
+    if parts:
+        yield parts
