@@ -162,7 +162,9 @@ def cuCtxSetCurrent(context: Any) -> tuple[Any]:
 
 
 def cuMemGetAddressRange(address: int) -> tuple[Any, ...]:
-    if threading.current_thread().name == "unisono-gpu-memory" and not _thread.has_context:
+    if threading.current_thread().name == "unisono-gpu-memory" and not hasattr(
+        _thread, "has_context"
+    ):
         return CUresult.CUDA_ERROR_INVALID_CONTEXT, 0, 0
     memory = _allocation(address)
     if memory is None:
@@ -209,7 +211,7 @@ def cuMemRetainAllocationHandle(base: int) -> tuple[Any, ...]:
 
 def cuMemExportToShareableHandle(piece: _Piece, kind: int, flags: int) -> tuple[Any, ...]:
     assert kind == 1
-    if refuses_export:
+    if refuses_export or not piece.path.exists():
         return CUresult.CUDA_ERROR_NOT_SUPPORTED, None
     return OK, os.open(piece.path, os.O_RDWR)
 

@@ -380,7 +380,7 @@ def refuse_pieces(comm: Communicator, folder: str) -> None:
         pieces = list(rank.driver._own.values())
         pieces[-1].path.rename(pieces[-1].path.with_name("away"))
     comm.barrier()
-    assert "No such file" in rank.call([(base, 4 * FLOATS)], all_reduce(2, 1))
+    assert "cuMemExportToShareableHandle" in rank.call([(base, 4 * FLOATS)], all_reduce(2, 1))
     assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
     assert rank.driver.log == (["reserve", "unreserve"] if comm.rank == 0 else [])
     rank.orchestra.close()
@@ -462,6 +462,9 @@ class CopyingDriver:
     def synchronize(self, stream: int) -> None:
         pass
 
+    def open_host_memory(self, address: int, size: int) -> int:
+        return address
+
     def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
         ctypes.memmove(host, device, size)
 
@@ -495,3 +498,22 @@ def test_pinned_memory_made_in_inference_mode_serves_outside(
                 assert taken.eq(2).all()
                 staging.give(row, taken.add_(1))
                 assert row.eq(3).all()
+
+
+@pytest.mark.ranks(3)
+def test_large_rows_pass_through_two_buffers(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unisono.comm.cuda import staging
+
+    monkeypatch.setattr(staging, "_BUFFER_BYTES", 1000)
+    memory = comm.transport.allocate(0 if comm.rank else staging.RELAY_BYTES)
+    assert memory is not None
+    relay = staging.Relay(CopyingDriver(), memory)  # type: ignore[arg-type]
+    for turn, counts in enumerate([(7, 5400, 0, 1), (3, 997, 1000, 2000), (1,), (999, 2)]):
+        rows = [torch.full((count,), 7 * comm.rank + turn).to(torch.uint8) for count in counts]
+        for row in rows:
+            row += torch.arange(row.numel()).to(torch.uint8)
+        expected = [row + (7 * (turn % 3 - comm.rank)) for row in rows]
+        relay.carry(rows, comm.rank == turn % 3, 0, comm.barrier)
+        assert all(map(torch.equal, rows, expected)), turn

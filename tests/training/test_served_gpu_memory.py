@@ -175,11 +175,11 @@ def refuse(comm: Communicator, folder: str) -> None:
     where = {name: tensor.data_ptr() for name, tensor in mine.items()}
     update = partial(weight_update, mine, comm, **{"alias": True} if comm.rank else {})
 
-    driver.refuses_export = True  # as with expandable segments
+    driver.refuses_export = True  # as with MIG
     error = str(raised(WeightUpdateError, update))
     assert "rank 0: ValueError: alias=True: engines cannot open the trainer's memory" in error
     assert "cuIpcGetMemHandle" in error
-    assert "xpandable segments" in error
+    assert "MIG and sandboxes" in error
     driver.refuses_export = False
 
     if comm.rank == 0:  # whoever opens it finds nothing
