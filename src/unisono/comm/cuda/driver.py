@@ -61,7 +61,6 @@ class Driver:
         self._to_device = cu.cuMemcpyHtoDAsync
         self._write = cu.cuStreamWriteValue32
         self._await = cu.cuStreamWaitValue32
-        self._range_of = cu.cuMemGetAddressRange
         self._attribute_of = cu.cuPointerGetAttribute
         self._reserved: dict[int, int] = {}  # sizes of what `open_pieces` has opened
 
@@ -101,14 +100,17 @@ class Driver:
         pieces: list[Allocation] = []
         at = address
         while at < address + size:
-            answer = self._range_of(at)
-            self._check("cuMemGetAddressRange", answer)
-            base, extent = int(answer[1]), int(answer[2])
             answer = self._attribute_of(self._number_of, at)
             self._check("cuPointerGetAttribute", answer)
-            pieces.append(Allocation(base, extent, int(answer[1])))
-            at = base + extent
+            piece = self._piece(int(answer[1]), at)
+            pieces.append(piece)
+            at = piece.base + piece.size
         return pieces
+
+    @functools.lru_cache(maxsize=1 << 14)  # noqa: B019 - there is one driver per process
+    def _piece(self, number: int, address: int) -> Allocation:
+        base, size = self._call("cuMemGetAddressRange", address)
+        return Allocation(int(base), int(size), number)
 
     def export_memory(self, base: int) -> bytes:
         """By what another process can open an allocation, unless it is of an expandable segment."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -174,32 +174,19 @@ class Relay:
     ) -> None:
         """Bring what is in the sender's rows into those of the others. At each meeting a buffer is
         full, and the other one empty."""
-        copy = self._driver.copy_to_host if sends else self._driver.copy_to_device
-        fills = list(_fill(rows))
-        for step in range(len(fills) + 1):
+        parts = [
+            (row.data_ptr() + begin, min(row.nbytes - begin, _BUFFER_BYTES))
+            for row in rows
+            for begin in range(0, row.nbytes, _BUFFER_BYTES)
+        ]
+        for step in range(len(parts) + 1):
             turn = step if sends else step - 1
-            if 0 <= turn < len(fills):
+            if 0 <= turn < len(parts):
+                device, size = parts[turn]
                 buffer = self._buffers.address + turn % 2 * _BUFFER_BYTES
-                for place, device, size in fills[turn]:
-                    ends = (buffer + place, device) if sends else (device, buffer + place)
-                    copy(*ends, size, stream)
+                if sends:
+                    self._driver.copy_to_host(buffer, device, size, stream)
+                else:
+                    self._driver.copy_to_device(device, buffer, size, stream)
                 self._driver.synchronize(stream)
             meet()
-
-
-def _fill(rows: Sequence[torch.Tensor]) -> Iterator[list[tuple[int, int, int]]]:
-    """What fills one buffer after the other: parts of rows, each with its place there, its address
-    and its size."""
-    parts: list[tuple[int, int, int]] = []
-    used = 0
-    for row in rows:
-        begin = 0
-        while begin < row.nbytes:
-            size = min(row.nbytes - begin, _BUFFER_BYTES - used)
-            parts.append((used, row.data_ptr() + begin, size))
-            begin, used = begin + size, used + size
-            if used == _BUFFER_BYTES:
-                yield parts
-                parts, used = [], 0
-    if parts:
-        yield parts
