@@ -68,6 +68,7 @@ class _Piece:
 
 PIECE_BYTES = mmap.PAGESIZE
 _MAP_FIXED = 0x10
+_NO_ACCESS = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -114,7 +115,7 @@ def allocate(size: int, folder: str) -> int:
 def expand(size: int, folder: str, segment: int | None = None) -> int:
     """The address of new memory of an expandable segment, which may have been there before."""
     count = -(-size // PIECE_BYTES)
-    base = segment or _map(None, count * PIECE_BYTES, -1, mmap.PROT_NONE)
+    base = segment or _map(None, count * PIECE_BYTES, -1, _NO_ACCESS)
     for piece in range(base, base + count * PIECE_BYTES, PIECE_BYTES):
         if piece not in _own:
             descriptor, name = tempfile.mkstemp(dir=folder)
@@ -229,13 +230,13 @@ def cuMemRelease(handle: _Piece | int) -> tuple[Any]:
 
 def cuMemAddressReserve(size: int, *rest: int) -> tuple[Any, ...]:
     log.append("reserve")
-    return OK, _map(None, size, -1, mmap.PROT_NONE)
+    return OK, _map(None, size, -1, _NO_ACCESS)
 
 
 def cuMemMap(address: int, size: int, offset: int, handle: int, flags: int) -> tuple[Any]:
     if offset or size != os.fstat(handle).st_size:
         return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
-    _map(address, size, handle, mmap.PROT_NONE)
+    _map(address, size, handle, _NO_ACCESS)
     return (OK,)
 
 
@@ -246,7 +247,7 @@ def cuMemSetAccess(address: int, size: int, access: list[Any], count: int) -> tu
 
 
 def cuMemUnmap(address: int, size: int) -> tuple[Any]:
-    _map(address, size, -1, mmap.PROT_NONE)
+    _map(address, size, -1, _NO_ACCESS)
     return (OK,)
 
 

@@ -228,15 +228,15 @@ def time_updates(
             f"w{at}": torch.full((50_000_000,), float(rank), device="cuda", dtype=torch.bfloat16)
             for at in range(10 * gigabytes)
         }
-        end: Any = WeightReceiver(comm, mine) if rank else WeightSender(comm, mine)
+        end: Any = WeightReceiver(comm, mine) if rank else WeightSender(comm, mine, checksum=False)
         with end:
-            for _ in range(6):
+            for _ in range(7):
                 comm.barrier()
                 begin = time.perf_counter()
                 end.update()
                 times.append(1e3 * (time.perf_counter() - begin))
         assert all(tensor.eq(0).all() for tensor in mine.values())
-    return times[0], statistics.median(times[1:])
+    return times[0], statistics.median(times[2:])  # a second copy is opened once, too
 
 
 def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:
