@@ -160,7 +160,8 @@ class Rank:
         mine = encode_memory(self.exported.describe(rows), 4)
         memory = [decode_memory(row, 4) for row in self._gather(mine, self.comm)]
         refusal = ""
-        if self.orchestra.is_conductor:
+        self.orchestra.forget(memory)
+        if self.comm.rank == 0:
             try:
                 located = self.orchestra.locate(memory, make_tasks())
             except DriverError as error:
@@ -307,6 +308,7 @@ def lose_memory(comm: Communicator, folder: str) -> None:
     comm.barrier()
     assert rank.call([(base, 4)], all_reduce(2, 1)) == "CUDA_ERROR_MAP_FAILED"
     assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
+    rank.orchestra.close()
 
 
 def test_a_rank_whose_memory_is_not_for_others_says_so(

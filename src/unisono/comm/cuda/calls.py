@@ -157,15 +157,17 @@ class CudaCalls:
         moved_bytes: int,
         plan: _Plan,
         staged: Callable[[], None],
+        conductor: int = CONDUCTOR,
     ) -> None:
         """Meet the others; then let the conductor follow the plan where much is to be moved and all
         can be reached, and otherwise take the way through pinned memory."""
         stream = self.stream()
         if self.orchestra is not None:
-            self.orchestra.arrive(stream)
-        memory, peer_calls = self._meet(call, rows, moved_bytes)
+            self.orchestra.arrive(stream, conductor)
+        memory, peer_calls = self._meet(call, rows, moved_bytes, conductor)
         is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
-        if is_large and self.conducted(call, lambda: plan(memory, peer_calls), memory, stream):
+        tasks = functools.partial(plan, memory, peer_calls)
+        if is_large and self.conducted(call, tasks, memory, stream, conductor):
             return
         self.staging.start(stream)
         staged()
@@ -176,6 +178,7 @@ class CudaCalls:
         plan: Callable[[], list[Task]],
         memory: Sequence[RankMemory],
         stream: int,
+        conductor: int = CONDUCTOR,
     ) -> bool:
         """Whether the conductor carries out a call in everybody's memory: it could open all of it,
         and has given its stream the work. The same on all ranks."""
@@ -188,7 +191,7 @@ class CudaCalls:
             self.warn_of_staging(f"{name_ranks(unmapped)}: {why}")
             return False
         said = numpy.zeros(_OUTCOME_BYTES, numpy.uint8)
-        if self.rank == CONDUCTOR:
+        if self.rank == conductor:
             try:
                 located = orchestra.locate(memory, plan())
             except DriverError as error:
@@ -196,12 +199,12 @@ class CudaCalls:
                 said[: len(text)] = list(text)
             else:
                 orchestra.conduct(located, stream)
-        self.run_engine(call, Operation.BROADCAST, said, said, CONDUCTOR)
+        self.run_engine(call, Operation.BROADCAST, said, said, conductor)
         if said[0]:
             self.orchestra = None  # on every rank: from now on all calls are staged
             self.warn_of_staging(said.tobytes().rstrip(b"\0").decode())
             return False
-        orchestra.follow(stream)
+        orchestra.follow(stream, conductor)
         return True
 
     def relayed(self, call: AnnouncedCall, rows: Rows, root: int) -> bool:
@@ -231,7 +234,7 @@ class CudaCalls:
         return relay if has_one[0] else None
 
     def _meet(
-        self, call: AnnouncedCall, rows: Rows, moved_bytes: int
+        self, call: AnnouncedCall, rows: Rows, moved_bytes: int, conductor: int
     ) -> tuple[list[RankMemory], list[AnnouncedCall]]:
         """What everybody brings. Raises CollectiveMismatch where the calls differ."""
         mine = self.describe(rows, moved_bytes)
@@ -247,12 +250,17 @@ class CudaCalls:
         error = None if are_alike(calls) else find_mismatch(peer_calls, self.rank, self.name)
         if error is not None:
             self._end(error)
-        wanted = most if self.rank == CONDUCTOR else 0  # the others need no addresses
-        memory = [
-            decode_memory(everything[rank, length:].numpy().tobytes(), wanted)
-            for rank in range(self.size)
-        ]
-        return memory, peer_calls
+        return self.read_memory(everything[:, length:].numpy(), most, conductor), peer_calls
+
+    def read_memory(
+        self, told: Any, most_regions: int, conductor: int = CONDUCTOR
+    ) -> list[RankMemory]:
+        """What everybody brings, from a row of bytes each; the others need no addresses."""
+        wanted = most_regions if self.rank == conductor else 0
+        memory = [decode_memory(row.tobytes(), wanted) for row in told]
+        if self.orchestra is not None:
+            self.orchestra.forget(memory)
+        return memory
 
     def _end(self, error: CollectiveMismatch) -> NoReturn:
         """All ranks have seen this: the group ends by it on each of them."""

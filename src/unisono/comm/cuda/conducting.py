@@ -1,4 +1,4 @@
-"""Large calls: one rank, the conductor, carries them out in everybody's memory.
+"""Large calls: one rank, their conductor, carries them out in everybody's memory.
 
 Every process that computes on a shared GPU waits for its turn, so only one does. Each rank's stream
 raises a flag behind what it has to do so far, and the rank tells where its rows lie. The conductor
@@ -25,7 +25,7 @@ from unisono.comm.reductions import Reduction
 from unisono.comm.shared_tensors import Memory
 
 CONDUCTOR = 0
-"""Its rank."""
+"""Its rank, where a call does not choose another."""
 
 _NUMBERS = 1 << 32
 """Of calls, which then begin anew."""
@@ -118,8 +118,8 @@ class Flags:
 
 
 class Orchestra:
-    """One rank's part in the large calls of a group: `flags` of all ranks, and on the conductor the
-    others' memory. `owners` are the processes of the ranks."""
+    """One rank's part in the large calls of a group: `flags` of all ranks, and the memory of others
+    in which it has conducted. `owners` are the processes of the ranks."""
 
     def __init__(self, driver: Driver, rank: int, owners: Sequence[str], flags: Flags) -> None:
         self._driver = driver
@@ -127,35 +127,30 @@ class Orchestra:
         self._owners = owners
         self._flags = flags
         self._number = 0
-        self._mappings: Mappings | None = None
-        if self.is_conductor:
-            self._mappings = mappings_of_this_process()
-            for owner in self._others():
-                self._mappings.enter(owner)
+        self._mappings = mappings_of_this_process()
+        for owner in self._others():
+            self._mappings.enter(owner)
 
     def _others(self) -> list[str]:
         return [owner for rank, owner in enumerate(self._owners) if rank != self._rank]
 
-    @property
-    def is_conductor(self) -> bool:
-        """Whether this rank does the work of all."""
-        return self._rank == CONDUCTOR
-
-    def arrive(self, stream: int) -> None:
+    def arrive(self, stream: int, conductor: int = CONDUCTOR) -> None:
         """What the stream has to do so far comes before this call."""
         self._number = (self._number + 1) % _NUMBERS
-        if not self.is_conductor:
+        if self._rank != conductor:
             self._flags.write(stream, self._number)
+
+    def forget(self, memory: Sequence[RankMemory]) -> None:
+        """Close what its owner has freed."""
+        for owner, brought in zip(self._owners, memory, strict=True):
+            if brought.gone:
+                self._mappings.forget(owner, brought.gone)
 
     def locate(
         self, memory: Sequence[RankMemory], tasks: Sequence[Task]
     ) -> list[tuple[Task, list[int]]]:
         """On the conductor: where the tasks' memory lies in this process. Raises DriverError where
         some of it cannot be opened."""
-        assert self._mappings is not None
-        for rank, brought in enumerate(memory):
-            if brought.gone and rank != self._rank:
-                self._mappings.forget(self._owners[rank], brought.gone)
         begin = functools.cache(functools.partial(self._address, memory))
         return [
             (
@@ -188,14 +183,13 @@ class Orchestra:
         region = memory[rank].regions[index]
         if rank == self._rank or not region.size:
             return region.address
-        assert self._mappings is not None
         return self._mappings.address_of(self._owners[rank], region)
 
-    def follow(self, stream: int) -> None:
+    def follow(self, stream: int, conductor: int = CONDUCTOR) -> None:
         """On the others, once the conductor has done its part: what the stream is given next comes
         after the call."""
-        if not self.is_conductor:
-            self._flags.wait(stream, CONDUCTOR, self._number)
+        if self._rank != conductor:
+            self._flags.wait(stream, conductor, self._number)
 
     def release(self) -> None:
         """This rank's GPU has failed: nobody shall wait for its stream."""
@@ -204,7 +198,5 @@ class Orchestra:
     def close(self) -> None:
         """Give flags and mappings back."""
         self._flags.close()
-        if self._mappings is not None:
-            for owner in self._others():
-                self._mappings.leave(owner)
-            self._mappings = None
+        for owner in self._others():
+            self._mappings.leave(owner)
