@@ -148,8 +148,9 @@ class CommonMemory:
 
     def __init__(self, driver: Driver, memory: Memory, size: int) -> None:
         self._driver = driver
-        self.array: Any = memory.tensor(0, 0, (size,), numpy.dtype("uint8"))
-        self.address: int = self.array.ctypes.data
+        array: Any = memory.tensor(0, 0, (size,), numpy.dtype("uint8"))
+        self.array = array
+        self.address: int = array.ctypes.data
         self._page = self.address - self.address % mmap.PAGESIZE
         end = -(-(self.address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
         on_gpu = driver.open_host_memory(self._page, end - self._page)
@@ -170,7 +171,7 @@ class Relay:
         self.close = self._buffers.close
 
     def carry(
-        self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], None]
+        self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], object]
     ) -> None:
         """Bring what is in the sender's rows into those of the others. At each meeting a buffer is
         full, and the other one empty."""
