@@ -69,6 +69,7 @@ class _Piece:
 PIECE_BYTES = mmap.PAGESIZE
 _MAP_FIXED = 0x10
 _NO_ACCESS = 0
+_ALLOWED_HANDLE_TYPES = 14
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -175,7 +176,11 @@ def cuMemGetAddressRange(address: int) -> tuple[Any, ...]:
 
 def cuPointerGetAttribute(kind: int, address: int) -> tuple[Any, ...]:
     memory = _allocation(address)
-    return (CUresult.CUDA_ERROR_INVALID_VALUE, 0) if memory is None else (OK, memory.number)
+    if memory is None:
+        return CUresult.CUDA_ERROR_INVALID_VALUE, 0
+    if kind == _ALLOWED_HANDLE_TYPES:
+        return OK, int(isinstance(memory, _Piece) and not refuses_export)
+    return OK, memory.number
 
 
 def cuIpcGetMemHandle(base: int) -> tuple[Any, ...]:
@@ -331,7 +336,10 @@ def install() -> Any:
     driver = sys.modules[__name__]
     constants = types.SimpleNamespace
     values: dict[str, Any] = {
-        "CUpointer_attribute": constants(CU_POINTER_ATTRIBUTE_BUFFER_ID=7),
+        "CUpointer_attribute": constants(
+            CU_POINTER_ATTRIBUTE_BUFFER_ID=7,
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES=_ALLOWED_HANDLE_TYPES,
+        ),
         "CUmemorytype": constants(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2),
         "CUipcMem_flags": constants(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1),
         "CU_MEMHOSTREGISTER_DEVICEMAP": 2,

@@ -210,15 +210,15 @@ def serve_expandable_segments(rank: int, size: int, path: str) -> None:
 def test_how_long_updates_take_without_cuda_ipc(
     fresh_pool: RankPool, record_property: Any, gigabytes: int, refuses: bool, limit_ms: float
 ) -> None:
-    first, later = fresh_pool.run(time_updates, 2, gigabytes, refuses, connected=False)[1]
+    first, second, *later = fresh_pool.run(time_updates, 2, gigabytes, refuses, connected=False)[1]
     record_property("first_ms", round(first, 1))
-    record_property("later_ms", round(later, 1))
-    assert later < limit_ms
+    record_property("second_ms", round(second, 1))
+    record_property("later_ms", round(statistics.median(later), 1))
+    assert second < limit_ms
+    assert statistics.median(later) < limit_ms
 
 
-def time_updates(
-    rank: int, size: int, path: str, gigabytes: int, refuses: bool
-) -> tuple[float, float]:
+def time_updates(rank: int, size: int, path: str, gigabytes: int, refuses: bool) -> list[float]:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     if refuses:
         refuse_to_share()
@@ -236,7 +236,7 @@ def time_updates(
                 end.update()
                 times.append(1e3 * (time.perf_counter() - begin))
         assert all(tensor.eq(0).all() for tensor in mine.values())
-    return times[0], statistics.median(times[2:])  # a second copy is opened once, too
+    return times
 
 
 def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:

@@ -132,6 +132,12 @@ class Driver:
         self._call("cuMemUnmap", base, size)
         self._call("cuMemAddressFree", base, size)
 
+    def has_descriptors(self, base: int) -> bool:
+        """Whether `export_piece` can be had there."""
+        kind = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+        allowed = int(self._call("cuPointerGetAttribute", kind, base))
+        return bool(allowed & int(self._descriptor()))
+
     def export_piece(self, base: int) -> int:
         """A descriptor by which another process can open one piece of an expandable segment."""
         piece = self._call("cuMemRetainAllocationHandle", base)

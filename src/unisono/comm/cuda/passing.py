@@ -33,10 +33,9 @@ def export_memory(driver: Driver, allocation: Allocation) -> bytes:
     try:
         return driver.export_memory(allocation.base)
     except DriverError:
-        with contextlib.suppress(DriverError):
-            os.close(driver.export_piece(allocation.base))
-            return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
-        raise
+        if not driver.has_descriptors(allocation.base):
+            raise
+        return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
 
 
 def open_memory(driver: Driver, handle: bytes, base: int, size: int) -> int:
