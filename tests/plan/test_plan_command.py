@@ -63,7 +63,7 @@ def test_switches_that_add_are_ranked_beside_the_others() -> None:
 
 
 def test_the_same_for_programs() -> None:
-    found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").output)
+    found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").stdout)
     assert found["nodes"] == 2
     assert found["bytes"] == 1 << 20
     times = [entry["time_s"] for entry in found["algorithms"]]
@@ -71,9 +71,9 @@ def test_the_same_for_programs() -> None:
     assert len(times) == len(catalog("all_reduce"))
     assert found["in_network"] is None
     assert "-bound" in found["why"]
-    swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").output)
+    swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").stdout)
     assert [entry["bytes"] for entry in swept] == [8, 16, 32, 64]
-    costs = json.loads(plan("--table", "-n", 8, "--json").output)
+    costs = json.loads(plan("--table", "-n", 8, "--json").stdout)
     ring = {"collective": "all_reduce", "algorithm": "ring", "ranks": 8, "steps": 14}
     ring |= {"most_sent": 1.75, "total_sent": 14, "alpha": 14, "beta": 1.75, "gamma": 0.875}
     assert ring in costs
