@@ -41,7 +41,7 @@ def test_one_algorithm_or_two_alone() -> None:
     assert ranked(alone) == ["lanes"]
     assert "(8 pieces)" in alone.output
     both = plan("broadcast", "-n", 16, "--algorithm", "chain", "--against", "lanes", "--json")
-    names = [entry["algorithm"] for entry in json.loads(both.output)["algorithms"]]
+    names = [entry["algorithm"] for entry in json.loads(both.stdout)["algorithms"]]
     assert sorted(names) == ["chain", "lanes"]
     swept = plan("all_reduce", "-n", 12, "--algorithm", "lanes", "--sizes", "1K:4K")
     assert "1K to    4K: lanes" in swept.output
@@ -129,7 +129,7 @@ def test_a_schedule_is_shown(tmp_path: Path) -> None:
     assert "15 +> 0 c14" in wide.output
     other = plan("show", "binomial", "--collective", "reduce", "-n", 5, "--root", 3, "--json")
     assert Schedule.from_json(other.output) == find("reduce", "binomial").schedule(5, root=3)
-    assert json.loads(other.output)["root"] == 3
+    assert json.loads(other.stdout)["root"] == 3
 
 
 def test_the_table() -> None:
