@@ -35,7 +35,8 @@ def export_memory(driver: Driver, allocation: Allocation) -> bytes:
     except DriverError:
         if not driver.has_descriptors(allocation.base):
             raise
-        return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
+        with _needed():
+            return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
 
 
 def open_memory(driver: Driver, handle: bytes, base: int, size: int) -> int:
@@ -49,18 +50,23 @@ def _ask_for_pieces(address: str, base: int, size: int) -> Iterator[tuple[int, i
     """The pieces, each as a descriptor, which is closed behind it, and its size."""
     end = base + size
     while base < end:
-        try:
+        with _needed():
             connection = Connection.connect(address)
-        except (OSError, RendezvousError) as error:
-            raise DriverError("connect", str(error)) from error
         with contextlib.closing(connection):
-            try:
+            with _needed():
                 connection.send({"key": _KEY, "rank": 0, "base": base, "size": end - base})
                 sizes = connection.receive(Deadline(_ANSWER_S))["sizes"]
-            except (OSError, RendezvousError) as error:
-                raise DriverError("receive", str(error)) from error
             yield from zip(connection.descriptors, sizes, strict=True)
             base += sum(sizes)
+
+
+@contextlib.contextmanager
+def _needed() -> Iterator[None]:
+    """Around what has to do with the lobby: without it no memory can be opened."""
+    try:
+        yield
+    except (OSError, RendezvousError) as error:
+        raise DriverError("descriptors of memory", str(error)) from error
 
 
 @functools.cache
@@ -77,7 +83,7 @@ def _give_out(lobby: Lobby, driver: Driver, context: Any) -> None:
     while True:
         try:
             for visitor in lobby.visitors_for(_KEY, timeout_s=60.0):
-                with contextlib.closing(visitor), contextlib.suppress(OSError):
+                with contextlib.closing(visitor), contextlib.suppress(OSError, KeyError):
                     _answer(visitor, driver)
         except RendezvousError:  # no descriptors are left, for now
             time.sleep(0.1)
