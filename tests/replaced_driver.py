@@ -126,9 +126,10 @@ def expand(size: int, folder: str, segment: int | None = None) -> int:
     return base
 
 
-def free(base: int) -> None:
+def free(base: int, size: int = 1) -> None:
     """Give memory back: whoever has it open keeps it, and this process has it no more."""
-    _own.pop(base).path.unlink()
+    for piece in [each for each in _own if base <= each < base + size]:
+        _own.pop(piece).path.unlink()
 
 
 def is_known(address: int) -> bool:
@@ -234,7 +235,7 @@ def cuMemRelease(handle: _Piece | int) -> tuple[Any]:
 
 
 def cuMemAddressReserve(size: int, *rest: int) -> tuple[Any, ...]:
-    log.append("reserve")
+    log.append("open a segment")
     return OK, _map(None, size, -1, _NO_ACCESS)
 
 
@@ -257,7 +258,7 @@ def cuMemUnmap(address: int, size: int) -> tuple[Any]:
 
 
 def cuMemAddressFree(address: int, size: int) -> tuple[Any]:
-    log.append("unreserve")
+    log.append("close a segment")
     assert not _libc.munmap(address, size)
     return (OK,)
 

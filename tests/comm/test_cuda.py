@@ -351,7 +351,7 @@ def reduce_in_segments(comm: Communicator, folder: str) -> None:
     expected[0] = comm.rank
     assert numpy.array_equal(view(base, floats, numpy.float32), expected)
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the lobby
-    assert rank.driver.log == (["reserve"] * 2 if comm.rank == 0 else [])
+    assert rank.driver.log == (["open a segment"] * 2 if comm.rank == 0 else [])
 
     # A piece in the middle has gone, and another came to its place.
     middle = base + 70 * rank.driver.PIECE_BYTES
@@ -362,8 +362,8 @@ def reduce_in_segments(comm: Communicator, folder: str) -> None:
         assert rank.call([row], all_reduce(3, floats - 1)) == ""
     assert view(base, floats, numpy.float32)[1:].tolist() == [27] * (floats - 1)
     if comm.rank == 0:
-        assert rank.driver.log.count("reserve") == 4
-        assert len(mappings_of_this_process()) == rank.driver.log.count("unreserve") == 2
+        assert rank.driver.log.count("open a segment") == 4
+        assert len(mappings_of_this_process()) == rank.driver.log.count("close a segment") == 2
     rank.orchestra.close()
     assert len(mappings_of_this_process()) == 0
 
@@ -384,7 +384,8 @@ def refuse_pieces(comm: Communicator, folder: str) -> None:
     comm.barrier()
     assert "cuMemExportToShareableHandle" in rank.call([(base, 4 * FLOATS)], all_reduce(2, 1))
     assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
-    assert rank.driver.log == (["reserve", "unreserve"] if comm.rank == 0 else [])
+    opened = ["open a segment", "close a segment"]
+    assert rank.driver.log == (opened if comm.rank == 0 else [])
     rank.orchestra.close()
 
 
