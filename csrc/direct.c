@@ -120,7 +120,9 @@ bool is_giver(const execution *x, int rank) {
     return true;
 }
 
+/* What we have read of a giver that fails, it may change, but not before this word: see end_call. */
 static un_status look_at_abort(un_group *g) {
+    atomic_thread_fence(memory_order_acquire);
     bool over = atomic_load_explicit(&g->segment.header->abort, memory_order_seq_cst);
     return over ? fail_from_abort(g) : UN_OK;
 }
@@ -142,7 +144,6 @@ static un_status take_by_kernel(execution *x, const un_stream *to, int source, u
         char *target = whole ? stream_direct(to, done, some) : bounce;
         bool is_read = read_peer(x->g, source, target, from + done, some);
         if (is_read && !whole) stream_write(to, done, bounce, some, false);
-        atomic_thread_fence(memory_order_acquire); /* a giver that fails may change it after that */
         status = look_at_abort(x->g);
         if (!status && !is_read) status = UN_REFUSED;
     }
