@@ -96,7 +96,6 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32",
 
 
 def item_bytes(dtype: str) -> int:
-    """The bytes of one element."""
     digits = "".join(character for character in dtype if character.isdigit())
     return int(digits) // 8
 

@@ -38,7 +38,6 @@ class Change:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs got in the way of either."""
         return self.old.disturbed or self.new.disturbed
 
 
@@ -57,7 +56,6 @@ class Comparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether anything became slower or wrong beyond noise."""
         return bool(self.of_kind("slower") or self.of_kind("wrong"))
 
 
@@ -99,7 +97,6 @@ def lines(comparison: Comparison) -> list[str]:
 
 
 def describe_change(change: Change) -> str:
-    """What was measured, before and after."""
     row = change.new
     disturbed = " (disturbed by other programs)" if change.disturbed else ""
     times = f"{text.time_text(change.old.time_us.p50)} -> {text.time_text(row.time_us.p50)} us"

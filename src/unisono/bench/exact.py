@@ -40,7 +40,6 @@ class CheckedCall:
     # -- what goes in --------------------------------------------------------------------------
 
     def fill(self, input: torch.Tensor) -> None:
-        """Write this rank's input."""
         for part, piece in _parts(self.collective, "input", input, self.size):
             for target, values in _chunks(self._sent(self.rank, part), piece):
                 target.copy_(values)

@@ -101,7 +101,6 @@ class LinkLimit:
         return 0.0 if name == "barrier" else None  # messages may stay on a host
 
     def facts(self) -> dict[str, Any]:
-        """For the results."""
         return {
             "hosts": [{"name": name, "ranks": ranks} for name, ranks in self.hosts],
             "link": {
@@ -113,7 +112,6 @@ class LinkLimit:
 
 
 def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host, of a group of all ranks."""
     from unisono.comm.hosts.hosts_transport import HostsTransport
 
     if isinstance(comm.transport, HostsTransport):

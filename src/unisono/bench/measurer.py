@@ -69,7 +69,6 @@ class _Contestant:
     """Samples in one turn."""
 
     def synchronise(self) -> None:
-        """Return once the device has done all that was asked of it."""
         if self.device != "cpu":
             import torch
 
@@ -90,7 +89,6 @@ class _Samples:
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
     def without_last(self) -> _Samples:
-        """Those of all ranks but the last."""
         return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
 
     def took_s(self) -> NDArray[numpy.float64]:

@@ -43,7 +43,6 @@ _STYLE: Any = {
 
 
 def is_available() -> bool:
-    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

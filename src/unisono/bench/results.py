@@ -51,7 +51,6 @@ class Summary:
 
 
 def summarise(samples: Sequence[float] | Any) -> Summary:
-    """The summary of at least one sample."""
     ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
     count = len(ordered)
     if count == 0:
@@ -175,7 +174,6 @@ class Run:
 
     @property
     def wrong(self) -> int:
-        """How many elements of any result were not what they had to be."""
         return sum(row.wrong for row in self.rows)
 
     @property
@@ -204,7 +202,6 @@ class Run:
 
 
 def to_json(run: Run) -> str:
-    """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
     document["rows"] = [row.as_dict() for row in run.in_order]
     document["held_out_error"] = run.held_out_error

@@ -95,7 +95,6 @@ def _run_new_rank(settings: BenchSettings) -> None:
 
 
 def apply_event(run: Run | None, event: Event) -> Run:
-    """The run, with what an event adds to it."""
     if event["event"] == "begin":
         skipped = [Skipped(**skipped) for skipped in event["skipped"]]
         return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
@@ -244,7 +243,6 @@ class Forecast:
         self._times_s: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Add rows of calibration sizes."""
         for row in rows:
             self._times_s[_series(row)][row.size_bytes] = row.time_us.p50 / 1e6
 

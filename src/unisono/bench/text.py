@@ -51,7 +51,6 @@ def bandwidth_text(bandwidth: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times as much."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 

@@ -35,7 +35,6 @@ def is_tensor(tensor: Any) -> bool:
 
 
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
-    """Refuse what is neither a tensor nor an array."""
     if not is_tensor(tensor):
         why = f"{type(tensor).__name__} is neither a tensor nor an array"
         if operation in ("all_gather", "gather"):
@@ -63,7 +62,6 @@ def copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
 
 
 def empty(like: Any, shape: Any) -> Any:
-    """A tensor or array of the same kind and another shape."""
     if isinstance(like, _Tensor):
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return numpy.empty(shape, like.dtype)
@@ -135,7 +133,6 @@ def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) 
 
 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
-    """Refuse an `out` of another dtype or shape than the result has."""
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
         comm.refuse(operation, f"out is {given}, and the result {wanted}")

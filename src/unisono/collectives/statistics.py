@@ -390,7 +390,6 @@ def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
 
 
 def reduced_shape(x: torch.Tensor, dim: int) -> list[int]:
-    """The shape of `x` with `dim` reduced to one element."""
     return [1 if i == dim else length for i, length in enumerate(x.shape)]
 
 

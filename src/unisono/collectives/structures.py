@@ -53,7 +53,6 @@ def all_reduce(
     async_op: bool,
     algorithm: str | Schedule | None = None,
 ) -> Any:
-    """Reduce every leaf over all ranks."""
     known = reduction(op, comm, "all_reduce")
     tree = _take_apart_alike(comm, "all_reduce", structure, known)
     call = partial(comm.all_reduce, op=known, async_op=async_op, algorithm=algorithm)
@@ -61,7 +60,6 @@ def all_reduce(
 
 
 def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> Any:
-    """Copy every leaf of rank `src` to all ranks."""
     tree = _take_apart_alike(comm, "broadcast", structure, None)
     return _call_in_place(
         comm, structure, tree, async_op, lambda row: comm.broadcast(row, src, async_op=async_op)
@@ -169,7 +167,6 @@ def take_apart(structure: Any) -> Tree:
 
 
 def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    """A structure like this one, with other leaves instead of its own."""
     return _rebuild(structure, iter(tensors), iter(numbers))
 
 

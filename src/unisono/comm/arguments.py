@@ -85,7 +85,6 @@ def flatten(sides: Sequence[Any]) -> list[Any]:
 def check_call(
     operation: Operation, output: Any, input: Any, root: Any, op: Any, transport: Transport
 ) -> Call:
-    """A call that a transport can carry out."""
     rank, size, devices = transport.rank, transport.size, transport.devices
     if operation in _ROOTED:
         root = check_root(root, size)
@@ -147,7 +146,6 @@ def _check_own_part(to: Any, source: Any, rank: int) -> None:
 def check_message(
     tensor: Any, sends: bool, peer: Any, tag: Any, transport: Transport, devices: Collection[str]
 ) -> None:
-    """A message that a transport can carry."""
     if sends or peer is not None:
         check_peer(peer, transport.size)
     if type(tag) is not int:
@@ -159,7 +157,6 @@ def check_message(
 
 
 def check_seconds(seconds: Any) -> None:
-    """A limit must be a number."""
     try:
         is_number = float(seconds) == float(seconds)
     except (TypeError, ValueError):
@@ -172,7 +169,6 @@ def check_seconds(seconds: Any) -> None:
 
 
 def check_reduction(op: Any, dtypes: Iterable[str]) -> Reduction:
-    """A reduction that means something for all of these dtypes."""
     reduction = op if isinstance(op, Reduction) else _reduction_of(op)
     for dtype in dtypes:
         if not has_meaning(reduction.name, dtype):
@@ -195,7 +191,6 @@ def _reduction_of(op: Any) -> Reduction:
 
 
 def describe_unknown_reduction(op: object) -> str:
-    """The reason for refusing what is not a reduction."""
     return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)}, PremulSum or a torch ReduceOp"
 
 
@@ -250,7 +245,6 @@ def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
 
 
 def check_peer(peer: object, size: int) -> None:
-    """A message's peer must be a rank of the group."""
     if type(peer) is not int or not 0 <= peer < size:
         raise NotARank("peer", peer, size)
 
@@ -259,7 +253,6 @@ def check_peer(peer: object, size: int) -> None:
 
 
 def check_coalesced(output: Any, input: Any) -> None:
-    """A coalesced call has two lists of one length."""
     if not isinstance(output, LISTS) or not isinstance(input, LISTS):
         raise TypeError("a coalesced call takes a list on both sides")
     if len(output) != len(input):

@@ -30,7 +30,6 @@ def solo(
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    """A group of one."""
     from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
 
     return Communicator(Solo(name, global_ranks, timeout_s))
@@ -110,7 +109,6 @@ def join(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """As `Communicator.join`, which says it all."""
     from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
@@ -180,7 +178,6 @@ def _come_in(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """Come into a group that grows."""
     from unisono.comm.rendezvous.growing import come_in, number_newcomers
 
     if rank is not None and rank < 0:

@@ -16,7 +16,6 @@ Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
 def count(tensor: Any) -> int:
-    """How many elements a tensor or array has."""
     return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
 
 

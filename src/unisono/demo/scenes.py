@@ -47,7 +47,6 @@ class Scene:
 
     @property
     def adds(self) -> bool:
-        """Whether data is added up on the way."""
         return self.title.endswith("(sum)")
 
 

@@ -55,7 +55,6 @@ def _unavailable(backend: str, ranks: int) -> str:
 
 
 def _run(backend: str, folder: str) -> SelfTest:
-    """Run by every rank."""
     import torch
     import torch.distributed as dist
 

@@ -66,7 +66,6 @@ def _how_much(report: Report) -> tuple[int, int]:
 
 
 def print_json(reading: Reading) -> None:
-    """Everything, all stacks included."""
     incidents = [
         {"files": [str(file) for file in incident.files], **asdict(incident.report)}
         for incident in reading.incidents

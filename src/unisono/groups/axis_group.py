@@ -41,7 +41,6 @@ class AxisGroup:
 
     @property
     def comm(self) -> Communicator:
-        """What moves the data of this group."""
         with self._lock:
             self._check()
             if self._comm is None:

@@ -110,7 +110,6 @@ class TorchParent(Parent):
         return not process_groups.exists(self.source)
 
     def nodes(self, members: Sequence[int]) -> list[str]:
-        """The name of each member's node, as it has said when it made its manager."""
         ranks = [self.global_ranks[member] for member in members]
         keys = [_node_key(rank) for rank in ranks]
         store = self._store()

@@ -75,7 +75,6 @@ class Ranking:
 
     @property
     def best(self) -> Choice:
-        """The fastest algorithm."""
         return self.choices[0]
 
     @property

@@ -127,12 +127,10 @@ class _Asked:
 
     @cached_property
     def options(self) -> dict[str, int]:
-        """What algorithms may take."""
         found = {"node_size": min(self.cluster.node_size, self.ranks)}
         return found if self.pieces is None else found | {"pieces": self.pieces}
 
     def rank(self, sizes: tuple[int, ...], say: Callable[[str], None]) -> list[Ranking]:
-        """The algorithms that were asked for, or all, for each of these sizes."""
         from unisono.plan.choose import rank_sizes
         from unisono.plan.in_network import PIECES
 

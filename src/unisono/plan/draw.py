@@ -134,7 +134,6 @@ def _tree_svg(
 
 
 def depth_in(tree: Tree, rank: int) -> int:
-    """How far below the root a rank stands."""
     depth = 0
     while rank in tree and depth <= len(tree):
         rank, depth = tree[rank], depth + 1

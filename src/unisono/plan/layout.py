@@ -41,7 +41,6 @@ class Layout:
 
 
 def arrange(schedule: Schedule, node_size: int) -> Layout:
-    """The layout of a schedule whose ranks lie in hosts of `node_size`."""
     ranks = schedule.ranks
     pairs = talking_pairs(schedule)
     if tree := _as_tree(ranks, pairs, schedule.root):

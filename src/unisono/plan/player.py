@@ -68,8 +68,6 @@ def schedule_frame(schedule: Schedule) -> str:
 
 
 class _Recording:
-    """What a page needs to know of one schedule."""
-
     def __init__(self, schedule: Schedule, topology: Topology, total_bytes: int) -> None:
         moves = sum(int(phase.step.count.sum()) * phase.times for phase in schedule.phases)
         buffers = schedule.ranks * schedule.chunks

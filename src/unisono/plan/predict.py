@@ -40,7 +40,6 @@ class CostModel:
         return float(numpy.exp(numpy.interp(math.log(size_bytes), logarithms, numpy.log(costs))))
 
     def predict_s(self, size_bytes: int) -> float:
-        """How long a call of this size should take."""
         return self.latency_s + size_bytes * self.cost_s_per_byte(size_bytes)
 
 

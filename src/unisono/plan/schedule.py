@@ -267,7 +267,6 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """How many steps there are."""
         return sum(phase.times for phase in self.phases)
 
     @property
@@ -333,7 +332,6 @@ class Schedule:
         return "\n".join([self.title(), *steps])
 
     def title(self) -> str:
-        """The schedule in one line."""
         root = f", root {self.root}" if self.collective in ROOTED else ""
         return (
             f"{self.collective} by {self.algorithm}: {name_number(self.ranks, 'rank')}, "

@@ -133,7 +133,6 @@ class _Simulation:
         self.on_step: OnStep | None = None
 
     def run(self, step: Step, times: int) -> None:
-        """A step, taken `times` times."""
         # Pipelines take the same step again and again, each time with other chunks.
         if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
             made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)

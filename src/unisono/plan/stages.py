@@ -43,7 +43,6 @@ class Parts:
             raise ValueError(f"rank {rank} is not among {self.ranks} ranks")
 
     def slowness(self, ranks: Mapping[int, float]) -> Seconds:
-        """How many times longer each rank takes."""
         slow = np.ones(self.ranks)
         for rank, factor in ranks.items():
             self.check_rank(rank)

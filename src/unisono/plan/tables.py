@@ -20,7 +20,6 @@ Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
 
 
 def where(ranking: Ranking, with_size: bool = True) -> str:
-    """What was simulated, and on what."""
     of = f" of {format_size(ranking.total_bytes)}" if with_size else ""
     ranks, topology = ranking.ranks, ranking.topology
     nodes = name_number(topology.nodes(ranks), "node")
@@ -81,7 +80,6 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
 
 
 def costs_table(costs: Sequence[Cost]) -> Table:
-    """Steps, bytes and time of every algorithm."""
     headings = ("steps", "sent", "by all", "alpha", "beta", "gamma")
     table = _table("collective", "algorithm", *headings, left=2)
     before = ""
@@ -140,7 +138,6 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
 
 
 def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
-    """The times of each algorithm, one for each ranking."""
     return {name: [ranking.times_s[name] for ranking in rankings] for name in rankings[0].times_s}
 
 

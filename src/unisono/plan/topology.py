@@ -138,7 +138,6 @@ class Topology:
         return dataclasses.replace(self, node_size=node_size)
 
     def nodes(self, ranks: int) -> int:
-        """How many nodes `ranks` ranks need."""
         return -(-ranks // self.node_size)
 
 

@@ -108,7 +108,6 @@ def _await_connections(store: Any, size: int) -> None:
 
 
 def set_environment(membership: Membership) -> None:
-    """Let `unisono.init()` find the test's ranks."""
     os.environ["UNISONO_RANK"] = str(membership.rank)
     os.environ["UNISONO_SIZE"] = str(membership.size)
     os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"

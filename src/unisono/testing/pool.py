@@ -84,7 +84,6 @@ class Pool:
         return [self._await_files(number, path, files) for number, files in enumerate(missing)]
 
     def _start(self, number: int) -> None:
-        """Start a rank, if there is none."""
         rank = self._ranks.get(number)
         if rank is not None and rank.is_alive():
             return

@@ -146,7 +146,6 @@ def _chain(report: pytest.TestReport) -> list[_Link]:
 
 
 def _line(report: pytest.TestReport) -> str:
-    """A failure in one line."""
     crash = _chain(report)[-1][1]
     text = report.longreprtext.strip() if crash is None else crash.message
     return text.partition("\n")[0]

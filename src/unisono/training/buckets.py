@@ -48,8 +48,6 @@ class NamedParameter(NamedTuple):  # in a hurry to be made: models have many par
 
 @dataclass(frozen=True)
 class MissingGradient:
-    """A parameter that had no gradient on so many ranks, and whether this is one of them."""
-
     parameter: NamedParameter
     ranks: int
     here: bool

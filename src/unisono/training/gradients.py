@@ -144,7 +144,6 @@ class GradientSync:
     # -- during backward -------------------------------------------------------------------------
 
     def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
-        """A gradient is there."""
         bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(

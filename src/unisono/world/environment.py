@@ -86,7 +86,6 @@ def read_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's number on its machine; 0 where nobody has started several."""
     if "LOCAL_RANK" in environment:
         return _number(environment, "LOCAL_RANK")
     info = read_rank_info(environment)

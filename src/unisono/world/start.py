@@ -118,7 +118,6 @@ def _check_gpus(everyone: Sequence[RankDescription]) -> None:
 
 
 def describe_this_rank(info: RankInfo) -> RankDescription:
-    """What this process tells the others of itself."""
     host_id = ""
     with contextlib.suppress(OSError):  # not Linux: there is no shared memory for anybody
         host_id = identify_host()
@@ -216,7 +215,6 @@ def _connect(
 def _gather_through_store(
     store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
-    """What all ranks tell of themselves, through a store."""
     texts = exchange(store, "ranks", info.rank, range(info.size), json.dumps(vars(mine)), deadline)
     return [RankDescription(**json.loads(text)) for text in texts]
 
@@ -255,7 +253,6 @@ def _start_over_torch(
     reason: str,
     everyone: Sequence[RankDescription],
 ) -> StartedWorld:
-    """A world on a backend of torch's own."""
     require_torch(f"the backend {backend}")
     import torch
     import torch.distributed as dist

@@ -286,7 +286,6 @@ def _communicator_of(group: Any) -> Communicator | None:
 
 
 def _default_group() -> Any:
-    """torch's default process group, if there is one."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None

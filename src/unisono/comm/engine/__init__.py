@@ -115,7 +115,6 @@ def abandon_group(group: Group) -> None:
 
 
 def end_abandoned_groups() -> None:
-    """Let go of the groups whose works are done."""
     for group in list(_abandoned_groups):
         if not group.release_works():
             with contextlib.suppress(ValueError):  # another thread was faster

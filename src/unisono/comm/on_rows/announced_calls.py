@@ -86,7 +86,6 @@ def are_alike(rows: Sequence[torch.Tensor]) -> bool:
 
 
 def decode_call(row: torch.Tensor, size: int) -> AnnouncedCall:
-    """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
     rest = data[1 + _DIGEST + 16 * size :]

@@ -42,7 +42,6 @@ def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
 
 
 def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
-    """The name behind a mark."""
     named = (name for name in ALGORITHMS.split() if algorithm_mark(name, most) == mark)
     return next(named, "a schedule of its own")
 
@@ -82,7 +81,6 @@ class PairwiseSizes(NamedTuple):
     wants: Sizes
 
     def unequal_pairs(self) -> list[UnequalPair]:
-        """The pairs of ranks whose ends do not fit."""
         found = []
         for giver, given_to in enumerate(self.gives):
             for taker, given in enumerate(given_to):

@@ -91,12 +91,10 @@ def copy_into(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
 
 
 def cut(row: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Even parts of a row."""
     length = row.numel() // parts
     return [row[part * length : (part + 1) * length] for part in range(parts)]
 
 
 def overlap(row: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two rows of bytes share memory."""
     begin, other_begin = row.data_ptr(), other.data_ptr()
     return begin < other_begin + other.numel() and other_begin < begin + row.numel()

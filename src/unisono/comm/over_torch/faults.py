@@ -53,7 +53,6 @@ class Faults:
         self.cause: GroupError | None = None
 
     def check(self) -> None:
-        """Raise the cause, if the group has ended."""
         ending = self.ending()
         if ending is not None:
             raise ending from ending.__cause__

@@ -41,7 +41,6 @@ class HeldGroup:
 
     @property
     def group(self) -> Any:
-        """The process group."""
         group = self._group()
         if group is None:
             raise UnisonoError("torch.distributed has destroyed the process group")
@@ -52,7 +51,6 @@ class HeldGroup:
         self._group = lambda: None
 
     def backend(self, device: torch.device) -> str:
-        """The name of the backend that serves a device."""
         return self.backends.get(device.type, next(iter(self.backends.values())))
 
     def begin(self, name: str, timeout_s: float, options: Any, *given: Any, **fields: Any) -> Any:

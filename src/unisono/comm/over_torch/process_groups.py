@@ -22,7 +22,6 @@ _torch: Any = c10d  # its stubs know none of these names
 
 
 def world() -> Any | None:
-    """torch's default group, or None."""
     return dist.group.WORLD if dist.is_initialized() else None
 
 
@@ -32,7 +31,6 @@ def default_store() -> Any:
 
 
 def exists(group: Any) -> bool:
-    """Whether torch.distributed knows the group: nobody has destroyed it."""
     return group in _torch._world.pg_map
 
 

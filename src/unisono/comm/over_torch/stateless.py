@@ -66,7 +66,6 @@ def connect_stateless(
 
 
 def check_backend(backend: str) -> None:
-    """Raise UnisonoError where this torch does not have a backend."""
     if backend not in ("gloo", "nccl"):
         raise UnisonoError(f"there is no stateless group of {backend}: choose gloo or nccl")
     if backend == "nccl" and not (_c10d.is_nccl_available() and torch.cuda.is_available()):

@@ -96,8 +96,6 @@ def in_order_of_streams(job: Job, device: torch.device) -> Job:
 
 
 class StreamMessage(Work):
-    """A message that a device carries."""
-
     def __init__(self, work: Any, end: Callable[[Any], int | None], doing: str) -> None:
         self._work = work
         self._end = end

@@ -28,11 +28,9 @@ class Announcements(ABC):
     """A board that all ranks of a new group can reach, where rank 0 announces itself."""
 
     def announce(self, announcement: Announcement) -> None:
-        """Announce rank 0."""
         self._write(json.dumps(announcement))
 
     def look_up(self) -> Announcement | None:
-        """What rank 0 has announced, if anything."""
         try:
             found = json.loads(self._read())
         except ValueError:
@@ -186,7 +184,6 @@ def is_over(error: OSError, announcement: Announcement, me: Announcement) -> boo
 
 
 def is_from_before(announcement: Announcement, me: Announcement) -> bool:
-    """Whether it was announced on this host before the host was restarted."""
     return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
 
 

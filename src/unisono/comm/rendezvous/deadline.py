@@ -37,14 +37,11 @@ def in_seconds(limit_s: float) -> str:
 
 
 class Deadline:
-    """A moment to come."""
-
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._end = time.monotonic() + min(timeout_s, _FOR_EVER_S)
 
     def left_s(self) -> float:
-        """Seconds left, 0 if none."""
         return max(0.0, self._end - time.monotonic())
 
 

@@ -79,7 +79,6 @@ def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]
 
 
 def file_of(name: str) -> str:
-    """The name of the file through which those who know `name` find each other."""
     short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"unisono-{os.geteuid()}-join-{short}"
 
@@ -125,7 +124,6 @@ def _parent_pid() -> int:
 
 
 def is_private(folder: str) -> bool:
-    """Whether there is such a folder, of this user alone."""
     with contextlib.suppress(OSError):
         status = os.stat(folder)
         return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700

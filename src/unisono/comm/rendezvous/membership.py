@@ -98,7 +98,6 @@ class Membership:
             self.inner.close()
 
     def find_stopped(self) -> list[int]:
-        """The ranks whose processes are stopped."""
         here = [rank for rank, member in enumerate(self.members) if member.is_here]
         return [rank for rank in here if state_of(self.members[rank].pid).is_stopped]
 
@@ -157,7 +156,6 @@ class JoinRequest:
         self.segments = segments or [(range(size), size, size)]
 
     def waiting(self) -> Waiting:
-        """This rank's wait for the others."""
         return Waiting(self.rank, self.size, self.key, self.deadline)
 
     def open(

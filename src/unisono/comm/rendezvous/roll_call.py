@@ -34,8 +34,6 @@ def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -
 
 
 class _RollCall:
-    """One rank's part in it."""
-
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
         self._number = secrets.token_hex(8)
@@ -67,7 +65,6 @@ class _RollCall:
             waiting.pause()
 
     def leave(self) -> None:
-        """This rank waits no longer."""
         self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
     def _look_who_waits(self) -> list[str]:

@@ -60,7 +60,6 @@ def descriptors_needed() -> Iterator[None]:
 
 
 def new_socket() -> socket.socket:
-    """An unconnected unix socket."""
     with descriptors_needed():
         return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
@@ -104,11 +103,9 @@ class Connection:
         return cls(caller)
 
     def fileno(self) -> int:
-        """For select and poll."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
-        """Send a message, and descriptors with it."""
         self._socket.settimeout(_SEND_S)
         socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
@@ -179,7 +176,6 @@ class Connection:
             return True
 
     def dismiss(self, answer: dict[str, Any]) -> None:
-        """Say why, and hang up."""
         self.try_send(answer)
         self.close()
 
@@ -225,7 +221,6 @@ class Lobby:
         _lobbies.add(self)
 
     def share(self) -> Lobby:
-        """Count one more owner."""
         self._owners += 1
         return self
 
@@ -236,7 +231,6 @@ class Lobby:
             self.close_socket()
 
     def close_socket(self) -> None:
-        """Close the socket, and hang up on all visitors."""
         for visitors in (*self._early.values(), self._silent):
             for visitor in visitors:
                 visitor.close()

@@ -33,7 +33,6 @@ def combine(into: Row, other: Row, op: str) -> None:
 
 
 def divide(row: Row, number: int) -> None:
-    """Divide every element; complex ones part by part."""
     row = _parts(row)
     if is_torch(row):
         row.div_(number)

@@ -59,7 +59,6 @@ class CompiledSchedule:
 
     @property
     def receives(self) -> bool:
-        """Whether anything ever comes to this rank."""
         return any(round.receives for round in self.rounds)
 
     def encode(self) -> bytes:

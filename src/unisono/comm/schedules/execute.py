@@ -325,7 +325,6 @@ class _Execution:
         return _Arrival(flat.empty_like(self._whole, elements), elements, False)
 
     def _take(self, move: Move, part: int, arrival: _Arrival) -> None:
-        """Combine or copy what has come in."""
         if arrival.in_place:
             return
         for begin, end in self._spans([move], part):
@@ -344,7 +343,6 @@ class _Execution:
                 send.work.wait()
 
     def _settle(self, most: int) -> None:
-        """Wait until at most so many sends are under way."""
         while len(self._sends) > most:
             self._sends.pop(0).work.wait()
 

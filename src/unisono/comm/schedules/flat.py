@@ -13,7 +13,6 @@ Row = Any
 
 
 def is_torch(tensor: Any) -> bool:
-    """Whether it is torch's and not NumPy's."""
     return hasattr(tensor, "data_ptr")
 
 
@@ -36,7 +35,6 @@ def write_back(tensor: Any, row: Row) -> None:
 
 
 def write_back_all(tensors: list[Any], row: Row) -> None:
-    """Write a row into tensors, one after the other."""
     begin = 0
     for tensor in tensors:
         write_back(tensor, row[begin : begin + count(tensor)])
@@ -44,7 +42,6 @@ def write_back_all(tensors: list[Any], row: Row) -> None:
 
 
 def empty_like(row: Row, elements: int) -> Row:
-    """A new row of the same kind."""
     return row.new_empty(elements) if is_torch(row) else np.empty(elements, row.dtype)
 
 
@@ -58,7 +55,6 @@ def placed_like(array: Any, like: Any) -> Row:
 
 
 def copy_of(row: Row) -> Row:
-    """A row of its own with the same elements."""
     return row.clone() if is_torch(row) else row.copy()
 
 

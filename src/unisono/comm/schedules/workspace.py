@@ -57,7 +57,6 @@ class Workspace:
     # -- before and after ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Put what this rank brings into the row."""
         if self._collective in ("all_gather", "gather"):
             self.whole[self._own()] = _row(self._inputs)
         elif self._collective == "all_to_all":
@@ -67,7 +66,6 @@ class Workspace:
             scale(self.whole, self._factor)
 
     def end(self) -> None:
-        """Write what this rank gets to where it belongs."""
         if self._collective in ("reduce", "gather") and not self._is_root:
             return
         if self._collective in ("reduce_scatter", "scatter"):

@@ -84,7 +84,6 @@ class Ledger:
         self._tell(about, text)
 
     def told(self, about: int) -> list[str | None]:
-        """What each rank has left about a call."""
         return [self.group.read_note(rank, Note.ANSWER, about) for rank in range(self.size)]
 
     def close(self) -> None:

@@ -126,7 +126,6 @@ class SharedMemory(Transport):
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits for its peers."""
         return self.group.timeout_ns / 1e9
 
     @timeout_s.setter
@@ -456,7 +455,6 @@ class SharedMemory(Transport):
             raise ending
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, whatever else has ended the group."""
         return self.exceptions.loss_among(ranks, doing)
 
     def close(self) -> None:
@@ -473,7 +471,6 @@ class SharedMemory(Transport):
     # -- tensors whose shapes only their owners know ---------------------------------------------
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Every rank's integers, in rank order; all ranks pass equally many."""
         everyone = self.group.exchange(integers)
         if isinstance(everyone, int):
             raise self.exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")

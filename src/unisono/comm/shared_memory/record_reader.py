@@ -134,7 +134,6 @@ def map_segment(
 
 
 def segment_key(descriptor: int) -> tuple[int, int]:
-    """What names a segment: the same to all who have it."""
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino
 
@@ -226,7 +225,6 @@ class _Clock:
         self._ns_per_tick: float = (ns - self._ns) / max(1, ticks - self._ticks)
 
     def seconds(self, moment: int) -> float:
-        """A moment of CLOCK_MONOTONIC."""
         return (self._ns + (moment - self._ticks) * self._ns_per_tick) / 1e9
 
 
@@ -335,7 +333,6 @@ class RecordFollower:
         self._rings: dict[int, _RankRing] = {}
 
     def close(self) -> None:
-        """Let go of it."""
         self._memory.close()
 
     def group(self) -> GroupRecords:
