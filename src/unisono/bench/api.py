@@ -46,9 +46,8 @@ def measure(
     - `floor`: whether to measure the local floor, too
     - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
 
-    A `Row` has `as_dict()`; docs/bench.md says what its fields mean.
-
-    Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
+    docs/bench.md says what the fields of a row mean. Raises ValueError for what cannot be met, and
+    UnisonoError if ranks fail.
 
     >>> rows = unisono.bench.measure("all_reduce", sizes="64,1K", backends="unisono", budget_s=0.01)
     >>> for row in rows:
@@ -63,9 +62,7 @@ def measure(
 def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:
     """Measure `collectives` as `measure` does, with its options and `progress`, and return
     everything that belongs to the rows: machine, versions, settings, what was left out and why.
-    `unisono.bench.results.to_json` makes the command's file of it.
-
-    Raises as `measure`.
+    `unisono.bench.results.to_json` makes the command's file of it. Raises as `measure`.
 
     >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01)
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]

@@ -60,10 +60,7 @@ class Comparison:
 
 
 def compare_runs(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
-    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone.
-
-    Raises UnisonoError if the tensors lay on different devices.
-    """
+    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone."""
     devices = [run.settings.get("device", "cpu") for run in (old, new)]
     if devices[0] != devices[1]:
         raise UnisonoError(

@@ -1,8 +1,5 @@
-"""Inputs whose exact result is known, and how many elements of a result are not what they must be.
-
-Values repeat after `PERIOD` elements, a prime number, so that no cut of a large tensor falls on a
-repetition. They are small whole numbers: every sum, product or mean of them is exact.
-"""
+"""Inputs whose exact result is known: small whole numbers, which repeat after `PERIOD` elements, a
+prime number, so that no cut of a large tensor falls on a repetition."""
 
 from __future__ import annotations
 

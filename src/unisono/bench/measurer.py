@@ -98,10 +98,7 @@ class _Samples:
 
 
 class Control:
-    """The ranks' own channel: a Communicator that is not the one which is measured.
-
-    `same_clock` says whether the ranks' clocks are one: they are on one machine.
-    """
+    """The ranks' own channel: a Communicator that is not the one which is measured."""
 
     def __init__(self, comm: Communicator, same_clock: bool = True) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -207,10 +204,8 @@ class Measurer:
         return contestants, skipped
 
     def _check(self, case: Case, contestant: _Contestant, phase: int) -> int:
-        """How many elements are wrong on all ranks after one call; the buffers are zero then.
-
-        Sums of zeros stay zero, however often they are taken in place.
-        """
+        """How many elements are wrong on all ranks after one call. The buffers are zero then, for
+        sums of zeros stay zero, however often they are taken in place."""
         which = 0 if phase else -1
         root = case.roots[which] if case.collective.rooted else 0
         buffers = self._buffers[contestant.device]

@@ -1,8 +1,4 @@
-"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size.
-
-A line per backend, always in its own colour; a band for the middle half of the samples, dashes for
-what was expected, dots for the floor.
-"""
+"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size."""
 
 from __future__ import annotations
 

@@ -178,10 +178,8 @@ class Run:
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """Backend -> mean absolute error of the expected times of rows outside the fit.
-
-        A row that other programs disturbed says nothing about the model and is left out.
-        """
+        """By backend, the mean absolute error of the expected times of undisturbed rows outside the
+        fit."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
             if row.expected_us is not None and not row.disturbed:

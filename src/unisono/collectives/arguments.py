@@ -155,11 +155,7 @@ def reduction(
     op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
 ) -> Reduction:
     """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
-    at `where` in a structure.
-
-    Raises, on every rank, ValueError for an unknown reduction and TypeError for one that
-    has no meaning for a tensor's dtype.
-    """
+    at `where` in a structure. Refuses what is unknown, or has no meaning for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):

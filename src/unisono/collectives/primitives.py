@@ -6,9 +6,6 @@ other name, are ranks of that group.
 With `async_op` a function returns a Work at once, whose `wait()` returns the result; until then
 its tensors must not be touched. `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max",
 "band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
-
-Every member of the group calls the same function. Where that is not so, or an argument makes no
-sense on one of them, every rank raises: see `unisono.Communicator`.
 """
 
 from __future__ import annotations

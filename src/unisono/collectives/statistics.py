@@ -56,13 +56,8 @@ def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
     """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
-    ranks' means. With `dim=None` it is the mean over the ranks, element by element.
-
-    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
-    one element in its place. `group` is a Communicator, a torch process group, or None for the
-    world.
-
-    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+    ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
+    every rank unless `x` is a floating-point or complex tensor.
 
     >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
     >>> unisono.mean(shard, dim=0)
@@ -88,10 +83,8 @@ def variance(
     keepdim: bool = False,
 ) -> torch.Tensor:
     """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
-    from the mean, divided by the number of elements less `correction`.
-
-    `x`, `dim`, `group` and `keepdim` are as in `mean`. Raises TypeError on every rank unless `x` is
-    a floating-point tensor.
+    from the mean, divided by the number of elements less `correction`. `x`, `dim`, `group` and
+    `keepdim` are as in `weighted_sum`. Raises TypeError on every rank unless `x` is floating-point.
 
     >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
     tensor(5.)
@@ -110,13 +103,8 @@ def variance(
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank.
-
-    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
-    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
-    world), element by element.
-
-    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises.
 
     >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
     tensor(5.)
@@ -237,9 +225,7 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
 
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
-    its shard's part.
-
-    `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
+    its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
 
     >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
     tensor(True)
@@ -258,10 +244,8 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> 
 def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank.
-
-    `x`, `dim` and `group` are those of `softmax`; `keepdim` leaves a dimension of one element in
-    the place of `dim`. Raises what `softmax` raises.
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises.
 
     >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
     tensor(4.)

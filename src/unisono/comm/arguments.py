@@ -1,8 +1,7 @@
 """The arguments of a call: what makes no sense is said here, in one sentence, for every transport.
 
 Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation
-and the group, and tells the peers. The engine looks at the arguments of the calls that it takes by
-itself, for speed; what it does not take comes here, to be worded or to go the general way.
+and the group, and tells the peers.
 """
 
 from __future__ import annotations
@@ -50,11 +49,9 @@ class WideSide:
 
 
 class Call(NamedTuple):
-    """A collective whose arguments make sense.
-
-    In place, `outputs` are its tensors and there are no `inputs`. Elsewhere there is one of each
-    side, or of a coalesced call several; a wide side is a WideSide. Of a gather or scatter, ranks
-    other than the root have nothing on that side."""
+    """A collective whose arguments make sense. In place there are no `inputs`; elsewhere there is
+    one of each side, or of a coalesced call several, and a wide side is a WideSide. Of a gather or
+    scatter, ranks other than the root have nothing on that side."""
 
     operation: Operation
     outputs: list[Any]

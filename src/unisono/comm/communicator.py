@@ -14,10 +14,6 @@ Autograd does not see what these methods write. Where it has saved a tensor that
 backward computes a wrong gradient without an error: pass a `.clone()`, or call
 `torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
 `torch.distributed` do that by themselves.
-
-A blocking call on plain CPU tensors is one call into the engine, the transport's short way. What
-the engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes the general way:
-`_go_on` checks the arguments, says what is wrong with them, and hands the rest to the transport.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which transport a group has: the choice for ranks that have nothing in common yet.
-
-Ranks meet by announcements on one host, in a store wherever they are, or, started separately, by a
-name. A group of another library's is wrapped.
-"""
+"""Which transport a group has: the choice for ranks that have nothing in common yet."""
 
 from __future__ import annotations
 
@@ -56,10 +52,9 @@ def connect(
     on_one_host: bool = False,
     in_world: bool = True,
 ) -> Communicator:
-    """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host, or known to be; by gloo alone where they are not, and
-    UNISONO_HOSTS asks for it. Without a world in common they have no
-    global ranks. Other arguments are those of `SharedMemory.connect`."""
+    """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without a
+    world in common they have no global ranks. Other arguments are those of
+    `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
     if variables.HOSTS.read() != "gloo":

@@ -12,10 +12,7 @@ SIZES_BYTES = [8, 1024, 64 * 1024, 1 << 20, 16 << 20]
 
 def race(budget_s: float) -> list[tuple[str, ...]]:
     """The median time of one all_reduce by each of the two, as a row for each size, measured on two
-    new ranks for about `budget_s` seconds in all.
-
-    Raises UnisonoError if the ranks fail, a result is wrong, or there is no gloo.
-    """
+    new ranks for about `budget_s` seconds in all."""
     run = measure_run(
         "all_reduce",
         ranks=2,

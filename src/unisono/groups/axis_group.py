@@ -14,12 +14,9 @@ if TYPE_CHECKING:
 
 
 class AxisGroup:
-    """The group that this rank is in along one axis, or several.
-
-    `ranks` are its members as global ranks, `rank` is ours among them, `size` their number.
-    The Communicator `comm` and the torch process group `group` are made when they are first asked
-    for, by the members alone.
-    """
+    """`ranks` are its members as global ranks, `rank` is ours among them, `size` their number. The
+    Communicator `comm` and the torch process group `group` are made when they are first asked for,
+    by the members alone."""
 
     def __init__(
         self,

@@ -16,11 +16,9 @@ def setup_process_group_manager(
     ep_size: int = 1,
     group: Group = None,
 ) -> ProcessGroupManager:
-    """Make a ProcessGroupManager and let `get_process_group_manager` return it, on this rank.
-
-    `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and `group` are those of
-    ProcessGroupManager, the same on every rank. A manager that was set up before is not the default
-    any longer, and otherwise stays as it is. Raises what ProcessGroupManager raises.
+    """Make a ProcessGroupManager of `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and
+    `group`, and let `get_process_group_manager` return it from now on, on this rank. Raises what
+    ProcessGroupManager raises.
 
     >>> manager = unisono.setup_process_group_manager(dp_size=2)
     >>> unisono.get_process_group_manager() is manager  # in any module of the program

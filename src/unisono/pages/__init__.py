@@ -32,10 +32,7 @@ def as_data(name: str, data: Any) -> str:
 
 
 def build_page(title: str, body: str, assets: Sequence[str] = ()) -> str:
-    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js.
-
-    page.css comes first, scripts come last. The page follows the reader's light or dark setting.
-    """
+    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js."""
     styles = "".join(_read(name) for name in ("page.css", *assets) if name.endswith(".css"))
     scripts = "".join(
         f"<script>\n{_read(name)}</script>\n" for name in assets if name.endswith(".js")

@@ -20,11 +20,8 @@ _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
-    """The trees along which chunks travel, each with its chunks; none where they are no trees.
-
-    Each chunk must reach all ranks from one rank, or come together at one, along a tree; and there
-    are at most two trees.
-    """
+    """The trees, at most two, along which chunks travel from one rank to all or from all to one,
+    each with its chunks; none where they are no trees."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     ways: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for step in schedule.steps:

@@ -1,13 +1,9 @@
-"""How long a schedule takes on a topology, and what it keeps busy.
+"""How long a schedule takes on a topology, and what it keeps busy: the model of docs/scale.md.
 
-The model. A rank begins a step when it is done with its messages of the step before. A message
-then passes, one after the other, its sender's port, its node's card and the other node's card if
-it leaves the node, and its receiver's port. Each of them serves one message at a time, first come
-first served, messages of an earlier step first; bytes flow through all of them at once, so that
-the slowest counts; the latency comes on top, once. Sending is over when the last byte has left
-the port; receiving when the last byte is in and, in a reduction, the receiver has added it.
-Receivers have room for what comes early. Queues can be lucky: where ranks share a card, a message
-that comes later than before may leave it to one that is waited for (Graham's anomalies, 1969).
+Messages of an earlier step are served first. Sending is over when the last byte has left the port;
+receiving when the last byte is in and, in a reduction, the receiver has added it. Receivers have
+room for what comes early. Queues can be lucky: where ranks share a card, a message that comes later
+than before may leave it to one that is waited for (Graham's anomalies, 1969).
 """
 
 from __future__ import annotations
@@ -150,13 +146,9 @@ class _Simulation:
         self._repeat(messages, times, size if size < self.schedule.ranks else 1)
 
     def _repeat(self, messages: Messages, times: int, period: int) -> None:
-        """Messages that go `times` times; the same may happen again after a `period`, the ranks of
-        a node.
-
-        Times only ever add up and wait for each other, so that whatever is later by the same time
-        everywhere stays so. Where all of a period has become later by the same time, as in a ring
-        over equal nodes, the rest is one multiplication.
-        """
+        """Messages that go `times` times. Times only ever add up and wait for each other: where all
+        has become later by the same time after a `period`, the ranks of a node, as in a ring over
+        equal nodes, the rest is one multiplication."""
         left = times
         while left:
             before_ready, before_free = self.ready.copy(), self.free.copy()

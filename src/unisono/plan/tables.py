@@ -157,10 +157,7 @@ def check_chart(path: Path) -> None:
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
-    """A PNG or SVG file, by the ending of `path`.
-
-    Raises what `check_chart` raises.
-    """
+    """A PNG or SVG file, by the ending of `path`. Raises what `check_chart` raises."""
     check_chart(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure

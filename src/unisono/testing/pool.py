@@ -110,10 +110,7 @@ class Pool:
     # -- running ---------------------------------------------------------------------------------
 
     def run(self, runs: Sequence[Run], timeout_s: float) -> list[Ending]:
-        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended.
-
-        Raises pytest.exit's exception where the test did on a rank.
-        """
+        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended."""
         waiting = {number: self._ranks[number] for number in range(len(runs))}
         for number, run in enumerate(runs):
             waiting[number].send(run)

@@ -37,10 +37,8 @@ def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestRe
 def merge(
     item: pytest.Item, by_rank: Sequence[Sequence[pytest.TestReport]]
 ) -> list[pytest.TestReport]:
-    """The reports of one test, phase by phase, from the reports of every rank.
-
-    A phase failed where it failed on any rank, and was skipped where every rank skipped it.
-    """
+    """The reports of one test, phase by phase, from the reports of every rank: a phase failed where
+    it failed on any rank, and was skipped where every rank skipped it."""
     reports = []
     for phase in PHASES:
         present = {

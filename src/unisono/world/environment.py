@@ -58,10 +58,7 @@ _LAUNCHERS = (
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """Which rank of how many this process is; None where nobody has started several.
-
-    Raises ValueError where a variable is not a number.
-    """
+    """Which rank of how many this process is; None where nobody has started several."""
     for launcher in _LAUNCHERS:
         size = _first(environment, launcher.size)
         if launcher.rank in environment and size:

@@ -150,10 +150,7 @@ def hide_files(folder: str) -> None:
 
 
 def show_files(folder: str) -> None:
-    """Let sites lie in files of this folder of ours, as in a user's program.
-
-    It calls us as a program does, and finding a line of its callers would take longer than in any
-    program."""
+    """Let sites lie in files of this folder of ours, which calls us as a user's program does."""
     if folder not in _shown:
         _shown.append(folder)
         _prepare_sites(where_is_program)

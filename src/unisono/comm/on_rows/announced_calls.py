@@ -1,9 +1,6 @@
-"""Comparing what the ranks are about to do, before a byte moves, where nobody else does.
-
-gloo ends the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where
-they bring different reductions or types of one size. So every call begins with a meeting: each
-rank says what it is about to do, and all compare. It is one small all-gather more.
-"""
+"""Comparing what the ranks are about to do, before a byte moves, where nobody else does: gloo ends
+the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where they bring
+different reductions or types of one size. It is one small all-gather more."""
 
 from __future__ import annotations
 

@@ -36,10 +36,7 @@ def exists(group: Any) -> bool:
 
 def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
     """A torch process group on the backend of the group `like`, of these global ranks in this
-    order. Its members alone call, and agree on the name, which no other group may have had.
-
-    Raises UnisonoError where torch would need all ranks for it, or does not know `like`.
-    """
+    order. Its members alone call, and agree on the name, which no other group may have had."""
     if not exists(like):
         raise UnisonoError("a group that torch.distributed does not know cannot be split")
     backend = _torch._world.pg_map[like][0]

@@ -64,10 +64,7 @@ class Announcements(ABC):
 
 class FileAnnouncements(Announcements):
     """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
-    Files at `others` are read too, by who finds nothing in the first, and not written.
-
-    A stale file of a dead job does no harm: its lobby is gone.
-    """
+    Files at `others` are read too, by who finds nothing in the first, and not written."""
 
     def __init__(self, where: str | os.PathLike[str] | int, *others: Path) -> None:
         self._where, self._others = where, others

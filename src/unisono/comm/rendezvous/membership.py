@@ -125,15 +125,11 @@ def check_size(name: str, size: int) -> None:
 
 
 class JoinRequest:
-    """What one rank brings: the group's key, which rank of how many it is, until when the others
-    must have come, and how long each call of the group may wait.
-
-    `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended. `segments` has, for each segment that the leader
-    makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
-    share this machine's cores. `settle` decides, for members of a group, whether the new one is
-    made, once and for all: it says whether it is.
-    """
+    """What one rank brings. `payload` is what the others shall know of this rank. `check` raises
+    once there is nobody to wait for any more: the parent group has ended. `segments` has, for each
+    segment that the leader makes, the rank there of everybody who meets, for how many ranks it is,
+    and how many of those share this machine's cores. `settle` decides, for members of a group,
+    whether the new one is made, once and for all: it says whether it is."""
 
     def __init__(
         self,

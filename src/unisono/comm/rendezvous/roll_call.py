@@ -21,11 +21,7 @@ from unisono.errors import RendezvousError
 
 
 def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -> str:
-    """What the ranks that are there now have in common, and no others ever had.
-
-    Raises RendezvousError if they do not come by the deadline, come with another size, or if
-    another process comes as this rank.
-    """
+    """What the ranks that are there now have in common, and no others ever had."""
     call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size)
     try:
         return call.wait_until_all_agree(Waiting(rank, size, name, deadline))

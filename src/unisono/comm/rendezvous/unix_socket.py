@@ -85,10 +85,8 @@ class Connection:
 
     @classmethod
     def connect(cls, address: str) -> Connection:
-        """Connect to the lobby at `address`; its owner must be this user.
-
-        BlockingIOError means that its queue of connections is full, for now.
-        """
+        """Connect to the lobby at `address`; its owner must be this user. BlockingIOError means
+        that its queue of connections is full, for now."""
         caller = new_socket()
         try:
             caller.settimeout(_SEND_S)
@@ -201,10 +199,8 @@ if hasattr(os, "register_at_fork"):  # the package also installs where the engin
 
 
 class Lobby:
-    """A listening socket of this process, and the visitors that came too early.
-
-    Shared by all groups that grew out of one world; the last one to close it closes the socket.
-    """
+    """A listening socket of this process, and the visitors that came too early. Shared by all
+    groups that grew out of one world."""
 
     def __init__(self) -> None:
         self.address = f"unisono-{os.urandom(16).hex()}"

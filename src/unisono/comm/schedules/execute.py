@@ -61,22 +61,12 @@ def execute(
     """Do what `schedule` says, on `comm`, by messages between its ranks.
 
     Arguments and results are those of the Communicator's method for the schedule's collective,
-    `output` first, then `input`; the root is the schedule's own:
-
-        execute(all_reduce_schedule, comm, tensor, op="max")     broadcast and reduce likewise
-        execute(all_gather_schedule, comm, output, input)        reduce_scatter, all_to_all too
-        execute(gather_schedule, comm, output, input)            output None but on the root
-        execute(scatter_schedule, comm, output, input)           input None but on the root
-        execute(barrier_schedule, comm)
-
-    A wide side is cut evenly, or is a list of parts of one size. Every rank calls it with an equal
-    schedule. Sums are taken in the schedule's order and rounded to the tensor's type at every
-    step; with "avg" as `op` the result is divided once, `PremulSum` scales each contribution first.
+    `output` first, then `input`, and `op`; the root is the schedule's own (docs/execution.md has a
+    table). Every rank calls it with an equal schedule. Sums are taken in the schedule's order.
 
     Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
     of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
     schedules, sizes, types or reductions differ: before anything has moved, and the group goes on.
-    What goes wrong later is raised as for any message, and ends the group.
 
     >>> from unisono import plan
     >>> x = torch.full((4,), float(comm.rank))
@@ -119,11 +109,7 @@ def run_by(
     op: Any,
     async_op: bool,
 ) -> Work | None:
-    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
-
-    Raises ValueError on every rank, and the group goes on, for an unknown algorithm, and with
-    `async_op` unless the engine runs the schedule itself; else as `execute`.
-    """
+    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings."""
     name = operation.name.lower()
     try:
         root = check_root(root, comm.size)

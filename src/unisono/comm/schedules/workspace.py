@@ -16,14 +16,10 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 class Workspace:
-    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some.
-
-    The row consists of equal blocks, those that the collective itself is about: one for each rank,
-    or each pair of ranks, or one in all. A block consists of slices and a slice of chunks, both as
-    equal as may be. `text` says in words what all ranks must have in common beside the schedule.
-
-    A side of several tensors is as one that holds them all.
-    """
+    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some. It consists
+    of equal blocks: one for each rank, or each pair of ranks, or one in all. A block consists of
+    slices and a slice of chunks, both as equal as may be. `text` says in words what all ranks must
+    have in common beside the schedule. A side of several tensors is as one that holds them all."""
 
     def __init__(
         self,
@@ -109,10 +105,7 @@ class Workspace:
         return max(1, min(most, size_bytes // slice_bytes))
 
     def spans(self, chunk: int, count: int, part: int, slices: int) -> list[tuple[int, int]]:
-        """Where `count` chunks of slice `part` lie in the row: from which element up to which.
-
-        Chunks of one block lie side by side; those of several blocks only if there is one slice.
-        """
+        """Where `count` chunks of slice `part` lie in the row: from which element up to which."""
         share = self._chunks // self._blocks
         length = self._elements // self._blocks
         first, last = _cut(length, slices, part), _cut(length, slices, part + 1)

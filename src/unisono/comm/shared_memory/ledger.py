@@ -62,10 +62,7 @@ class Ledger:
     def check(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int
     ) -> None:
-        """Wait for all ranks and compare what they are about to call; before data moves.
-
-        Raises CollectiveMismatch, CollectiveTimeout or PeerLost.
-        """
+        """Wait for all ranks and compare what they are about to call; before data moves."""
         status = self.group.check(operation, reduction, root, dtype, size_bytes, record)
         if status != Status.OK:
             raise self._exceptions.call_error(status, Operation(operation), reduction, dtype)

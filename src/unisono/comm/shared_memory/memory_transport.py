@@ -104,7 +104,6 @@ class SharedMemory(Transport):
         check: Callable[[], None] = lambda: None,
     ) -> SharedMemory:
         """Meet the other `size - 1` ranks through `announcements` and make a group with them.
-
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""

@@ -65,11 +65,8 @@ class RecordsLayout(NamedTuple):
 
 
 def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
-    """The records of every group in which process `pid` is, of all their ranks; `last` is how
-    many of each rank at most, the newest.
-
-    Raises UnisonoError if there is no such process, or it is somebody else's.
-    """
+    """The records of every group in which process `pid` is, of all their ranks; `last` is how many
+    of each rank at most, the newest. Raises UnisonoError if it is gone, or somebody else's."""
     groups: dict[tuple[int, int], GroupRecords] = {}
     for path in segments_of(pid):
         try:

@@ -30,11 +30,9 @@ _kept_for_ever: list[Any] = []
 
 class SharedPages:
     """Room for tensors of one dimension and `count` elements in memory that all ranks have mapped,
-    and the tensor that lies there now. All ranks make one together; which tensor lies there each
-    rank decides for itself.
-
-    `middle` is the part of that tensor which is shared, over other addresses, and `edges` are what
-    is before and behind it: the same elements on all ranks. The tensor stays alive."""
+    and the tensor that lies there now, which each rank decides for itself. `middle` is the part of
+    that tensor which is shared, over other addresses, and `edges` are what is before and behind it:
+    the same elements on all ranks."""
 
     def __init__(self, count: int, dtype: torch.dtype, comm: Communicator) -> None:
         import torch

@@ -76,11 +76,8 @@ def heap(ranks: int) -> Ranks:
 
 
 def binary_tree(ranks: int) -> Ranks:
-    """Rank 0 is the root and has one child; the others stand in order, odd ranks are leaves.
-
-    The parent of r is found at its lowest set bit b: it is the neighbour with lowest bit 2b, on the
-    side where there is one.
-    """
+    """Rank 0 is the root and has one child; the others stand in order, odd ranks are leaves. The
+    parent of r, whose lowest set bit is b, is the neighbour with lowest bit 2b."""
     rank = np.arange(ranks)
     bit = rank & -rank
     parent = (rank ^ bit) | (bit << 1)
