@@ -18,7 +18,6 @@ ROOT = Path(__file__).parent.parent
 MODULES = (
     "src/unisono/comm/communicator.py",
     "src/unisono/collectives/primitives.py",
-    "src/unisono/collectives/tensors.py",
 )
 NEED_INPUT = ("all_gather", "reduce_scatter", "gather", "all_to_all")
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"

@@ -316,3 +316,27 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
         return result_or_work(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
     result = ragged.all_to_all(comm, parts(comm, "all_to_all", tensors), async_op)
     return in_given_type(tensors[0], result)
+
+
+# -- for training loops; one process is enough -----------------------------------------------------
+
+
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
+) -> TensorT | Work[TensorT]:
+    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
+    With `async_op` a Work is returned, whose `wait()` returns the result.
+
+    Raises what `all_reduce` raises.
+
+    >>> loss = torch.tensor(comm.rank + 1.0)
+    >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2
+    tensor(1.5000)
+    >>> unisono.reduce_tensor(loss, "sum", async_op=True).wait()
+    tensor(3.)
+    """
+    return all_reduce(copy_of(tensor), op, group, async_op=async_op)
+
+
+gather_tensor = gather
+broadcast_tensor = broadcast

@@ -249,3 +249,18 @@ def all_to_all(
     out: Sequence[TensorT] | None = None,
     async_op: bool,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: _Literal[False] = False
+) -> TensorT: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: _Literal[True]
+) -> Work[TensorT]: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool
+) -> TensorT | Work[TensorT]: ...
+
+gather_tensor = gather
+broadcast_tensor = broadcast

@@ -17,7 +17,6 @@ from unisono.comm.engine.numbers import Operation
 from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules import flat
-from unisono.comm.schedules.arithmetic import combine
 from unisono.comm.schedules.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -318,7 +317,7 @@ class _Execution:
             arrival.taken += end - begin
             self._wait_for_sends_of(begin, end)
             if move.reduces:
-                combine(self._whole[begin:end], piece, self._workspace.op)
+                flat.combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
 

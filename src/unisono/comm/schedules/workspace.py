@@ -8,7 +8,6 @@ import numpy as np
 
 from unisono.comm.reductions import Reduction
 from unisono.comm.schedules import flat
-from unisono.comm.schedules.arithmetic import divide, scale
 from unisono.comm.tensors import dtype_name
 from unisono.plan.schedule import Schedule
 
@@ -59,7 +58,7 @@ class Workspace:
             row = len(self.whole) // self._ranks
             self.whole[self._rank * row : (self._rank + 1) * row] = _row(self._inputs)
         if self.op == "premul_sum":
-            scale(self.whole, self._factor)
+            flat.scale(self.whole, self._factor)
 
     def end(self) -> None:
         if self._collective in ("reduce", "gather") and not self._is_root:
@@ -73,7 +72,7 @@ class Workspace:
         else:
             result = self.whole
         if self.op == "avg":
-            divide(result, self._ranks)
+            flat.divide(result, self._ranks)
         if self._collective != "barrier":
             flat.write_back_all(self._outputs, result)
 
