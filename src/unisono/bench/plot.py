@@ -67,8 +67,7 @@ def _hue(name: str) -> int:
 
 
 def save(run: Run, path: Path) -> None:
-    """All collectives of a run in one picture; the format follows from the name. Raises
-    UnisonoError where no collective has two sizes."""
+    """All collectives of a run in one picture; the format follows from the name."""
     groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
     if not groups:
         raise UnisonoError("there is nothing to plot: no collective has two sizes")

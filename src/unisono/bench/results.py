@@ -111,8 +111,7 @@ class Row:
     disturbed_share: float
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
-        follow from others."""
+        """As plain values (docs/bench.md), with the figures that follow from others."""
         return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
 
     @classmethod
@@ -178,8 +177,7 @@ class Run:
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """By backend, the mean absolute error of the expected times of undisturbed rows outside the
-        fit."""
+        """By backend, the mean error of what was expected of undisturbed rows outside the fit."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
             if row.expected_us is not None and not row.disturbed:

@@ -56,8 +56,7 @@ def ratio_text(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, what it means, how a number is shown, and how wide a terminal must
-    be to show it."""
+    """Its heading and meaning, how a number is shown, and how wide a terminal must be."""
 
     heading: str
     meaning: str
@@ -94,8 +93,7 @@ COLUMNS = (
 
 
 def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
-    """A row's value under each of COLUMNS, and how it is shown; `first` is the first backend's row
-    of this size."""
+    """A row's value under each of COLUMNS, and how it is shown."""
     times = row.time_us
     values = [
         row.size_bytes,

@@ -121,8 +121,7 @@ def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
 
 
 def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
-    """The rank of the group that was passed as `src` or `dst`, or as `root`; 0 if none was. Refuses
-    what is not one."""
+    """The rank that was passed, by whichever name; 0 if none was. Refuses what is not one."""
     if root is not None:
         rank = one_root(comm, operation, rank, root)
     if rank is None:
@@ -204,8 +203,7 @@ class ResultWork(Work[Any]):
 def result_or_work(
     work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of a call or, with `async_op`, a work whose `wait()` returns it. `finish` makes
-    the result from what has arrived."""
+    """The result of a call, by `finish` if given; with `async_op`, a work that returns it."""
     if async_op:
         return ResultWork(work, result, finish)
     return result if finish is None else finish()
@@ -215,8 +213,7 @@ def result_or_work(
 
 
 def inputs_first(function: Function) -> Function:
-    """Have a function refuse torch's outputs before its inputs: what cannot be its second argument,
-    or more arguments than it takes by position."""
+    """Have a function refuse torch's order, outputs before inputs."""
     name, code = function.__name__, function.__code__
     second, most = code.co_varnames[1], code.co_argcount
 

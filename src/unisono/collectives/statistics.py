@@ -385,8 +385,7 @@ def sum_gradients(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def gather_statistics(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every rank's statistics, of one shape and dtype, in one message: for each, a tensor whose
-    first dimension is the rank."""
+    """Every rank's statistics, in one message; the first dimension is the rank."""
     mine = torch.stack(statistics)
     everyone = torch.empty((comm.size, *mine.shape), dtype=mine.dtype, device=mine.device)
     comm.all_gather(everyone, mine)

@@ -426,8 +426,7 @@ def check_overlaps(
 
 
 def _memory(tensor: Any) -> Any:
-    """An array that lies where the tensor does, whatever its device; it is only looked at from
-    outside."""
+    """An array that lies where the tensor does, whatever its device; nobody reads it."""
     import numpy as np  # which tensors of torch do without
 
     name = dtype_name(tensor)

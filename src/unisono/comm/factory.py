@@ -32,8 +32,7 @@ def solo(
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
-    """The group of `size` processes of this host, which meet by announcements; other arguments are
-    those of `SharedMemory.connect`."""
+    """The group of `size` processes of this host; `how` is that of `SharedMemory.connect`."""
     return Communicator(SharedMemory.connect(announcements, rank, size, **how))
 
 
@@ -224,8 +223,7 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: always the same, until somebody closes
-    it or the group goes."""
+    """The Communicator of another library's process group: the same until that or it is closed."""
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)

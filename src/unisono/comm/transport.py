@@ -114,16 +114,14 @@ class Transport(ABC):
     # -- what some can do ------------------------------------------------------------------------
 
     def run_short(self, operation: Operation, output: Any, op: Any) -> int:
-        """A blocking call on a tensor of a GPU with as little as possible around it; ASK_AGAIN: it
-        has not begun."""
+        """A blocking call on a GPU's tensor with little around it; ASK_AGAIN: it has not begun."""
         return Status.ASK_AGAIN
 
     run_schedule: Callable[[Call, Schedule, bool], Work | None] | None = None
     """An all_reduce by a schedule that the engine carries out itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory in which this rank has so many bytes and which all ranks see; all call. None:
-        there is no such memory."""
+        """Memory in which this rank has so many bytes and which all ranks see, if any; all call."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:

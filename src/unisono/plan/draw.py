@@ -20,8 +20,7 @@ _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
-    """The trees, at most two, along which chunks travel from one rank to all or from all to one,
-    each with its chunks; none where they are no trees."""
+    """The trees, two at most, along which chunks travel, each with its chunks; or none."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     ways: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for step in schedule.steps:

@@ -150,8 +150,7 @@ class Messages:
         self.reducing = Stage.of(parts.reducer + adder, add * slow[adder])
 
     def pass_on(self, ready: Seconds, free: Seconds) -> Seconds:
-        """When each message has been dealt with. Moves on when each rank is ready, and when each
-        part is free."""
+        """When each message has been dealt with. Moves `ready` and `free` on."""
         begin = self.sending.serve(ready[self.source_at], free)
         left = begin + self.sending.busy_s
         head, tail = begin + self.latency, left + self.latency

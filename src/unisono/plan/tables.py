@@ -142,8 +142,7 @@ def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
 
 
 def check_chart(path: Path) -> None:
-    """Whether a chart can be written there, before the work: raises ValueError for an ending other
-    than .png and .svg, and RuntimeError if matplotlib is not there."""
+    """Raise ValueError or RuntimeError, before the work, if a chart cannot be written there."""
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
     try:

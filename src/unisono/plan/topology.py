@@ -89,8 +89,7 @@ class Topology:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
-        """A topology from a small file; its keys are the names of the fields. Raises ValueError, in
-        a sentence, where the file does not describe a topology."""
+        """A topology from a small file, whose keys are the names of the fields, or ValueError."""
         try:
             values = tomllib.loads(Path(path).read_text())
         except OSError as error:

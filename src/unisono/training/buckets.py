@@ -69,8 +69,7 @@ def named_parameters_of(parameters: Parameters) -> list[NamedParameter]:
 def check_the_same_everywhere(
     comm: Communicator, parameters: Sequence[NamedParameter], options: str = ""
 ) -> None:
-    """Raise ValueError on every rank if the ranks' options differ, or their parameters in name,
-    dtype or shape."""
+    """Raise ValueError on every rank if their options differ, or their parameters."""
     mine = [
         f"{parameter.name} of {str(parameter.tensor.dtype).removeprefix('torch.')} "
         f"{tuple(parameter.tensor.shape)}"
@@ -147,8 +146,7 @@ class GradientBucket:
             self.move_in(index, gradient)
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """The gradient; raises TypeError, here and on the other ranks, if it has no plain
-        memory."""
+        """The gradient; TypeError, here and on the other ranks, if it has no plain memory."""
         parameter = self.parameters[index]
         gradient = parameter.tensor.grad
         if gradient is None:
@@ -160,8 +158,7 @@ class GradientBucket:
         return gradient.detach() if gradient.requires_grad else gradient
 
     def move_in(self, index: int, gradient: torch.Tensor) -> bool:
-        """Copy a gradient into its view, which takes its place; False where it stays, for others
-        look at its memory."""
+        """Copy a gradient into its view, which takes its place unless others see its memory."""
         view = self.views[index]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
@@ -289,8 +286,7 @@ def buckets_of(
 
 
 def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParameter]]:
-    """Parameters of one dtype and device, together; in the order in which each pair of these first
-    appears."""
+    """Parameters of one dtype and device, together, in the order in which these first appear."""
     groups: dict[Any, list[NamedParameter]] = {}
     for parameter in parameters:
         kind = parameter.tensor.dtype, parameter.tensor.device

@@ -45,8 +45,7 @@ class StartedWorld:
 
 @dataclass(frozen=True)
 class RankDescription:
-    """What a rank tells the others of itself. `host_id` is equal on ranks that can share memory;
-    `gpu` is the one that it would take, "" for none."""
+    """What a rank tells the others; `host_id` is equal on ranks that can share memory."""
 
     host: str
     host_id: str
@@ -144,8 +143,7 @@ def _gpu(torch: Any, local_rank: int) -> str:
 
 @contextlib.contextmanager
 def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
-    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or at
-    the process that started them."""
+    """Where the ranks meet, and until when."""
     if rendezvous is not None or info.size == 1:
         yield rendezvous, Deadline(timeout_s)
     elif info.launcher == "torchrun" or find_master() is not None:
@@ -172,8 +170,7 @@ _starts = itertools.count()
 
 
 def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
-    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
-    it for each start of a world, which all ranks count, in each of torchrun's attempts."""
+    """A part of the store at MASTER_ADDR for each start of a world, which all ranks count."""
     import torch.distributed as dist
 
     where = find_master()

@@ -266,8 +266,7 @@ def resolve(group: Group = None) -> Communicator:
 
 
 def _communicator_of(group: Any) -> Communicator | None:
-    """The Communicator of a torch process group: ours unwraps, another is wrapped once. None where
-    there is no group, or this process is not a member."""
+    """The Communicator of a torch process group; None where this process is in none."""
     if group is None:
         return None
     from unisono.torch_backend.process_group import ProcessGroup, UnisonoProcessGroup
@@ -406,8 +405,7 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
 
 
 def _launched() -> RankInfo:
-    """Which rank of how many the launcher has made this process. UnisonoError where it is one of
-    several and nobody says which."""
+    """Which rank of how many the launcher has made this process, or UnisonoError if nobody says."""
     info = read_rank_info()
     if info is None:
         resolve(None)

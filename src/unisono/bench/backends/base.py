@@ -104,8 +104,7 @@ class Backend(ABC):
         return tensor
 
     def _ping_pong_or_stream(self, case: Case, buffers: Buffers) -> Call:
-        """A message there and back; or many one way, all under way at once, then one element back.
-        The even rank begins."""
+        """A message there and back, or many one way and one element back. The even rank begins."""
         output, input = self.native(buffers.output), self.native(buffers.input)
         peer = neighbour(self.rank, self.size)
         if peer is None:

@@ -96,8 +96,7 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
 
 
 def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
-    """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
-    in this process alone. `to` may be one of them."""
+    """Combine rows of one dtype and length in their order, in this process alone."""
     native.combine([to, *sources], reduction, factor)
 
 

@@ -42,8 +42,7 @@ class AnnouncedCall:
 
 
 def bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
-    """What this rank gives, or takes where it gives nothing. (Parts of different sizes count as if
-    they were equal.)"""
+    """What this rank gives, or takes where it gives nothing; parts count as if they were equal."""
     if len(tensors) == 1 and not call.sends:
         return int(tensors[0].nbytes)
     total = sum(int(tensor.nbytes) for tensor in tensors)

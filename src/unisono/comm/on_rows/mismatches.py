@@ -36,8 +36,7 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
 
 
 def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
-    """A small number, not 0, for an algorithm's name: it goes where other calls have a root, or, of
-    at most 255, a reduction."""
+    """A small number, not 0, for an algorithm's name, in the place of a root or a reduction."""
     return 1 + zlib.crc32(algorithm.encode()) % most
 
 
@@ -74,8 +73,7 @@ def abbreviate_sizes(sizes: Sequence[int]) -> str:
 
 
 class PairwiseSizes(NamedTuple):
-    """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from
-    each, in elements."""
+    """What each rank gives to each and wants from each, in elements."""
 
     gives: Sizes
     wants: Sizes

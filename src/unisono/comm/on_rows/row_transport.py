@@ -95,8 +95,7 @@ class RowTransport(Transport):
         width: int,
         call: AnnouncedCall,
     ) -> None:
-        """Send so many bytes of `input` to each rank, and receive so many from each. An element
-        has `width` of them."""
+        """Send so many bytes of `input` to each rank, and receive so many from each."""
 
     @abstractmethod
     def meet(self, call: AnnouncedCall) -> None:

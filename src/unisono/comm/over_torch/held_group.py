@@ -23,8 +23,7 @@ ON_STREAMS = frozenset(("nccl", "xccl"))
 
 
 class HeldGroup:
-    """A process group, held on to only where it is ours. `backends` says which one serves which
-    kind of device."""
+    """A process group, and which backend serves which kind of device."""
 
     def __init__(self, group: Any, keep: bool) -> None:
         self._group: Callable[[], Any] = (lambda: group) if keep else weakref.ref(group)

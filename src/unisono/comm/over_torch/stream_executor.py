@@ -33,8 +33,7 @@ class StreamWork(Work):
         self._doing = doing
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """As of nccl's own works, what the caller's stream does next comes after it; with a limit,
-        the caller waits as well."""
+        """The caller's stream goes on after it; with a limit, the caller waits as well."""
         if timeout_s is not None:
             deadline = time.monotonic() + timeout_s
             while not self._end.query():
@@ -60,8 +59,7 @@ class StreamExecutor:
     def begin(
         self, job: Job, doing: str, device: torch.device, kept: Any, after: Any = None
     ) -> StreamWork:
-        """Queue what `job` asks for behind what the caller's stream has to do so far, or behind the
-        event `after`."""
+        """Queue a job behind what the caller's stream has so far, or behind `after`."""
         beside = self._of.get(device)
         if beside is None:
             beside = self._of[device] = _cuda.Stream(device)

@@ -108,8 +108,7 @@ class FileAnnouncements(Announcements):
 
 
 def _read_own_file(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file of this user, nothing if there is none. Raises RendezvousError for what
-    is anything else."""
+    """What is in a file of this user, nothing if there is none."""
     try:  # without waiting: it may be a FIFO, to which nobody will ever write
         with descriptors_needed():
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -60,8 +60,7 @@ class Waiting:
         return not self._quiet.left_s()
 
     def say(self, missing: Sequence[int], here: int | None = None, where: str = "") -> None:
-        """Say once who is missing. `here` is how many have come, where that is known; `where`
-        adds what else there is to know."""
+        """Say once who is missing, how many have come (`here`), and what else there is to know."""
         if self._has_spoken:
             return
         self._has_spoken = True
@@ -77,8 +76,7 @@ class Waiting:
         )
 
     def look(self, find_missing: Callable[[], Sequence[int]]) -> None:
-        """Say who is missing, if the wait is long. Raises RendezvousError with who is missing at
-        the deadline."""
+        """Say who is missing, if the wait is long; raise RendezvousError at the deadline."""
         is_late = not self._deadline.left_s()
         if not is_late and (self._has_spoken or not self.is_long()):
             return

@@ -240,8 +240,7 @@ def mate_on(host: Sequence[int], index: int) -> int:
 
 
 def origins_of(hosts: Hosts, number: int, index: int) -> list[int]:
-    """Whose data the index-th rank of a host hands on inside it: its own first, then that of the
-    ranks on other hosts whose mate it is."""
+    """Whose data a rank hands on inside its host: its own, then that of those whose mate it is."""
     here = hosts[number]
     found = [here[index]]
     for other, ranks in enumerate(hosts):
