@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from typing import Literal as _Literal
 from typing import overload as _overload
 
-import torch
-
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.communicator import Algorithm, Group
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.work import Work
-
-_Tensor = torch.Tensor
 
 @_overload
 def all_reduce(

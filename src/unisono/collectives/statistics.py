@@ -263,11 +263,13 @@ def _maximum_and_sum(
     if x.size(dim):
         maximum = x.amax(dim, keepdim=True)
     else:
-        maximum = x.new_full(reduced_shape(x, dim), -torch.inf)
-    finite = _finite(maximum)
-    if is_small(comm, maximum, maximum):
-        total = torch.exp(x - finite).sum(dim, keepdim=True)
-        maxima, totals = gather_statistics(comm, maximum, total)
+        maximum = x.new_full([*x.shape[:dim], 1, *x.shape[dim + 1 :]], -torch.inf)
+    if comm.size * 2 * maximum.nbytes <= _GATHERED_BYTES:
+        total = torch.exp(x - _finite(maximum)).sum(dim, keepdim=True)
+        mine = torch.stack([maximum, total])
+        everyone = mine.new_empty((comm.size, *mine.shape))
+        comm.all_gather(everyone, mine)
+        maxima, totals = everyone.unbind(1)
         shift = _finite(maxima.amax(0))
         # A shard of -inf alone has m = -inf and s = 0: exp(m - M) and not exp(0 - M), which may
         # be infinite.
@@ -368,25 +370,8 @@ def widen_to_64_bits(x: torch.Tensor) -> torch.Tensor:
     return x.to(_64_BITS.get(x.dtype, torch.float64))
 
 
-def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
-    """Whether to gather these from all ranks rather than reduce them."""
-    return comm.size * sum(tensor.nbytes for tensor in statistics) <= _GATHERED_BYTES
-
-
-def reduced_shape(x: torch.Tensor, dim: int) -> list[int]:
-    return [1 if i == dim else length for i, length in enumerate(x.shape)]
-
-
 def sum_gradients(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor:
     """The sum of all ranks' gradients of a result that every rank has."""
     total = gradient.clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total)
     return total
-
-
-def gather_statistics(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every rank's statistics, in one message; the first dimension is the rank."""
-    mine = torch.stack(statistics)
-    everyone = torch.empty((comm.size, *mine.shape), dtype=mine.dtype, device=mine.device)
-    comm.all_gather(everyone, mine)
-    return everyone.unbind(1)

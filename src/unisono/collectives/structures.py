@@ -129,7 +129,7 @@ def _call_in_place(
     def finish() -> Any:
         queues = {kind: iter(row.tolist()) for kind, row in packed.items()}
         numbers = [next(queues[type(number)]) for number in tree.numbers]
-        return put_together(structure, tree.tensors, numbers)
+        return _rebuild(structure, iter(tree.tensors), iter(numbers))
 
     return result_or_work(work, async_op, None, finish)
 
@@ -164,10 +164,6 @@ def take_apart(structure: Any) -> Tree:
         tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
         tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
     return tree
-
-
-def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    return _rebuild(structure, iter(tensors), iter(numbers))
 
 
 def signature(tree: Tree) -> bytes:
@@ -270,6 +266,7 @@ def _step(name: str, key: Any) -> str:
 
 
 def _rebuild(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    """A structure like this one, with other leaves instead of its own."""
     if isinstance(node, _TENSORS):
         return next(tensors)
     if type(node) in _NUMBERS:

@@ -143,8 +143,8 @@ def _check_own_part(to: Any, source: Any, rank: int) -> None:
 def check_message(
     tensor: Any, sends: bool, peer: Any, tag: Any, transport: Transport, devices: Collection[str]
 ) -> None:
-    if sends or peer is not None:
-        check_peer(peer, transport.size)
+    if (sends or peer is not None) and (type(peer) is not int or not 0 <= peer < transport.size):
+        raise NotARank("peer", peer, transport.size)
     if type(tag) is not int:
         raise TypeError(f"a tag is a whole number, not {tag!r}")
     if tag not in transport.tags:
@@ -239,11 +239,6 @@ def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
         raise ValueError(f"the root must pass an {side}")
     if wide is not None and rank != root:
         raise ValueError(f"only the root passes an {side}: pass None")
-
-
-def check_peer(peer: object, size: int) -> None:
-    if type(peer) is not int or not 0 <= peer < size:
-        raise NotARank("peer", peer, size)
 
 
 # -- sizes and dtypes ------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -67,10 +67,6 @@ class Parent:
         return layout + (f"#{number}" if number > 1 else "")
 
     def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
-        def split(own: AxisGroup) -> Communicator:
-            comm: Communicator = self.source.split(members, label)
-            return comm
-
         def group_over(own: AxisGroup) -> ProcessGroup:
             from unisono.torch_backend import groups as torch_groups
 
@@ -78,41 +74,32 @@ class Parent:
             group: ProcessGroup = torch_groups.group_over(own.comm)
             return group
 
-        return self._axis_group(members, split, group_over)
-
-    def _axis_group(
-        self,
-        members: Sequence[int],
-        make_comm: Callable[[AxisGroup], Communicator],
-        make_group: Callable[[AxisGroup], ProcessGroup],
-    ) -> AxisGroup:
-        ranks = [self.global_ranks[member] for member in members]
-        return AxisGroup(ranks, self.global_ranks[self.rank], make_comm, make_group)
+        return AxisGroup(
+            [self.global_ranks[member] for member in members],
+            self.global_ranks[self.rank],
+            lambda own: self.source.split(members, label),
+            group_over,
+        )
 
 
 class TorchParent(Parent):
     """A torch process group of another backend: torch makes the groups, and we wrap them."""
 
     def __init__(self, group: Any, rank: int, global_ranks: Sequence[int]) -> None:
+        from unisono.comm.over_torch import process_groups  # it needs torch
+
         super().__init__(group, rank, global_ranks, group)
-        store = self._store()
-        if store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
-            store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
-
-    def _store(self) -> Any:
-        from unisono.comm.over_torch import process_groups
-
-        return process_groups.default_store()
+        self._torch, self._store = process_groups, process_groups.default_store()
+        if self._store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+            self._store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
 
     def is_closed(self) -> bool:
-        from unisono.comm.over_torch import process_groups
-
-        return not process_groups.exists(self.source)
+        return not self._torch.exists(self.source)
 
     def nodes(self, members: Sequence[int]) -> list[str]:
         ranks = [self.global_ranks[member] for member in members]
         keys = [_node_key(rank) for rank in ranks]
-        store = self._store()
+        store = self._store
         if store is None:
             raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
         try:
@@ -133,14 +120,12 @@ class TorchParent(Parent):
         ranks = [self.global_ranks[member] for member in members]
         # Groups with one label have no member in common: the first one tells them apart.
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
-
-        def new_group(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm.over_torch import process_groups
-
-            group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
-            return group
-
-        return self._axis_group(members, lambda own: resolve(own.group), new_group)
+        return AxisGroup(
+            ranks,
+            self.global_ranks[self.rank],
+            lambda own: resolve(own.group),
+            lambda own: self._torch.new_group(self.source, ranks, name),
+        )
 
 
 def parent_of(group: Any) -> Parent:

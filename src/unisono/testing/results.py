@@ -118,7 +118,11 @@ def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> Excepti
     alike: dict[str, list[int]] = {}
     for rank, report in reports.items():
         alike.setdefault(without_names(without_notes(report.longreprtext), rank), []).append(rank)
-    ordered = sorted(alike.values(), key=lambda ranks: _is_consequence(reports[ranks[0]]))
+
+    def is_consequence(ranks: list[int]) -> bool:
+        return any(word in _line(reports[ranks[0]]) for word in _CONSEQUENCES)
+
+    ordered = sorted(alike.values(), key=is_consequence)
     chain: list[_Link] = []
     for ranks in ordered:
         texts = {without_addresses(reports[rank].longreprtext) for rank in ranks}
@@ -147,10 +151,6 @@ def _line(report: pytest.TestReport) -> str:
     crash = _chain(report)[-1][1]
     text = report.longreprtext.strip() if crash is None else crash.message
     return text.partition("\n")[0]
-
-
-def _is_consequence(report: pytest.TestReport) -> bool:
-    return any(word in _line(report) for word in _CONSEQUENCES)
 
 
 def _nothing() -> ReprTraceback:

@@ -230,7 +230,11 @@ class BucketReduction:
         """After the work has finished: give the parameters their gradients. Returns which were
         missing, and on how many ranks. Where every rank lacked one, the parameter has none."""
         bucket = self._bucket
-        without = self._ranks_without() if bool(bucket.absent.any()) else {}
+        without: dict[int, int] = {}  # how many ranks lack which
+        if bool(bucket.absent.any()):
+            scale = bucket.comm.size if bucket.op == "avg" else 1
+            counts = (round(abs(number) * scale) for number in bucket.absent.tolist())
+            without = {index: ranks for index, ranks in enumerate(counts) if ranks}
         given = self._zeros
         if bucket.wide:
             given = {
@@ -247,12 +251,6 @@ class BucketReduction:
             MissingGradient(bucket.parameters[index], ranks, index in self._zeros)
             for index, ranks in without.items()
         ]
-
-    def _ranks_without(self) -> dict[int, int]:
-        bucket = self._bucket
-        scale = bucket.comm.size if bucket.op == "avg" else 1
-        counts = [round(abs(number) * scale) for number in bucket.absent.tolist()]
-        return {index: ranks for index, ranks in enumerate(counts) if ranks}
 
 
 def buckets_of(

@@ -275,7 +275,8 @@ class _Execution:
         held = []
         for peer, spans in outgoing:
             if _length(spans):
-                messages.append(Message("send", self._gathered(spans), peer, self._tag))
+                row = flat.concatenate([self._whole[begin:end] for begin, end in spans])
+                messages.append(Message("send", row, peer, self._tag))
                 held.append(spans[0] if len(spans) == 1 else (0, 0))
         works = self._comm.batch_isend_irecv(messages) if messages else []
         self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
@@ -292,9 +293,6 @@ class _Execution:
             for move in moves
             for span in self._workspace.spans(move.chunk, move.count, part, self._slices)
         ]
-
-    def _gathered(self, spans: list[tuple[int, int]]) -> Row:
-        return flat.concatenate([self._whole[begin:end] for begin, end in spans])
 
     def _expect(
         self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
