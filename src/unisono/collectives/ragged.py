@@ -1,9 +1,5 @@
-"""Moving tensors whose shapes only their owners know.
-
-Every rank says first what it has, in a few integers: dtype and shape, its *spec*. A second message
-moves the elements into tensors of the right shapes. Over shared memory the engine gathers small
-tensors in one, and has tensors made for them when it knows the shapes.
-"""
+"""Moving tensors whose shapes only their owners know: every rank says first what it has, in a few
+integers, its *spec*. Over shared memory the engine gathers small tensors in one message."""
 
 from __future__ import annotations
 

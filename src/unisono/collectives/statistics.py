@@ -1,10 +1,8 @@
 """Sums, means, norms and softmax over tensors whose parts lie on different ranks.
 
-A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors lie on top of each
-other and are combined element by element, which is the same with a new first dimension of which
-each rank has one row. Shards may differ in length, and be empty: every element counts once, whoever
-has it. Halves are computed in float32. All but clipping have gradients, by the convention of
-`unisono.differentiable`.
+A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors are combined element
+by element. Shards may differ in length, and be empty. Halves are computed in float32. All but
+clipping have gradients, by the convention of `unisono.differentiable`.
 """
 
 from __future__ import annotations

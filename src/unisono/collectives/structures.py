@@ -1,9 +1,5 @@
-"""Collectives on structures: many tensors and numbers in few messages.
-
-A structure is children of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
-plain numbers and None at its ends, the *leaves*. Dicts are taken in the order of their keys, so
-that ranks which filled theirs in different orders agree. A *skeleton* says how leaves hang
-together; equal skeletons are equal tuples.
+"""Collectives on structures: dicts, lists, tuples, namedtuples and dataclasses of tensors, arrays,
+plain numbers and None, the *leaves*, in few messages. A *skeleton* says how leaves hang together.
 
 Every rank says first, in 16 bytes, what its structure looks like. Where two differ, all ranks
 raise, and the group goes on. Numbers travel as float64, int64, complex128 or bool.

@@ -1,9 +1,5 @@
-"""What a Communicator moves data with.
-
-A Communicator checks the arguments of every call, words what is refused and raises; a transport
-carries out what is left. There are five: shared memory, hosts, CUDA, over torch and solo. What only
-some of them can do has a default here that says so; callers ask before they use it.
-"""
+"""What a Communicator moves data with. What only some transports can do has a default here that
+says so; callers ask before they use it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """Gradients in buckets: which travel together, in which memory, and which ranks had none.
 
-A bucket that is kept from step to step is a flat tensor, and the gradients become views of it as
-they arrive: the memory in which backward made one is free for the next, which costs less than new
-pages for all of them. A bucket that is used once is, on unisono, a list of the gradients where they
-lie: one call reduces them all, and nothing is copied but gradients in memory that others see.
-
-Behind its gradients every bucket carries a number for each parameter: 1 from a rank that has no
-gradient for it. So all ranks learn at the same moment what was missing where, and none waits for
-a rank that has nothing to send.
+A bucket that is kept from step to step is a flat tensor, of which the gradients become views as
+they arrive: that costs less than new pages for all of them. A bucket that is used once is, on
+unisono, a list of the gradients where they lie. Behind its gradients every bucket carries a number
+for each parameter: 1 from a rank that has no gradient for it. So none waits for such a rank.
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""An optimizer whose work and state are cut over the ranks of a group.
-
-Every rank has the whole model and its own gradients. A step is a reduce_scatter of the gradients,
-an update of this rank's share, and an all_gather of the parameters: the bytes of one all_reduce,
-and of the optimizer's state each rank holds one part in `size`. Known as ZeRO, stages 1 and 2
-(Rajbhandari et al., 2020).
-"""
+"""An optimizer whose work and state are cut over the ranks of a group: ZeRO, stages 1 and 2
+(Rajbhandari et al., 2020). A step is a reduce_scatter of the gradients, an update of this rank's
+share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
 from __future__ import annotations
 

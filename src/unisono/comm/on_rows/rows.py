@@ -1,9 +1,6 @@
-"""Tensors and arrays of any layout as rows: what a torch backend can move without harm.
-
-gloo writes a strided tensor as if it lay in one piece, and so over its neighbours. A row is one
-contiguous line of elements: the tensor's own memory where it lies so, else a copy, which
-`write_back` writes back.
-"""
+"""Tensors and arrays of any layout as rows, each a contiguous line of elements: the tensor's own
+memory where it lies so, else a copy, which `write_back` writes back. (gloo writes a strided tensor
+as if it lay in one piece, and so over its neighbours.)"""
 
 from __future__ import annotations
 

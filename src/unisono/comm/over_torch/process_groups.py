@@ -1,9 +1,6 @@
-"""Groups of torch.distributed that their members alone make, in whatever order.
-
-`torch.distributed.new_group` names a group by counting: all groups that all ranks have made, or,
-with `use_local_synchronization`, those that this process has. Ranks that have made different groups
-before do not find each other then, and wait until the timeout. Here the caller says the name.
-"""
+"""Groups of torch.distributed that their members alone make, in whatever order: torch names a group
+by counting, so that ranks which made different groups before do not find each other; here the
+caller says the name."""
 
 from __future__ import annotations
 

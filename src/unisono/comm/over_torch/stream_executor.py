@@ -1,10 +1,6 @@
-"""Who carries out the calls of a group over torch, one after the other, and their works.
-
-gloo's and mpi's calls block in C++, deaf to Ctrl-C, and what they are composed of (a call, a
-division, copying back) must go on by itself: one thread per group carries them out in order. nccl's
-calls are over once the device has them in its queue, so that the caller's own thread makes them,
-on a stream beside its own.
-"""
+"""Calls of a group over torch that a device carries out: nccl's are over once the device has them
+in its queue, so that the caller's own thread makes them, on a stream beside its own. gloo's and
+mpi's block in C++, deaf to Ctrl-C: a thread of the group's carries them out."""
 
 from __future__ import annotations
 

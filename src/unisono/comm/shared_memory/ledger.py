@@ -1,9 +1,5 @@
-"""A ledger: the records of a group whose calls another library carries out.
-
-It is the shared memory of a group of ours, in which every rank writes the records of its calls
-itself. So whoever reads the records of our groups reads these too, they survive their writer,
-and the processes behind the ranks are watched.
-"""
+"""A ledger: the records of a group whose calls another library carries out, in the shared memory of
+a group of ours. So whoever reads the records of our groups reads these too."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Reading records from outside, while the job runs.
-
-Each rank keeps its last thousand calls and messages in the group's shared memory. A process of the
-same user finds that memory through /proc and reads it; the job does not notice. `read_process`
-gives what is there now, a `RecordFollower` every record once, as they come.
-"""
+"""Reading records from outside, while the job runs: a process of the same user finds the group's
+shared memory through /proc. `read_process` gives what is there now, a `RecordFollower` every record
+once, as they come."""
 
 from __future__ import annotations
 

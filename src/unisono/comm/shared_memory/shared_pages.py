@@ -1,9 +1,6 @@
-"""Tensors of other libraries, shared where they lie.
-
-A library that has made a tensor, and goes on to use it by its address, cannot be given a shared one
-instead. But the pages of its memory can be exchanged for those of a shared tensor. What is left are
-the bytes before the first and behind the last whole page, which stay this rank's own.
-"""
+"""Tensors of other libraries, shared where they lie: the pages of their memory are exchanged for
+those of a shared tensor. What is left are the bytes before the first and behind the last whole
+page, which stay this rank's own."""
 
 from __future__ import annotations
 
