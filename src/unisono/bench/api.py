@@ -36,18 +36,11 @@ def measure(
     In a program that runs alone, `ranks` processes are started for it and end with it. In a world
     of several ranks every rank calls this with the same arguments, and every rank has the rows.
 
-    - `sizes`: "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
-    - `backends`: "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
-    - `algo`: unisono by these algorithms: "ring,tree" or a list
-    - `device`: "cpu", or "cuda": CUDA tensors, also of ranks that share a GPU
-    - `dtype`, `op`: of which numbers, and how they are reduced
-    - `root`: of those that have one; by default each rank in turn
-    - `budget_s`: seconds for one row, all backends together
-    - `floor`: whether to measure the local floor, too
-    - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
+    `sizes`, `backends` and `algo` are the command's, as texts or lists; `device`, `dtype`, `op`,
+    `root`, `budget_s` and `floor` are the command's, too. `progress` is called with rows done, rows
+    in all, and what comes next (in a world: on rank 0). docs/bench.md says what a row's fields are.
 
-    docs/bench.md says what the fields of a row mean. Raises ValueError for what cannot be met, and
-    UnisonoError if ranks fail.
+    Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
 
     >>> rows = unisono.bench.measure("all_reduce", sizes="64,1K", backends="unisono", budget_s=0.01)
     >>> for row in rows:

@@ -63,9 +63,8 @@ class ProcessGroupManager:
     launcher says (the global rank where nobody says).
 
     `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
-    asked for, by their members alone; a group of one is made without talking to anybody, and
-    axes with the same members share one group. Nothing is global: any number of managers may
-    live at once, provided that their ranks make them in the same order.
+    asked for, by their members alone. Any number of managers may live at once, provided that their
+    ranks make them in the same order.
 
     `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
     the world. Raises ValueError if the sizes do not multiply to its size.
@@ -313,11 +312,12 @@ class ProcessGroupManager:
         for axis in names:
             if mesh[axis] > 1:
                 ranks = [manager._parent_ranks[rank] for rank in mesh.members(manager._rank, axis)]
+                made = device_mesh.get_group(axis)
                 manager._groups[axis,] = AxisGroup(
                     ranks,
                     manager.global_rank,
                     lambda own: resolve(own.group),
-                    _always(device_mesh.get_group(axis)),
+                    lambda own, made=made: made,  # type: ignore[misc]
                     owned=False,
                 )
         return manager
@@ -401,10 +401,6 @@ class ProcessGroupManager:
             f"{axis} {where[axis]}/{self.mesh[axis]}" for axis in reversed(self.mesh.axes)
         )
         return f"<{type(self).__name__} rank {self.global_rank}: {', '.join(coordinates)}>"
-
-
-def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
-    return lambda own: group
 
 
 # -- the one manager that a program may set up for all of its modules ---------------------------

@@ -130,7 +130,8 @@ class TorchParent(Parent):
 
 def parent_of(group: Any) -> Parent:
     if group is None:
-        group = _our_world()
+        with contextlib.suppress(UnisonoError):
+            group = get_world()
     if "torch" in sys.modules:
         import torch.distributed as dist
 
@@ -168,10 +169,3 @@ def _this_node() -> tuple[str, str]:
     with contextlib.suppress(OSError):  # not Linux
         boot = boot_id()
     return socket.gethostname(), boot
-
-
-def _our_world() -> Communicator | None:
-    try:
-        return get_world()
-    except UnisonoError:
-        return None
