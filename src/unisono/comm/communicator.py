@@ -141,7 +141,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         the group, call `join` again, and meet whoever takes its place. `global_ranks` is None.
 
         `timeout_s` is how long each call waits for the others, 30 minutes unless it is given, and
-        `join_timeout_s` how long the meeting may take: else `timeout_s`, if that is given, or 300 s.
+        `join_timeout_s` how long the meeting may take: else `timeout_s`, if given, or 300 s.
 
         Without a `size` this process comes into a group that is at work, once its members let it in
         by `grow` under this name; as `rank`, where that is given. It waits until the group that
