@@ -34,7 +34,6 @@ def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
 
 
 def floor_bytes(case: Case, item_bytes: int) -> int:
-    """How much memory a rank needs for it."""
     counts = case.collective.counts(case.size_bytes, item_bytes, case.ranks)
     wide = max(counts.output, counts.input)
     return item_bytes * (counts.output if case.collective.name == "reduce_scatter" else wide)

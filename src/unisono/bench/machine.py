@@ -41,7 +41,6 @@ def machine() -> dict[str, Any]:
 
 
 def describe_gpu(device: str) -> dict[str, Any]:
-    """What of the GPU matters to a reader of the figures; nothing for a CPU."""
     if device == "cpu":
         return {}
     import torch

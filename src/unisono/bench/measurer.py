@@ -85,7 +85,6 @@ class _Samples:
 
     @classmethod
     def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
-        """From what `_turn` returned, one turn after the other."""
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
     def without_last(self) -> _Samples:

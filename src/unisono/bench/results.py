@@ -116,7 +116,6 @@ class Row:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
-        """The row that `as_dict` described, also after a round trip through JSON."""
         known = {item.name: values[item.name] for item in dataclasses.fields(cls)}
         return cls(**known | {"time_us": Summary(**values["time_us"])})
 
@@ -128,12 +127,10 @@ class Row:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much of the cores that the median may suffer."""
         return self.disturbed_share > DISTURBED_SHARE
 
     @property
     def verdict(self) -> str:
-        """How the time compares with the one that was expected."""
         if self.expected_us is None:
             return "calibrates" if self.calibrates else ""
         ratio = self.time_us.p50 / self.expected_us
@@ -186,7 +183,6 @@ class Run:
 
     @property
     def backends(self) -> list[str]:
-        """Those that were measured, in order."""
         return list(dict.fromkeys(row.backend for row in self.in_order))
 
     @property
@@ -220,7 +216,6 @@ def from_json(text: str, where: str = "the file") -> Run:
 
 
 def read(path: Path) -> Run:
-    """The run in a file. Raises UnisonoError where it cannot be read."""
     try:
         return from_json(path.read_text(), str(path))
     except OSError as error:

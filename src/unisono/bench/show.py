@@ -56,7 +56,6 @@ class Show:
         self._live.update(self._progress(), refresh=self.console.is_terminal)
 
     def print_line(self, line: str) -> None:
-        """Something else that a rank has written."""
         self.console.print(line, markup=False, highlight=False)
 
     # -- parts ---------------------------------------------------------------------------------

@@ -128,7 +128,6 @@ def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def about(run: Run) -> str:
-    """On what and with what, in a line or two."""
     facts, versions = run.machine, run.versions
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
@@ -138,14 +137,12 @@ def about(run: Run) -> str:
 
 
 def _about_gpus(facts: dict[str, Any]) -> str:
-    """On which GPUs, where tensors lie there."""
     if not facts.get("gpu"):
         return ""
     return f" on {facts['gpu']}" if facts["gpus"] == 1 else f" on {facts['gpus']} {facts['gpu']}"
 
 
 def _about_hosts(facts: dict[str, Any]) -> str:
-    """Which hosts there are, and what the slowest link between them carries."""
     if not facts.get("hosts"):
         return ""
     hosts = ", ".join(f"{host['name']} ({host['ranks']})" for host in facts["hosts"])
@@ -163,7 +160,6 @@ def summary(run: Run) -> list[str]:
 
 
 def model_notes(run: Run) -> list[str]:
-    """How well expected times were met."""
     if not run.held_out_error:
         return []
     errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
@@ -172,7 +168,6 @@ def model_notes(run: Run) -> list[str]:
 
 
 def verdicts(run: Run) -> list[str]:
-    """What was slow, disturbed, wrong or left out."""
     lines = []
     slow = [row for row in run.rows if row.verdict.startswith("slow")]
     for row in slow:

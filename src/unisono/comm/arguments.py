@@ -192,7 +192,6 @@ def describe_unknown_reduction(op: object) -> str:
 
 
 def describe_meaningless(name: str, dtype: str) -> str:
-    """The reason for refusing a reduction of this dtype, and what to do instead."""
     remedy = ""
     if name == "avg":
         remedy = ': pass a floating tensor (x.float()), or use op="sum" and divide'
@@ -272,7 +271,6 @@ def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, 
 
 
 def check_tensors(given: Any, writable: bool, devices: Collection[str]) -> list[Any]:
-    """The tensors of one argument: one, or a list."""
     tensors = list(given) if isinstance(given, LISTS) else [given]
     for tensor in tensors:
         check_tensor(tensor, writable, devices)

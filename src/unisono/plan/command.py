@@ -123,7 +123,6 @@ class _Asked:
 
     @cached_property
     def cluster(self) -> Topology:
-        """The topology, with as many nodes as were asked for."""
         found = find_topology(self.topology)
         if self.nodes is None:
             return found
@@ -143,7 +142,6 @@ class _Asked:
         return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces)
 
     def schedule(self, entry: Algorithm, pieces: int | None = None) -> Schedule:
-        """What `entry` does, as it was asked for."""
         options = {"root": self.root} | ({} if pieces is None else {"pieces": pieces})
         try:
             return entry.schedule(self.ranks, **options | self.options)

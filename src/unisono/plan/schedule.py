@@ -290,7 +290,6 @@ class Schedule:
         return total_bytes * tensors / self.chunks
 
     def chunks_sent(self) -> NDArray[np.int64]:
-        """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
         for step, times in self.counted():
             np.add.at(sent, step.source, step.count * times)

@@ -28,8 +28,6 @@ _ALIKE = 1e-9
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What went through one direction of a port or a card."""
-
     name: str
     bytes: float
     busy_s: float

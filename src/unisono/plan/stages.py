@@ -67,7 +67,6 @@ class Stage:
 
     @classmethod
     def of(cls, part: Indices, busy_s: Seconds) -> Stage:
-        """Messages that pass these parts, each for so long."""
         order = np.argsort(part, kind="stable")
         starts = np.flatnonzero(np.diff(part[order], prepend=-1))
         alone = len(starts) == len(part)

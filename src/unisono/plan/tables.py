@@ -48,7 +48,6 @@ def ranking_table(ranking: Ranking) -> Table:
 
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
-    """The same as plain values; times in seconds, sizes in bytes."""
     by_switches = ranking.in_network
     return {
         "collective": ranking.collective,
@@ -99,7 +98,6 @@ def costs_table(costs: Sequence[Cost]) -> Table:
 
 
 def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """The same as plain values, in units of the tensor."""
     names = ("ranks", "steps", "most_sent", "total_sent", "alpha", "beta", "gamma")
     return [
         {"collective": cost.algorithm.collective, "algorithm": cost.algorithm.name}

@@ -126,7 +126,6 @@ class Topology:
         return "\n".join(lines) + "\n"
 
     def with_nodes_of(self, node_size: int) -> Topology:
-        """The same with another number of ranks per node."""
         return dataclasses.replace(self, node_size=node_size)
 
     def nodes(self, ranks: int) -> int:

@@ -44,7 +44,6 @@ class Membership:
     shared: str
 
     def files(self) -> list[Path]:
-        """Every file by which the ranks of this test may have met."""
         return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
 
 

@@ -119,7 +119,6 @@ class GradientBucket:
         self.start_over()
 
     def start_over(self) -> None:
-        """Wait for the gradients of the next step."""
         self.begun = False
         self.waiting_for = len(self.parameters)
         self.arrived = [False] * len(self.parameters)
@@ -178,7 +177,6 @@ class GradientBucket:
         return BucketReduction(self)
 
     def forget(self) -> None:
-        """Drop what this bucket's parameters have, reduced or not."""
         for parameter in self.parameters:
             parameter.tensor.grad = None
         self.start_over()

@@ -54,7 +54,6 @@ class RankDescription:
 
 
 def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
-    """The backend for these ranks, and why."""
     gpus = [rank.gpu for rank in everyone]
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"

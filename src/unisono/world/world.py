@@ -239,7 +239,6 @@ def get_world() -> Communicator:
 
 
 def is_begun() -> bool:
-    """Whether this process has a world: unisono's, or torch's."""
     return _world is not None or _default_group() is not None
 
 

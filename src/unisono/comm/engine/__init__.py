@@ -71,7 +71,6 @@ MOST_RANKS = 1024
 
 
 def create_segment(ranks: int, cores: int, nonce: int) -> int:
-    """Make the shared memory of a group and return its descriptor."""
     try:
         return int(native.create_segment(ranks, cores, nonce))
     except OSError as error:
@@ -87,7 +86,6 @@ def engine_ns(seconds: float) -> int:
 
 
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
-    """Become rank `rank` of the group whose segment `descriptor` is."""
     try:
         group: Group = native.Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:

@@ -46,8 +46,6 @@ def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
 
 
 class UnequalPair(NamedTuple):
-    """One rank gives another what that does not want, in elements."""
-
     giver: int
     taker: int
     given: int
@@ -106,7 +104,6 @@ class PairwiseSizes(NamedTuple):
         return sorted(common) if len(common) == 1 else []
 
     def verdict(self) -> str:
-        """The first pair that does not fit, and how many more there are."""
         pairs = self.unequal_pairs()
         if not pairs:
             return "what a rank gives is not what another takes"
@@ -116,7 +113,6 @@ class PairwiseSizes(NamedTuple):
         return f"{first}{more}"
 
     def of_rank(self, rank: int) -> str:
-        """What one rank brought, for its line in an error."""
         parts = []
         for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
             known = [size for size in sizes if size is not None]

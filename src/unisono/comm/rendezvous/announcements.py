@@ -158,7 +158,6 @@ class StoreAnnouncements(Announcements):
 
 
 def about_me(address: str) -> Announcement:
-    """What the others need to know of this process, whose lobby is at `address`."""
     return {
         "address": address,
         "host": socket.gethostname(),

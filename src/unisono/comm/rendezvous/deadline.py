@@ -56,7 +56,6 @@ class Waiting:
         self._pause_s = 0.0001
 
     def is_long(self) -> bool:
-        """Whether it has lasted long enough to be spoken of."""
         return not self._quiet.left_s()
 
     def say(self, missing: Sequence[int], here: int | None = None, where: str = "") -> None:

@@ -115,7 +115,6 @@ class Membership:
 
 
 def check_size(name: str, size: int) -> None:
-    """Raise RendezvousError if a group has more ranks than the engine can count."""
     if size > MOST_RANKS:
         raise RendezvousError(
             f"group {name} has {size:,} ranks, and unisono's groups have {MOST_RANKS:,} at "

@@ -178,7 +178,6 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Hang up, and close what came."""
         self._socket.close()
         for descriptor in self.descriptors:
             os.close(descriptor)

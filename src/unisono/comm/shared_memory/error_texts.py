@@ -269,13 +269,11 @@ def describe_waiting(waiting: Waiting) -> str:
 
 
 def describe_side(dtype: str, size_bytes: object, shape: object, site: str | None) -> str:
-    """What a rank sends, or wants to receive, and where in its program."""
     text = f"{dtype}, {size_bytes} bytes" + (f", shape {shape}" if shape != "" else "")
     return f"{text} at {site}" if site else text
 
 
 def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wanted: str) -> str:
-    """The text of a `MessageMismatch`, with what both sides brought."""
     where = f"(tag {tag}, group {name})"
     return "\n".join(
         [
