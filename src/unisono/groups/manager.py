@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from unisono.comm.communicator import Group
 from unisono.errors import name_ranks
-from unisono.groups.axis_group import AxisGroup
-from unisono.groups.parents import Parent, parent_of
+from unisono.groups.parents import AxisGroup, Parent, parent_of
 from unisono.plan.mesh import Mesh
 from unisono.torch_support import require_torch
 from unisono.world.environment import read_local_rank, read_rank_info

@@ -1,4 +1,4 @@
-"""What a manager's ranks are taken from, and how it makes their groups.
+"""The groups of a manager, what their ranks are taken from, and how they are made.
 
 A Communicator splits; of a process group of another backend torch makes the groups.
 """
@@ -12,14 +12,13 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from unisono.comm.communicator import Communicator
 from unisono.errors import GroupClosed, UnisonoError, name_ranks
-from unisono.groups.axis_group import AxisGroup
 from unisono.processes import boot_id
 from unisono.world.world import get_world, resolve
 
@@ -29,6 +28,69 @@ if TYPE_CHECKING:
 _managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
 _managers_lock = threading.Lock()
 _NODES_LIMIT_S = 10
+
+
+class AxisGroup:
+    """`ranks` are its members as global ranks, `rank` is ours among them, `size` their number. The
+    Communicator `comm` and the torch process group `group` are made when they are first asked for,
+    by the members alone."""
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        global_rank: int,
+        make_comm: Callable[[AxisGroup], Communicator],
+        make_group: Callable[[AxisGroup], ProcessGroup],
+        owned: bool = True,
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks.index(global_rank)
+        self.size = len(self.ranks)
+        self._make_comm, self._make_group, self._owned = make_comm, make_group, owned
+        self._comm: Communicator | None = None
+        self._group: ProcessGroup | None = None
+        self._closed = False
+        # A lock for each group: threads of different ranks may ask for groups in different orders.
+        self._lock = threading.RLock()
+
+    @property
+    def comm(self) -> Communicator:
+        with self._lock:
+            self._check()
+            if self._comm is None:
+                self._comm = self._make_comm(self)
+            return self._comm
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The torch process group. Raises UnisonoError where torch.distributed is not started."""
+        with self._lock:
+            self._check()
+            if self._group is None:
+                self._group = self._make_group(self)
+            return self._group
+
+    def neighbour(self, step: int) -> int:
+        """The global rank that is `step` ranks further, in a ring."""
+        return self.ranks[(self.rank + step) % self.size]
+
+    def close(self) -> None:
+        """Give back what was made. Closing twice does nothing."""
+        with self._lock:
+            comm, group, self._comm, self._group = self._comm, self._group, None, None
+            self._closed = True
+        if not self._owned:
+            return
+        if group is not None:
+            from unisono.comm.over_torch import process_groups
+
+            process_groups.destroy(group)  # and with it the Communicator
+        elif comm is not None:
+            comm.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UnisonoError(f"the manager of the group of ranks {self.ranks} is closed")
 
 
 class Parent:
