@@ -43,7 +43,6 @@ FIRST_TAG = 1 << 30
 
 SLICE_BYTES = 1 << 20
 _MOST_SLICES = 64
-_MOST_SENDS = 64  # that nobody has waited for yet
 _TEXT_BYTES = 248
 _PARTS_OF_BYTES = re.compile("u?int[1-7]")
 
@@ -214,15 +213,6 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
 
 
 @dataclass(slots=True)
-class _Send:
-    """A message from us, and the elements of the row that must not change before it is gone."""
-
-    work: Work
-    begin: int
-    end: int
-
-
-@dataclass(slots=True)
 class _Arrival:
     """A message to us, how much of it has been taken, and whether it lies where it belongs."""
 
@@ -244,17 +234,15 @@ class _Execution:
         self._whole = workspace.whole
         self._tag = tag
         self._slices = workspace.slices(SLICE_BYTES, _MOST_SLICES)
-        self._sends: list[_Send] = []
 
     def run(self) -> None:
         rounds, slices = len(self._rounds), self._slices
         for time in range(slices + rounds - 1):
             first, last = max(0, time - rounds + 1), min(time, slices - 1)
             self._step([(part, self._rounds[time - part]) for part in range(first, last + 1)])
-        self._settle(0)
 
     def _step(self, active: list[tuple[int, Round]]) -> None:
-        """Everything of one time: begin all messages, then take what has come in."""
+        """Everything of one time: all messages together, then take what has come in."""
         outgoing = [
             (peer, self._spans(moves, part))
             for part, round in active
@@ -271,21 +259,15 @@ class _Execution:
             for (_, peer), arrival in arrivals.items()
             if arrival.elements
         ]
-        receiving = len(messages)
-        held = []
         for peer, spans in outgoing:
             if _length(spans):
                 row = flat.concatenate([self._whole[begin:end] for begin, end in spans])
                 messages.append(Message("send", row, peer, self._tag))
-                held.append(spans[0] if len(spans) == 1 else (0, 0))
-        works = self._comm.batch_isend_irecv(messages) if messages else []
-        self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
-        for work in works[:receiving]:
+        for work in self._comm.batch_isend_irecv(messages) if messages else ():
             work.wait()
         for part, round in active:
             for move in round.receives:
                 self._take(move, part, arrivals[part, move.peer])
-        self._settle(_MOST_SENDS)
 
     def _spans(self, moves: Sequence[Move], part: int) -> list[tuple[int, int]]:
         return [
@@ -302,7 +284,6 @@ class _Execution:
         if len(moves) == 1 and len(spans) == 1 and not moves[0].reduces:
             begin, end = spans[0]
             if not any(begin < last and first < end for first, last in sent):
-                self._wait_for_sends_of(begin, end)
                 return _Arrival(self._whole[begin:end], end - begin, True)
         elements = _length(spans)
         return _Arrival(flat.empty_like(self._whole, elements), elements, False)
@@ -313,21 +294,10 @@ class _Execution:
         for begin, end in self._spans([move], part):
             piece = arrival.row[arrival.taken : arrival.taken + end - begin]
             arrival.taken += end - begin
-            self._wait_for_sends_of(begin, end)
             if move.reduces:
                 flat.combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
-
-    def _wait_for_sends_of(self, begin: int, end: int) -> None:
-        """Nothing may be overwritten while it is being sent."""
-        for send in self._sends:
-            if send.begin < end and begin < send.end:
-                send.work.wait()
-
-    def _settle(self, most: int) -> None:
-        while len(self._sends) > most:
-            self._sends.pop(0).work.wait()
 
 
 def _by_peer(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
