@@ -24,9 +24,9 @@ BUCKET = 3 << 20
 
 def whole_weights(version: int) -> dict[str, torch.Tensor]:
     """What a trainer has at a version, which every rank can compute: a few elements change."""
-    made = torch.Generator().manual_seed(0)
     weights = {}
     for layer in range(LAYERS):
+        made = torch.Generator().manual_seed(layer)
         dtype = DTYPES[layer % 5] if layer < 5 else torch.bfloat16
         numbers = torch.randint(0, 100, (ROWS, COLUMNS), generator=made)
         for _ in range(version):
@@ -143,7 +143,9 @@ def update_apart(rank: int, size: int, path: str, where: Places, deltas: bool) -
         weights = whole_weights(0)
         if rank == 0:
             with WeightSender(comm, weights, bucket_bytes=BUCKET, deltas=deltas) as sender:
-                updates = [sender.update() for _ in range(2)]
+                updates = [sender.update()]
+                weights["norm"] += 1
+                updates.append(sender.update())
             return updates[1].delta_bytes, updates[1].snapshot_bytes, updates[1].bytes
         held = {name: value for name, value in weights.items() if (name < "layer.5") == (rank == 1)}
         with WeightReceiver(comm, held, partial=True) as receiver:
@@ -159,8 +161,8 @@ def test_never_inside_a_host_and_where_declined(
         run: dict[str, Any] = {"connected": False, "deadline_s": 120.0}
         wanted = fresh_pool.run(update_apart, 3, where, True, **run)
         declined = fresh_pool.run(update_apart, 3, where, False, **run)
-    (_, snapshot_bytes, all_bytes), (beside, beside_bytes), (_, away_bytes) = wanted
-    assert beside == 0
+    (sent, snapshot_bytes, all_bytes), (beside, beside_bytes), (away, away_bytes) = wanted
+    assert 0 == beside < away == sent < 100
     assert snapshot_bytes == away_bytes == all_bytes - beside_bytes
     assert [row[0] for row in declined] == [0, 0, 0]
     assert declined[0][1] == 0
@@ -174,7 +176,7 @@ def be_killed_in_a_delta(rank: int, size: int, path: str, where: Places, after: 
             if version == 3 and done > after * total // 4:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        weights = whole_weights(0)
+        weights: dict[str, Any] = whole_weights(0)
         engine: Any
         if rank == 0:
             engine = WeightSender(comm, weights, bucket_bytes=BUCKET)

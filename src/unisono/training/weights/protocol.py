@@ -136,24 +136,20 @@ class UpdateProtocol:
         if not plan_serial or set(plans) != {plan_serial}:
             return False
         self._go_on(any(changing))
-        self._deltas = HELD in bases and DECLINED not in bases
-        if self._deltas:
-            sent = versions[self._sender]
+        if self.transfers and HELD in bases and DECLINED not in bases:
+            sent = versions[self.transfers.plan.senders[0]]
             self._deltas = self._check_bases(
                 base == MISSING or (base == HELD and version != sent)
                 for base, version in zip(bases, versions, strict=True)
             )
         return True
 
-    @property
-    def _sender(self) -> int:
-        assert self.transfers is not None
-        return self.transfers.plan.senders[0]
-
     def _check_bases(self, differ: Iterable[object]) -> bool:
         """Whether all ranks have what deltas begin with. Where not, a sender says so, once."""
         wrong = [rank for rank, differs in enumerate(differ) if differs]
-        if wrong and self.comm.rank == self._sender and not self._told_of_base:
+        assert self.transfers is not None
+        says = self.comm.rank == self.transfers.plan.senders[0] and not self._told_of_base
+        if wrong and says:
             self._told_of_base = True
             _logger.warning(
                 "unisono: all weights are sent, and not what has changed: %s did not hold what the "

@@ -23,7 +23,7 @@ from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
 from unisono.comm.work import Work
-from unisono.training.weights.deltas import DeltaSide, do_nothing
+from unisono.training.weights.deltas import DeltaSide
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import Held
 
@@ -128,13 +128,13 @@ class Transfers:
             if sends:
                 _convert(step.bucket, tensors, device)
             begin = partial(self._begin, self._mine[step.transfer])
-            if step.transfer not in deltas.transfers:
+            if step.transfer not in deltas.transfers or not (sends or as_deltas):
                 wait = begin(tensors)
             elif sends:
                 wait = deltas.send(number, tensors, begin, as_deltas)
             else:
                 old = [base[unit.name].part(unit.box) for unit in step.bucket]
-                wait = deltas.receive(old, tensors, begin, as_deltas)
+                wait = deltas.receive(old, tensors, begin)
             under_way.append((step, tensors, wait))
             if checks and sends:
                 sums[step.transfer].append(checksum(tensors))  # while they are under way
@@ -142,15 +142,14 @@ class Transfers:
             done = finish()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
-        damaged = self._find_damage(sums) if checks else []
-        if sends and deltas.transfers:
+        if sends:
             deltas.note(time.perf_counter() - begin_s, as_deltas)
-        return damaged
+        return self._find_damage(sums) if checks else []
 
     def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
         """Send or receive these; what waits for that."""
         work = self._broadcast(transfer, tensors, async_op=True)
-        return do_nothing if work is None else work.wait
+        return lambda: work.wait() if work is not None else None
 
     def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
         group = self._groups.get(transfer.members)
