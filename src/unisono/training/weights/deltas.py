@@ -61,6 +61,7 @@ class DeltaSide:
 
     def send(self, step: int, new: Tensors, begin: Begin, as_delta: bool) -> Wait:
         """Begin to send a bucket: all of it, or the lengths of what has changed, and then that."""
+        new[:] = [tensor.contiguous() for tensor in new]
         packed = self._pack(step, new) if as_delta else None
         if packed is None and not self._gives_up:
             self._snapshot[step] = [flat_bytes(tensor).clone() for tensor in new]
