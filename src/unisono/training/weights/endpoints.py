@@ -149,12 +149,12 @@ class _Endpoint(ABC):
         parts = self._protocol.comm.transport.own_parts() if self._sends else []
         if self._weights is not None:
             mine, is_as_before = self._reader.read(self._weights, parts)
-        if self._text and is_as_before:
-            transfers = self._protocol.transfers
-            return mine, transfers is not None and self._is_ready(transfers, mine)
-        self._text = ""
-        self._text = self._description(mine, partial(Place.of, parts)).text()
-        return mine, False
+        if not self._text or not is_as_before:
+            before, self._text = self._text, ""
+            self._text = self._description(mine, partial(Place.of, parts)).text()
+            is_as_before = self._text == before
+        transfers = self._protocol.transfers
+        return mine, is_as_before and transfers is not None and self._is_ready(transfers, mine)
 
     @abstractmethod
     def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
