@@ -22,6 +22,7 @@ from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
 from unisono.watch.calls import MOST_MEMBERS, PARTLY_HERE
+from unisono.watch.equality import Tell, guard_sends
 from unisono.watch.monitor import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
 
@@ -34,9 +35,9 @@ _torch: Any = c10d
 _logger = logging.getLogger("unisono")
 
 
-def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
+def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell) -> None:
     """Have torch put a watched group instead of every group that it makes from now on.
-    `leave` is called before one is destroyed."""
+    `leave` is called before one is destroyed, `tell` with what is found where calls are checked."""
     detach()
     if torch.cuda.is_available():
         notice_captures()
@@ -53,6 +54,8 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
         end(Status.OK)
         if isinstance(group, dist.ProcessGroup) and store is not None:
             group = _watch_group(group, store, check, explain, leave)
+            if check:
+                guard_sends(group, tell)
         return group, store
 
     helper.original = original  # type: ignore[attr-defined]

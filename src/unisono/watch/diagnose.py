@@ -45,7 +45,8 @@ class Whereabouts:
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     it is inside a call of a communication library, as far as its stack tells; `source` are the
-    lines around `location`, `callers` the user's lines that led there, the nearest first.
+    lines around `location`, `callers` the user's lines that led there, the nearest first. `notes`
+    tell of its children, and of threads that died; `is_abandoned`: it waits, perhaps for one.
     """
 
     state: str = ""
@@ -55,6 +56,8 @@ class Whereabouts:
     stack: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    is_abandoned: bool = False
 
 
 Ask = Callable[[Process], Whereabouts]
@@ -312,6 +315,18 @@ def _is_victim(group: GroupRecords, rank: int) -> bool:
     return member is not None and any(record.state == "failed" for record in member.records[-2:])
 
 
+def is_certain(report: Report, ask: Ask) -> bool:
+    """Whether a hang cannot resolve: a circle, a rank that has left, a thread that is dead."""
+    if report.kind == "cycle":
+        return True
+    for rank in report.ranks:
+        if rank.rank in report.culprits and rank.pid:
+            where = ask((rank.host, rank.pid))
+            has_left = report.kind == "lost" and "stopped" not in where.state
+            return has_left or (report.kind == "hang" and where.is_abandoned)
+    return False
+
+
 def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
@@ -374,6 +389,12 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         waited_s=time.monotonic() - path[0].record.arrived_s,
         details=(
             *(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
+            *(
+                _global(group, f"rank {rank.rank}'s {note}")
+                for rank in ranks
+                if rank.rank in who and rank.pid
+                for note in ask_once((rank.host, rank.pid)).notes
+            ),
             *([_ASK_FOR_BRANCH] if odd.state in _ENDED and record.tag is None else []),
         ),
         ranks=tuple(ranks),

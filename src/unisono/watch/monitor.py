@@ -95,7 +95,7 @@ class Monitor:
 
     def leave_to_parent(self) -> None:
         """In a forked child: let go of what the parent has."""
-        self._stack_server.close()
+        self._stack_server.leave_to_parent()
         watched_groups.clear()
 
     def explain(self, group: Any) -> Report | None:
@@ -132,6 +132,11 @@ class Monitor:
         self._look_for_differences(with_creations(read_process(os.getpid(), _LAST)))
         self._look_at_steps()
         self._look_for_slow_ranks(read_process(os.getpid(), _LAST), at_the_end=True)
+
+    def tell(self, report: Report, speaks: bool = True) -> None:
+        """Keep a report that somebody else has made; log it, too, where this rank `speaks`."""
+        if self._keep(report, ((0, 0), len(self.reports))) and speaks:
+            _logger.warning("unisono.watch: %s", report)
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -250,7 +255,7 @@ class Monitor:
                 if self._keep(report, key) and self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
                     self._awaited[key] = still[0]
-                if report.kind == "cycle":
+                if diagnose.is_certain(report, view.where):
                     tell_launcher(report.to_text())
         self._tell_what_went_on(groups)
 

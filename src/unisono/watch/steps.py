@@ -9,7 +9,7 @@ a call was made: the last call of a step has one number on all ranks, until one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,12 +42,11 @@ def mark() -> None:
 def count_training_steps() -> None:
     """Count the forward passes of every DDP that is made from now on, or, while there are none, the
     steps of torch's optimizers, as steps of their thread."""
-    from torch.nn.modules.module import register_module_module_registration_hook
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     if not _hooks and not are_marked:
         _hooks["optimizer"] = register_optimizer_step_post_hook(_count)
-        _hooks["module"] = register_module_module_registration_hook(_notice_ddp)
+        _hooks["module"] = each_ddp(lambda ddp: ddp.register_forward_pre_hook(_begin_iteration))
 
 
 def stop_counting() -> None:
@@ -58,9 +57,15 @@ def stop_counting() -> None:
         _hooks.popitem()[1].remove()
 
 
-def _notice_ddp(module: Any, name: str, child: Any) -> None:
-    if name == "module" and type(module).__name__ == "DistributedDataParallel":
-        module.register_forward_pre_hook(_begin_iteration)
+def each_ddp(notice: Callable[[Any], object]) -> Any:
+    """Have `notice` called with every DDP that is made from now on; the hook, to remove it."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    def registered(module: Any, name: str, child: Any) -> None:
+        if name == "module" and type(module).__name__ == "DistributedDataParallel":
+            notice(module)
+
+    return register_module_module_registration_hook(registered)
 
 
 def _begin_iteration(module: Any, _: Any) -> None:
