@@ -84,7 +84,7 @@ _OF_TORCHRUN = (
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="With --watch: end everything this long after a report of what cannot resolve; inf: never.",
+    help="With --watch: end all this long after a report of what cannot resolve; inf: never.",
 )
 @click.option(
     "--check-equal",

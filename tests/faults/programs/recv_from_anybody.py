@@ -1,5 +1,4 @@
-"""Rank 0 waits for a result from anybody before it goes on; rank 2 never sends its own, and the others
-wait for rank 0."""
+"""Rank 0 receives a result from anybody before it goes on; rank 2 never sends its own."""
 
 # culprit: 2
 

@@ -1,5 +1,4 @@
-"""The thread that prepares rank 2's batches dies of an exception; the program waits for the next one
-for ever."""
+"""The thread that loads rank 2's batches dies of an exception, and its program waits for them."""
 
 # culprit: 2
 
