@@ -1,8 +1,10 @@
 """Traces: the calls of all ranks on one clock, in the format of Chrome and Perfetto.
 
 A process of the trace is a rank, a thread of it a group, or its steps. Arrows lead from the rank
-that came last to a call to those who waited; counters show the bytes under way. Records live in rings of a thousand, so
-they are read while the program runs, and once more at its end, also of groups that are closed.
+that came last to a call to those who waited; counters show the bytes under way.
+
+Records live in rings of a thousand, so they are read while the program runs, and once more at its
+end, also of groups that are closed.
 """
 
 from __future__ import annotations
