@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
@@ -149,18 +150,8 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
         odd = f"{name_ranks(culprits)} differs from the others: " if len(culprits) == 1 else ""
         verdict = f"parts of {name} do not fit: {odd}{sizes.verdict()}"
         details = [f"rank {rank}: {sizes.of_rank(rank)}" for rank in range(group.size)]
-    found = Report(
-        kind="mismatch",
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=first.operation,
-        call=number,
-        culprits=tuple(culprits) or tuple(range(group.size)),
-        site=line_of(first.site),
-        details=tuple(_global(group, line) for line in details),
-        ranks=_all_ranks(group),
-    )
+    who = culprits or range(group.size)
+    found = _report(group, "mismatch", verdict, first, number, who, details, _all_ranks(group))
     return add_history(found, [group])
 
 
@@ -220,17 +211,38 @@ def _mismatch(
         did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
         verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
-    return Report(
-        kind="mismatch",
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=first.operation,
-        call=number,
-        culprits=tuple(culprits) or tuple(sorted(records)),
-        site=line_of(first.site),
-        details=tuple(_global(group, line.strip()) for line in details[:-1]),
-        ranks=tuple(_named(member, member.rank in records) for member in group.ranks),
+    ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
+    lines = [line.strip() for line in details[:-1]]
+    who = culprits or sorted(records)
+    return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+
+
+def _report(
+    group: GroupRecords,
+    kind: str,
+    verdict: str,
+    record: Record,
+    number: int | None,
+    culprits: Iterable[int],
+    details: Iterable[str],
+    ranks: tuple[RankReport, ...],
+    **more: Any,
+) -> Report:
+    """A report about a call of a group, as `record` shows it."""
+    return replace(
+        Report(
+            kind,
+            _global(group, verdict),
+            group.name,
+            group.backend,
+            record.operation,
+            number,
+            tuple(culprits),
+            line_of(record.site),
+            details=tuple(_global(group, line) for line in details),
+            ranks=ranks,
+        ),
+        **more,
     )
 
 
@@ -240,21 +252,13 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     if shift is None:
         return None
     example = shift.examples[0]
-    found = Report(
-        kind="apart",
-        verdict=_global(group, sentence(group, shift)),
-        group=group.name,
-        backend=group.backend,
-        operation=example.operation,
-        call=shift.first,
-        culprits=shift.odd or tuple(range(group.size)),
-        site=line_of(example.site),
-        details=tuple(
-            _global(group, f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}")
-            for rank, count in enumerate(shift.counts)
-        ),
-        ranks=_all_ranks(group),
-    )
+    details = [
+        f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
+        for rank, count in enumerate(shift.counts)
+    ]
+    who, verdict = shift.odd or range(group.size), sentence(group, shift)
+    ranks = _all_ranks(group)
+    found = _report(group, "apart", verdict, example, shift.first, who, details, ranks)
     return add_history(found, [group])
 
 
@@ -376,30 +380,28 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verdict += f": {it} {where}"
     if odd.state:
         verdict += f" after {odd.last or '0 calls'}"
-    site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
-    found = Report(
-        kind=kind,
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=record.operation,
-        call=record.call,
-        culprits=culprits,
-        site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
+    details = [
+        f"rank {rank.rank}'s {note}"
+        for rank in ranks
+        if rank.rank in who and rank.pid
+        for note in ask_once((rank.host, rank.pid)).notes
+    ]
+    if odd.state in _ENDED and record.tag is None:
+        details.append(_ASK_FOR_BRANCH)
+    found = _report(
+        group,
+        "lost" if odd.state else "hang",
+        verdict,
+        record,
+        record.call,
+        who,
+        details,
+        tuple(ranks),
+        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
-        details=(
-            *(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
-            *(
-                _global(group, f"rank {rank.rank}'s {note}")
-                for rank in ranks
-                if rank.rank in who and rank.pid
-                for note in ask_once((rank.host, rank.pid)).notes
-            ),
-            *([_ASK_FOR_BRANCH] if odd.state in _ENDED and record.tag is None else []),
-        ),
-        ranks=tuple(ranks),
     )
-    return _shifted(group, found)
+    waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
+    return _shifted(group, replace(found, details=(*waiting, *found.details)))
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -422,17 +424,17 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
             f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
             "machine has not, or what they send does not arrive; its own watch knows more"
         )
-    return Report(
-        kind="stalled" if stopped else "elsewhere",
-        verdict=_global(wait.group, verdict),
-        group=wait.group.name,
-        backend=wait.group.backend,
-        operation=wait.record.operation,
-        call=wait.record.call,
-        culprits=tuple(member.rank for member in stopped),
+    return _report(
+        wait.group,
+        "stalled" if stopped else "elsewhere",
+        verdict,
+        wait.record,
+        wait.record.call,
+        (member.rank for member in stopped),
+        (),
+        tuple(ranks),
         site=at,
         waited_s=time.monotonic() - wait.record.arrived_s,
-        ranks=tuple(ranks),
     )
 
 
