@@ -46,8 +46,9 @@ class Whereabouts:
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     it is inside a call of a communication library, as far as its stack tells; `source` are the
-    lines around `location`, `callers` the user's lines that led there, the nearest first. `notes`
-    tell of its children, and of threads that died; `is_abandoned`: it waits, perhaps for one.
+    lines around `location`, `callers` the user's lines that led there, the nearest first. `phase`
+    is the part of an iteration that it is in. `notes` tell of its children, and of threads that
+    died; `is_abandoned` says that it waits, perhaps for one of these.
     """
 
     state: str = ""
@@ -57,6 +58,7 @@ class Whereabouts:
     stack: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    phase: str = ""
     notes: tuple[str, ...] = ()
     is_abandoned: bool = False
 

@@ -259,6 +259,7 @@ def whereabouts(
         stack=tuple(lines[:_MOST_LINES]),
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
+        phase=stacks[0].phase,
         notes=(*ended, *_of_children(pid, meanwhile)),
         is_abandoned=bool(ended and frame) and frame.doing.rpartition(".")[2] in _WAITS,
     )

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
+from unisono.watch import steps
+
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 _BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
@@ -45,11 +47,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """A thread's frames, innermost first. Of one that an exception has ended, `ended` says how."""
+    """A thread's frames, innermost first. Of one that an exception has ended, `ended` says how; of
+    the main thread `phase` says in which part of an iteration it is, where that is known."""
 
     thread: str
     frames: tuple[Frame, ...]
     ended: str = ""
+    phase: str = ""
 
     def program_frame(self) -> Frame | None:
         """The innermost frame of the user's program; of any program where there is none."""
@@ -80,7 +84,7 @@ def own_stacks() -> list[Stack]:
     frames = sys._current_frames()
     order = sorted(frames, key=lambda ident: ident != main)
     living = [
-        Stack(name, _frames_of(frames[ident]))
+        Stack(name, _frames_of(frames[ident]), phase=steps.phase if ident == main else "")
         for ident in order
         if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
