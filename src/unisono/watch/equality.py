@@ -7,6 +7,7 @@ all are equal; the fingerprints themselves are exchanged only where they are not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -34,7 +35,7 @@ _MOST_NAMED = 8
 
 _optimizers: WeakSet[Any] = WeakSet()
 """Those that have made a step."""
-_hooks: list[Any] = []
+_hooks: dict[Any, Any] = {}
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,10 +106,9 @@ class EqualityCheck:
         self._skip = set(skip)
         self._passes = 0
         self._equal_at: int | None = None
-        self._hook = model.register_forward_pre_hook(self._before_forward)
-        _hooks.append(self._hook)
-        if len(_hooks) == 1:
-            _hooks.append(register_optimizer_step_post_hook(_note_optimizer))
+        self._hook = _hooks[self] = model.register_forward_pre_hook(self._before_forward)
+        if "optimizers" not in _hooks:
+            _hooks["optimizers"] = register_optimizer_step_post_hook(_note_optimizer)
 
     def skipped(self) -> dict[str, str]:
         """What is not compared, and why."""
@@ -155,8 +155,7 @@ class EqualityCheck:
         if not odd:
             return False
         culprits = find_minority([known[odd[0]] for known in told])
-        who = f"{name_ranks(culprits)} differs from the others'" if culprits else "ranks differs"
-        what = f"{odd[0]} of {who}"
+        what = f"{odd[0]} of {name_ranks(culprits or range(len(told)))} differs"
         if len(culprits) == 1:
             what = f"rank {culprits[0]}'s {odd[0]} differs from the others'"
         since = "since step 0"
@@ -164,7 +163,7 @@ class EqualityCheck:
             since = f"since a step between {self._equal_at} and {self._passes}"
         more = f" ({len(odd)} of {len(everywhere)} tensors do)" if len(odd) > 1 else ""
         details = [f"tensors that differ: {_listed(odd)}"] if len(odd) > 1 else []
-        skipped |= dict.fromkeys(self._skip, "not on all ranks, or left out on request")
+        skipped = dict.fromkeys(self._skip, "not on all ranks") | skipped
         details += [
             f"not compared, {why}: {_listed(name for name in skipped if skipped[name] == why)}"
             for why in sorted({*skipped.values()})
@@ -197,13 +196,13 @@ def _note_optimizer(optimizer: Any, *_: Any) -> None:
 
 def check_every_ddp(every: int, tell: Tell) -> None:
     """Check every DDP that is made from now on."""
-    _hooks.append(each_ddp(lambda model: EqualityCheck(model, every, (), tell)))
+    _hooks["models"] = each_ddp(lambda model: EqualityCheck(model, every, (), tell))
 
 
 def stop_checking() -> None:
     """Leave all models alone."""
     while _hooks:
-        _hooks.pop().remove()
+        _hooks.popitem()[1].remove()
 
 
 # -- messages: a tensor that is written before its send is over ------------------------------------
@@ -216,7 +215,8 @@ def guard_sends(group: Any, tell: Tell) -> None:
     def guarded(tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Any:
         return _GuardedSend(send(tensors, dst, tag), group, tensors, dst, tell)
 
-    group.send = guarded
+    with contextlib.suppress(AttributeError):  # one of torch's own, which could not be watched
+        group.send = guarded
 
 
 class _GuardedSend:
