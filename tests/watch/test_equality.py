@@ -89,7 +89,8 @@ def test_a_buffer_that_differs_is_named(process_group: Any) -> None:
     train(model, 3)
     (report,) = differences()
     assert report.verdict == (
-        "rank 2's inv_freq differs from the others' since a step between 2 and 4"
+        "rank 2's inv_freq differs from the others' since a step between 2 and 4 "
+        "(3 of 5 tensors do)"
     )
     assert report.culprits == (2,)
     assert "model(torch.ones(2, 4))" in linecache.getline(__file__, int(report.site[-2:]))

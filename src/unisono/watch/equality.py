@@ -78,7 +78,8 @@ def replicated(
         return "" if is_dense else "no dense tensor"
 
     found, skipped, names = {}, {}, {}
-    for name, tensor in [*inner.named_parameters(), *inner.named_buffers()]:
+    # Buffers first: what differs in one spreads to the parameters.
+    for name, tensor in [*inner.named_buffers(), *inner.named_parameters()]:
         if why := reason(name, tensor):
             skipped[name] = why
         else:
