@@ -417,10 +417,16 @@ class Monitor:
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
-        """Whether this rank tells it: the lowest of those who wait and can speak."""
+        """Whether this rank tells it: the lowest of those who wait in the call that the report is
+        about, and can speak. Others may wait for them elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
             return wait.member.global_rank == min(report.culprits)
-        alike = [wait]
+        about = report.group, report.call, report.operation
+        alike = [
+            other
+            for other in waits(view.groups)
+            if (other.group.name, other.record.call, other.record.operation) == about
+        ] or [wait]
         if report.kind == "cycle":  # ranks of several calls: whoever asks for a host may tell it
             alike = [other for other in waits(view.groups) if _is_in(other.member, report)]
         waiting = [
