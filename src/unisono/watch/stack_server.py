@@ -251,17 +251,18 @@ def whereabouts(
     program = of_program(stacks)
     frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
+    doing = frame.doing if frame else ""
     ended = [f"thread {stack.thread} {stack.ended}" for stack in stacks if stack.ended]
     return Whereabouts(
         location=str(frame) if frame else "",
-        doing=frame.doing if frame else "",
+        doing=doing,
         in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
         phase=stacks[0].phase,
         notes=(*ended, *_of_children(pid, meanwhile)),
-        is_abandoned=bool(ended and frame) and frame.doing.rpartition(".")[2] in _WAITS,
+        is_abandoned=bool(ended) and doing.rpartition(".")[2] in _WAITS,
     )
 
 
