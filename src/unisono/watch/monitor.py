@@ -363,7 +363,7 @@ class Monitor:
             if len(group.ranks) < max(2, group.size) or not is_mine:
                 continue
             known = self._slowness.setdefault(group.segment, Slowness())
-            known.look(group, self._where_on_host)
+            known.look(group, self._where_now)
             told_s = self._slow_told_s.get(group.segment, 0.0)
             if known.seen_s < (2 * told_s or self.settings.hang_s) or (told_s and not at_the_end):
                 continue
@@ -441,10 +441,11 @@ class Monitor:
         """Where a process of this host is."""
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
 
-    def _where_on_host(self, process: Process) -> diagnose.Whereabouts:
-        """The same; nothing of a process of another host."""
-        is_here = process[0] in ("", own_host())
-        return self.where(process) if is_here else diagnose.Whereabouts()
+    def _where_now(self, process: Process) -> diagnose.Whereabouts:
+        """The same for somebody who asks often; nothing of a process of another host."""
+        if process[0] not in ("", own_host()):
+            return diagnose.Whereabouts()
+        return whereabouts(process[1], {}, self._stack_server.answer_if_asked, with_children=False)
 
 
 def _whole(groups: Iterable[GroupRecords]) -> list[GroupRecords]:

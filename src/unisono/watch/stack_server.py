@@ -235,8 +235,10 @@ def whereabouts(
     pid: int,
     endings: Mapping[int, str] | None = None,
     meanwhile: Callable[[], object] = lambda: None,
+    with_children: bool = True,
 ) -> Whereabouts:
-    """Where process `pid` is. `endings` says how processes ended, as far as that is known."""
+    """Where process `pid` is. `endings` says how processes ended, as far as that is known;
+    `with_children` has its forked children interrupted, too."""
     state = state_of(pid)
     if state.has_ended:
         how = (endings or {}).get(pid) or describe_zombie(pid) or "has ended"
@@ -261,7 +263,7 @@ def whereabouts(
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
         phase=stacks[0].phase,
-        notes=(*ended, *_of_children(pid, meanwhile)),
+        notes=(*ended, *(_of_children(pid, meanwhile) if with_children else ())),
         is_abandoned=bool(ended) and doing.rpartition(".")[2] in _WAITS,
     )
 

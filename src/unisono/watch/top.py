@@ -85,7 +85,7 @@ class Verdicts:
             if len(group.ranks) < max(2, group.size):
                 continue
             slowness = self._slowness.setdefault(group.segment, Slowness())
-            slowness.look(group, _where)
+            slowness.look(group, _where_now)
             if (report := slowness.report(group)) is not None:
                 return report
         return None
@@ -93,6 +93,10 @@ class Verdicts:
 
 def _where(process: Process) -> diagnose.Whereabouts:
     return whereabouts(process[1])
+
+
+def _where_now(process: Process) -> diagnose.Whereabouts:
+    return whereabouts(process[1], with_children=False)
 
 
 def as_reported(row: RankRow, report: Report) -> RankRow:
