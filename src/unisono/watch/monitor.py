@@ -330,7 +330,7 @@ class Monitor:
         that they do not fit; None if they do not."""
         end = time.monotonic() + _TOLD_S
         watched = next((one for one in watched_groups if one.ledger.name == group.name), None)
-        while watched is not None and time.monotonic() < end:
+        while watched is not None and watched.ledger.is_whole and time.monotonic() < end:
             told = watched.tell_splits(number)
             if None not in told:
                 return PairwiseSizes([one[0] for one in told], [one[1] for one in told])

@@ -122,7 +122,7 @@ class StackServer:
             _reserve(self._signal, _childs_files[-1])
 
     def _note_ended_thread(self, args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
             note_ended_thread(args.thread, args.exc_value)
         self._usual_hook(args)
 
