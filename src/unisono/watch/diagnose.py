@@ -12,7 +12,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
@@ -228,23 +227,22 @@ def _report(
     culprits: Iterable[int],
     details: Iterable[str],
     ranks: tuple[RankReport, ...],
-    **more: Any,
+    site: str | None = None,
+    waited_s: float = 0.0,
 ) -> Report:
     """A report about a call of a group, as `record` shows it."""
-    return replace(
-        Report(
-            kind,
-            _global(group, verdict),
-            group.name,
-            group.backend,
-            record.operation,
-            number,
-            tuple(culprits),
-            line_of(record.site),
-            details=tuple(_global(group, line) for line in details),
-            ranks=ranks,
-        ),
-        **more,
+    return Report(
+        kind,
+        _global(group, verdict),
+        group.name,
+        group.backend,
+        record.operation,
+        number,
+        tuple(culprits),
+        line_of(record.site) if site is None else site,
+        waited_s,
+        tuple(_global(group, line) for line in details),
+        ranks,
     )
 
 
