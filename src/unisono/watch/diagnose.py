@@ -296,6 +296,7 @@ def _follow(
             continue
         own = waits(groups, other.process) or _just_failed(groups, other.process)
         further = [following for following in own if following.missing()]
+        further = [known for known in further if not known.is_for_anybody()] or further
         if not further:
             return path, rank
         for following in further:
