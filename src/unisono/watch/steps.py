@@ -81,10 +81,12 @@ def _follow_ddp(ddp: Any) -> None:
 
 def _enter(name: str) -> Callable[..., None]:
     """A hook that notes in which phase the program is now."""
+    from torch import compiler
 
     def enter(*_: Any) -> None:
         global phase
-        phase = name
+        if not compiler.is_compiling():
+            phase = name
 
     return enter
 
