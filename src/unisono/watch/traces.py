@@ -267,12 +267,8 @@ def _arrows(
     for key, (*waiting, last) in calls.items():
         for row in waiting if key[1] else ():
             number += 1
-            flow = {
-                "name": "waited for",
-                "cat": "flow",
-                "id": number,
-                "ts": max(arrivals[key]) * 1e6,
-            }
+            flow = {"name": "waited for", "cat": "flow", "id": number, "args": {}}
+            flow["ts"] = max(arrivals[key]) * 1e6
             yield last | flow | {"ph": "s"}
             yield row | flow | {"ph": "f", "bp": "e"}
 
@@ -282,5 +278,5 @@ def _counters(changes: list[tuple[float, int, int]]) -> Iterable[dict[str, Any]]
     bytes_of: Counter[int] = Counter()
     for at_s, pid, change in sorted(changes):
         bytes_of[pid] += change
-        args = {"bytes": bytes_of[pid]}
-        yield {"ph": "C", "name": "bytes under way", "pid": pid, "ts": at_s * 1e6, "args": args}
+        row = {"name": "bytes under way", "pid": pid, "tid": 0, "ts": at_s * 1e6}
+        yield row | {"ph": "C", "args": {"bytes": bytes_of[pid]}}
