@@ -215,7 +215,7 @@ def step() -> None:
 def check_equal(
     model: torch.nn.Module, *, every: int = 100, skip: Collection[str] = ()
 ) -> dict[str, str]:
-    """Compare the ranks' copies of a model before its first forward pass in training, and then
+    """Compare the ranks' copies of `model` before its first forward pass in training, and then
     before every `every`-th: parameters, buffers, and the state of optimizers, bit by bit. A report
     names the rank, the tensor, and since which pass they differ. Every rank calls it; the ranks are
     those of the model's DDP, else all. Starts the watch where it is off.
