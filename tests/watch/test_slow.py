@@ -60,7 +60,7 @@ def test_top_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.ranks(2)
 def test_hooks_tell_the_phase(process_group: Any) -> None:
     watch.start()
-    seen = []
+    seen: list[str] = []
 
     class Layer(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
