@@ -449,8 +449,9 @@ class Monitor:
 
 
 def _whole(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
-    """Without those of which other hosts have a part, too."""
-    return [group for group in groups if not group.is_part]
+    """Without those of which other hosts have a part, too; of many hosts each looks at its own."""
+    are_many = any(links.hosts.count > EAGER_HOSTS for links in open_links())
+    return [group for group in groups if are_many or not group.is_part]
 
 
 def _with_all_records(group: GroupRecords) -> GroupRecords:
