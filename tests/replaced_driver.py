@@ -69,7 +69,7 @@ class _Piece:
 PIECE_BYTES = mmap.PAGESIZE
 _MAP_FIXED = 0x10
 _NO_ACCESS = 0
-_ALLOWED_HANDLE_TYPES = 14
+_ALLOWED_HANDLE_TYPES, _IS_LEGACY = 14, 10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -181,6 +181,8 @@ def cuPointerGetAttribute(kind: int, address: int) -> tuple[Any, ...]:
         return CUresult.CUDA_ERROR_INVALID_VALUE, 0
     if kind == _ALLOWED_HANDLE_TYPES:
         return OK, int(isinstance(memory, _Piece) and not refuses_export)
+    if kind == _IS_LEGACY:
+        return OK, isinstance(memory, _Memory)
     return OK, memory.number
 
 
@@ -340,6 +342,7 @@ def install() -> Any:
         "CUpointer_attribute": constants(
             CU_POINTER_ATTRIBUTE_BUFFER_ID=7,
             CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES=_ALLOWED_HANDLE_TYPES,
+            CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE=_IS_LEGACY,
         ),
         "CUmemorytype": constants(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2),
         "CUipcMem_flags": constants(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1),

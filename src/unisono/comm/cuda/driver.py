@@ -133,10 +133,16 @@ class Driver:
         self._call("cuMemAddressFree", base, size)
 
     def has_descriptors(self, base: int) -> bool:
-        """Whether `export_piece` can be had there."""
-        kind = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
-        allowed = int(self._call("cuPointerGetAttribute", kind, base))
-        return bool(allowed & int(self._descriptor()))
+        """Whether memory there is not for `export_memory`, but for `export_piece`."""
+        kinds = self._cu.CUpointer_attribute
+        whole, allowed = (
+            int(self._call("cuPointerGetAttribute", kind, base))
+            for kind in (
+                kinds.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                kinds.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+            )
+        )
+        return not whole and bool(allowed & int(self._descriptor()))
 
     def export_piece(self, base: int) -> int:
         """A descriptor by which another process can open one piece of an expandable segment."""
