@@ -1,4 +1,4 @@
-"""Large calls in which further threads of a rank take part: all collectives, all kinds of memory, deaths."""
+"""Large calls in which further threads of a rank take part: every collective and memory."""
 
 from __future__ import annotations
 
