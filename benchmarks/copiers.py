@@ -4,9 +4,9 @@
     python benchmarks/copiers.py --ranks 4 --turns 30
 
 "fresh": results go to memory that has never been touched, as FSDP2's do. "shared": to tensors that
-all ranks have mapped. All groups are of the same processes and take turns in an order shuffled anew;
-a turn counts with the slowest rank's time; figures are medians in microseconds, those of more threads
-relative to one.
+all ranks have mapped. All groups are of the same processes and take turns in an order shuffled
+anew; a turn counts with the slowest rank's time; figures are medians in microseconds, those of more
+threads relative to one.
 """
 
 from __future__ import annotations
@@ -109,9 +109,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=15)
     options = parser.parse_args(arguments)
-    print(
-        f"{options.ranks} ranks, {len(os.sched_getaffinity(0))} cores, us with 1 thread, x with 2, 4"
-    )
+    cores = len(os.sched_getaffinity(0))
+    print(f"{options.ranks} ranks, {cores} cores; us with 1 thread, x with 2 and 4", flush=True)
     results = unisono.launch(measure, options.ranks, (options.turns,), threads=1)
     print(*results[0], sep="\n")
     return 0

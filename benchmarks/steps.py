@@ -12,8 +12,8 @@ and by no wrapper at all. fsdp: forward and backward with FSDP2, with its own bu
 "nothing" is what the wrapper itself costs: DDP with a hook that communicates nothing, FSDP2 on a
 group whose calls return at once. "more" is what a way takes longer than that in the same turn: the
 communication that is not hidden. "one thread" is unisono on a group in whose large calls no further
-threads take part (UNISONO_COPY_THREADS=1). All ways run in the same processes and take turns in an order
-shuffled anew; a turn counts with the slowest rank's time; figures are medians.
+threads take part (UNISONO_COPY_THREADS=1). All ways run in the same processes and take turns in an
+order shuffled anew; a turn counts with the slowest rank's time; figures are medians.
 """
 
 from __future__ import annotations
