@@ -58,6 +58,7 @@ typedef struct copy { /* of user memory from `offset` on, from or to a row of by
     const un_stream *stream;
     size_t offset;
     char *row;
+    const execution *x;
     bool large;
 } copy;
 
@@ -69,17 +70,18 @@ static un_status read_piece(const void *what, size_t offset, size_t bytes) {
 
 static un_status write_piece(const void *what, size_t offset, size_t bytes) {
     const copy *c = what;
+    if (c->x->fills_new_memory) make_pages(c->stream, c->offset + offset, bytes);
     stream_write(c->stream, c->offset + offset, c->row + offset, bytes, c->large);
     return UN_OK;
 }
 
 static void read_bytes(execution *x, char *to, const un_stream *from, size_t offset, size_t bytes) {
-    share_out(x, bytes, read_piece, &(copy){from, offset, to, false});
+    share_out(x, bytes, read_piece, &(copy){from, offset, to, x, false});
 }
 
 static void write_bytes(execution *x, const un_stream *to, size_t offset, char *from, size_t bytes,
                         bool large) {
-    share_out(x, bytes, write_piece, &(copy){to, offset, from, large});
+    share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
 }
 
 static void bring_part(execution *x, const un_stream *from, size_t part, size_t turn) {
@@ -137,6 +139,7 @@ static un_status combine_piece(const void *what, size_t from, size_t bytes) {
     char *to = out ? stream_direct(out, out_offset, bytes) : slot;
     char *also = out ? slot : NULL;
     size_t block = !mine || !to ? BOUNCE_BYTES : also ? COPIED_BYTES : bytes;
+    if (out && x->fills_new_memory) make_pages(out, out_offset, bytes);
     _Alignas(64) char given[BOUNCE_BYTES], made[BOUNCE_BYTES];
     for (size_t done = 0; done < bytes; done += block) {
         size_t some = bytes - done < block ? bytes - done : block;
@@ -460,6 +463,16 @@ static void plan_alike(execution *x) {
     x->large = x->bytes >= BYPASS_FROM;
 }
 
+static bool fills_new_memory(const execution *x) {
+    const un_call *call = x->call;
+    const un_stream *to = call->output, *from = call->input;
+    bool wide = call->operation == UN_ALL_GATHER || call->operation == UN_ALL_TO_ALL;
+    if (wide || (call->operation == UN_GATHER && to)) to += (me(x) + 1) % x->g->ranks;
+    if (!to || !to->bytes) return false;
+    bool in_place = !wide && from && from->bytes && from->views->data == to->views->data;
+    return !in_place && stream_is_new(to);
+}
+
 un_status plan_execution(execution *x) {
     const un_call *call = x->call;
     x->hash = call->shape_hash;
@@ -489,7 +502,10 @@ un_status plan_execution(execution *x) {
     case UN_ALL_TO_ALL: plan_pairs(x, bring_parts, take_all_to_all); break;
     default: plan_alike(x); break;
     }
-    x->has_copiers = x->g->copiers.wanted && !x->g->spread && bytes_of(x->g, call) >= COPIERS_FROM;
+    if (!x->g->spread && bytes_of(x->g, call) >= COPIERS_FROM) {
+        x->has_copiers = x->g->copiers.wanted;
+        x->fills_new_memory = fills_new_memory(x);
+    }
     plan_direct(x);
     return UN_OK;
 }

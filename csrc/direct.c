@@ -149,6 +149,7 @@ static un_status take_by_kernel(const void *what, size_t offset, size_t bytes) {
     for (size_t done = offset; !status && done < end; done += step) {
         size_t some = end - done < step ? end - done : step;
         char *target = whole ? stream_direct(to, done, some) : bounce;
+        if (x->fills_new_memory) make_pages(to, done, some);
         bool is_read = read_peer(x->g, t->source, target, t->from + done, some);
         if (is_read && !whole) stream_write(to, done, bounce, some, false);
         atomic_thread_fence(memory_order_acquire); /* a giver that fails may change it after that */
@@ -163,6 +164,7 @@ static un_status take_from_block(const void *what, size_t offset, size_t bytes) 
     un_status status = UN_OK;
     for (size_t done = offset, end = offset + bytes; !status && done < end; done += COPIED_AT_ONCE) {
         size_t some = end - done < COPIED_AT_ONCE ? end - done : COPIED_AT_ONCE;
+        if (t->x->fills_new_memory) make_pages(t->to, done, some);
         stream_write(t->to, done, (char *)t->from + done, some, t->x->large);
         status = look_at_abort(t->x->g);
     }
@@ -212,6 +214,7 @@ static un_status reduce_piece(const void *what, size_t offset, size_t bytes) {
     un_status status = UN_OK;
     for (size_t done = offset; !status && done < end; done += step) {
         size_t some = end - done < step ? end - done : step;
+        if (x->fills_new_memory) make_pages(to, done, some);
         combine_some(x, whole ? stream_direct(to, done, some) : made, done, some);
         if (!whole) stream_write(to, done, made, some, false);
         status = look_at_abort(x->g);

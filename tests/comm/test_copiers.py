@@ -69,7 +69,7 @@ def run_all(rank: int, size: int, path: str) -> None:
         assert torch.equal(taken, rows + 10 * rank)
     assert threads_here() == before + THREADS - 1
     comm.close()
-    assert threads_here() == before
+    assert threads_here() <= before
 
 
 def test_one_thread_is_the_caller_alone(pool: RankPool) -> None:
