@@ -41,7 +41,7 @@ enum {
     COPIED_AT_ONCE = 256 * 1024, /* of a block, between two looks at the abort word */
     BOUNCE_BYTES = 4096,         /* through the stack, where user memory is not in one piece */
     COPIERS_FROM = 1024 * 1024, /* a rank's copiers take part, where there are any, */
-    SHARED_FROM = 64 * 1024,    /* in whatever step of the call moves so much, */
+    SHARED_FROM = 32 * 1024,    /* in whatever step of the call moves so much, */
     SHARED_LEAST = 16 * 1024,   /* by pieces of at least so much */
     COPIERS_MOST = 3,
     RESTING_BYTES = 256 * 1024,  /* of a work that may wait for the thread that will wait for it */
