@@ -103,6 +103,7 @@ struct un_group {
         _Atomic uint32_t bell;
         _Atomic uint32_t asleep;
         _Atomic uint32_t stopping;
+        _Atomic uint32_t waiters; /* threads that wait for a work */
     } worker;
 
     size_t cut_from, direct_from; /* by constants.h */
