@@ -255,18 +255,14 @@ class Forecast:
         times = self._times.get(_series(row))
         if not times:
             return row
-        low, expected, high = (
-            fit({size: getattr(time_us, which) / 1e6 for size, time_us in times.items()}).predict_s(
-                row.size_bytes
-            )
-            * 1e6
-            for which in ("p25", "p50", "p75")
-        )
+
+        def expect_us(quartile: str) -> float:
+            model = fit({size: getattr(us, quartile) / 1e6 for size, us in times.items()})
+            return model.predict_s(row.size_bytes) * 1e6
+
+        us = [expect_us(quartile) for quartile in ("p25", "p50", "p75")]
         return dataclasses.replace(
-            row,
-            expected_us=expected,
-            expected_low_us=min(low, expected),
-            expected_high_us=max(expected, high),
+            row, expected_us=us[1], expected_low_us=min(us), expected_high_us=max(us)
         )
 
 
