@@ -36,6 +36,6 @@ bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes) {
         un_group_forbid_reading(g);
         return false;
     }
-    write_word(&g->reading.count, read_word(&g->reading.count) + 1);
+    atomic_fetch_add_explicit(&g->reading.count, 1, memory_order_relaxed);
     return had == (ssize_t)(sizeof proof + bytes);
 }

@@ -344,6 +344,10 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 void un_group_forbid_reading(un_group *group);
 uint64_t un_group_reads(const un_group *group);
 
+/* How many threads of the group take part in a large call beside the one that makes it (copiers.c),
+ * before the first call; otherwise as many as the cores allow. */
+void un_group_set_copiers(un_group *group, int copiers);
+
 /* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
  * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without
  * having closed the group, its flag is raised by UN_FLAG_RELEASED. NULL: there are none any more.

@@ -24,6 +24,7 @@ BAD = {
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_READ_PEERS": "never",
+    "UNISONO_COPY_THREADS": "0",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_STRICT_ORDER": "rank",

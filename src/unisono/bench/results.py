@@ -18,6 +18,10 @@ from unisono.plan.predict import mean_absolute_error
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
 """A row is disturbed if other programs got in the way of this share of its samples."""
+TOLERANCE = 1.25
+"""A model is no better than this factor, whatever the samples say."""
+AGREEING = 0.2
+"""Samples agree where half of them lie in a range of this width, relative to the median."""
 
 
 _TWO_SIDED_95 = 1.96
@@ -109,6 +113,9 @@ class Row:
     samples: int
     calls_per_sample: int
     disturbed_share: float
+    expected_low_us: float | None = None
+    expected_high_us: float | None = None
+    """Between these lies the middle half of what the rows that calibrate let expect."""
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values (docs/bench.md), with the figures that follow from others."""
@@ -116,7 +123,9 @@ class Row:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
-        known = {item.name: values[item.name] for item in dataclasses.fields(cls)}
+        """The row that `as_dict` described, also after a round trip through JSON."""
+        names = [item.name for item in dataclasses.fields(cls)]
+        known = {name: values[name] for name in names if name in values}  # older files lack some
         return cls(**known | {"time_us": Summary(**values["time_us"])})
 
     @property
@@ -134,13 +143,30 @@ class Row:
         if self.expected_us is None:
             return "calibrates" if self.calibrates else ""
         ratio = self.time_us.p50 / self.expected_us
-        # Nobody can be surer than the samples are alike.
-        tolerance = 1.25 + min(self.time_us.spread, 1.0)
-        if ratio > tolerance:
+        low, high = self.range_us
+        if self.time_us.p25 > high:
             return f"slow by {ratio:.1f}x"
-        if ratio < 1 / tolerance:
+        if self.time_us.p75 < low:
             return f"fast by {1 / ratio:.1f}x"
         return "normal"
+
+    @property
+    def range_us(self) -> tuple[float, float]:
+        """What was expected, where something was: the middle half of the row's samples should not
+        lie outside."""
+        expected = self.expected_us or 0.0
+        low, high = self.expected_low_us or expected, self.expected_high_us or expected
+        return low / TOLERANCE, high * TOLERANCE
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its samples agree, and those of the rows which let expect something of it: a
+        number can then be expected, and not only a range."""
+        if not self.expected_us:
+            return False
+        low, high = self.range_us
+        width = (high / TOLERANCE - low * TOLERANCE) / self.expected_us
+        return max(self.time_us.spread, width) <= AGREEING
 
 
 @dataclass(frozen=True)
@@ -174,10 +200,14 @@ class Run:
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """By backend, the mean error of what was expected of undisturbed rows outside the fit."""
+        """Backend -> mean absolute error of the expected times of rows outside the fit.
+
+        A row that other programs disturbed, or whose samples do not agree, is left out: for the
+        latter only a range was expected.
+        """
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
-            if row.expected_us is not None and not row.disturbed:
+            if row.expected_us is not None and row.agrees and not row.disturbed:
                 pairs.setdefault(row.backend, []).append((row.expected_us, row.time_us.p50))
         return {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
 

@@ -77,6 +77,8 @@ class SharedMemory(Transport):
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
         if variables.READ_PEERS.read() is False:
             self.group.forbid_reading()
+        if (threads := variables.COPY_THREADS.read()) is not None:
+            self.group.set_copiers(threads - 1)
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
