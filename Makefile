@@ -112,8 +112,7 @@ diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/di
 	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
 # Others see their stubs (tools/write_overloads.py); they themselves are checked here.
-WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py \
-	src/unisono/collectives/tensors.py
+WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings; ends with line counts
 	.venv/bin/ruff check

@@ -515,6 +515,14 @@ bool un_unshare_pages(char *at, size_t bytes);
 /* Whoever writes to it from now on is killed: for a forked child, whose parent would see it. */
 bool un_protect_pages(char *at, size_t bytes);
 
+/* Write to `to` what `new` has other than `old`, in elements of `size` bytes, and give `old` the same.
+ * Returns how many bytes that takes; -1: more than `room`, and part of `old` may be new. */
+ptrdiff_t un_pack_changes(char *old, const char *new, size_t bytes, size_t size, char *to,
+                          size_t room);
+
+/* Make what was old at `at` new. False: these are not changes of so many bytes. */
+bool un_apply_changes(char *at, size_t bytes, size_t size, const char *from, size_t length);
+
 /* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
 int un_cpu_quota(void);
 

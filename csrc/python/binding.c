@@ -497,6 +497,8 @@ static PyMethodDef module_methods[] = {
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"create_block", module_create_block, METH_O, NULL},
+    {"pack_changes", module_pack_changes, METH_VARARGS, NULL},
+    {"apply_changes", module_apply_changes, METH_VARARGS, NULL},
     {"share_pages", module_share_pages, METH_VARARGS, NULL},
     {"unshare_pages", module_unshare_pages, METH_VARARGS, NULL},
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},

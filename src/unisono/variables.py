@@ -280,6 +280,11 @@ WATCH_CHECK = Variable(
     "1: calls of watched groups are compared before data moves",
     _switch,
 )
+WATCH_EQUAL = Variable(
+    "UNISONO_WATCH_EQUAL",
+    "before every how many forward passes of DDP the ranks' numbers are compared",
+    _whole(1, "a number of forward passes"),
+)
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
     "the signal by which a process that holds the GIL tells its stack; 0: none",

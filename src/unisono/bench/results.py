@@ -55,7 +55,6 @@ class Summary:
 
 
 def summarise(samples: Sequence[float] | Any) -> Summary:
-    """The summary of at least one sample."""
     ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
     count = len(ordered)
     if count == 0:
@@ -119,13 +118,11 @@ class Row:
     """Between these lies the middle half of what the rows that calibrate let expect."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
-        follow from others."""
+        """As plain values (docs/bench.md), with the figures that follow from others."""
         return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
-        """The row that `as_dict` described, also after a round trip through JSON."""
         names = [item.name for item in dataclasses.fields(cls)]
         known = {name: values[name] for name in names if name in values}  # older files lack some
         return cls(**known | {"time_us": Summary(**values["time_us"])})
@@ -138,12 +135,10 @@ class Row:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much of the cores that the median may suffer."""
         return self.disturbed_share > DISTURBED_SHARE
 
     @property
     def verdict(self) -> str:
-        """How the time compares with the one that was expected."""
         if self.expected_us is None:
             return "calibrates" if self.calibrates else ""
         ratio = self.time_us.p50 / self.expected_us
@@ -200,16 +195,12 @@ class Run:
 
     @property
     def wrong(self) -> int:
-        """How many elements of any result were not what they had to be."""
         return sum(row.wrong for row in self.rows)
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """Backend -> mean absolute error of the expected times of rows outside the fit.
-
-        A row that other programs disturbed, or whose samples do not agree, is left out: for the
-        latter only a range was expected.
-        """
+        """By backend, the mean error of what was expected of undisturbed rows outside the fit whose
+        samples agree."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
             if row.expected_us is not None and row.agrees and not row.disturbed:
@@ -218,7 +209,6 @@ class Run:
 
     @property
     def backends(self) -> list[str]:
-        """Those that were measured, in order."""
         return list(dict.fromkeys(row.backend for row in self.in_order))
 
     @property
@@ -230,7 +220,6 @@ class Run:
 
 
 def to_json(run: Run) -> str:
-    """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
     document["rows"] = [row.as_dict() for row in run.in_order]
     document["held_out_error"] = run.held_out_error
@@ -253,7 +242,6 @@ def from_json(text: str, where: str = "the file") -> Run:
 
 
 def read(path: Path) -> Run:
-    """The run in a file. Raises UnisonoError where it cannot be read."""
     try:
         return from_json(path.read_text(), str(path))
     except OSError as error:

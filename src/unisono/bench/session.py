@@ -40,10 +40,7 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 def find_ranks() -> RankInfo | None:
     """This process among the ranks that are there already: those of its world, or those that
-    torchrun, `unisono run` or mpirun has started; None where it is alone.
-
-    Raises UnisonoError where an mpirun does not say which rank this is.
-    """
+    torchrun, `unisono run` or mpirun has started; None where it is alone."""
     if worlds.is_begun():
         world = worlds.resolve()
         return RankInfo(world.rank, world.size) if world.size > 1 else None
@@ -64,10 +61,7 @@ def run(
     everywhere: bool = False,
 ) -> None:
     """Measure on the ranks that are there, else on new ones, which end with the run. `listener`
-    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides.
-
-    Raises UnisonoError if ranks fail, and KeyboardInterrupt; events until then are right.
-    """
+    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides."""
     require_torch("unisono bench")
     if find_ranks() is not None:
         run_rank(settings, listener, everywhere=everywhere)
@@ -95,7 +89,6 @@ def _run_new_rank(settings: BenchSettings) -> None:
 
 
 def apply_event(run: Run | None, event: Event) -> Run:
-    """The run, with what an event adds to it."""
     if event["event"] == "begin":
         skipped = [Skipped(**skipped) for skipped in event["skipped"]]
         return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
@@ -244,7 +237,6 @@ class Forecast:
         self._times: defaultdict[tuple[str, str], dict[int, Summary]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Add rows of calibration sizes."""
         for row in rows:
             self._times[_series(row)][row.size_bytes] = row.time_us
 

@@ -51,14 +51,12 @@ def bandwidth_text(bandwidth: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times as much."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, what it means, how a number is shown, and how wide a terminal must
-    be to show it."""
+    """Its heading and meaning, how a number is shown, and how wide a terminal must be."""
 
     heading: str
     meaning: str
@@ -95,8 +93,7 @@ COLUMNS = (
 
 
 def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
-    """A row's value under each of COLUMNS, and how it is shown; `first` is the first backend's row
-    of this size."""
+    """A row's value under each of COLUMNS, and how it is shown."""
     times = row.time_us
     values = [
         row.size_bytes,
@@ -141,7 +138,6 @@ def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def about(run: Run) -> str:
-    """On what and with what, in a line or two."""
     facts, versions = run.machine, run.versions
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
@@ -151,14 +147,12 @@ def about(run: Run) -> str:
 
 
 def _about_gpus(facts: dict[str, Any]) -> str:
-    """On which GPUs, where tensors lie there."""
     if not facts.get("gpu"):
         return ""
     return f" on {facts['gpu']}" if facts["gpus"] == 1 else f" on {facts['gpus']} {facts['gpu']}"
 
 
 def _about_hosts(facts: dict[str, Any]) -> str:
-    """Which hosts there are, and what the slowest link between them carries."""
     if not facts.get("hosts"):
         return ""
     hosts = ", ".join(f"{host['name']} ({host['ranks']})" for host in facts["hosts"])

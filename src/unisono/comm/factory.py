@@ -1,8 +1,4 @@
-"""Which transport a group has: the choice for ranks that have nothing in common yet.
-
-Ranks meet by announcements on one host, in a store wherever they are, or, started separately, by a
-name. A group of another library's is wrapped.
-"""
+"""Which transport a group has: the choice for ranks that have nothing in common yet."""
 
 from __future__ import annotations
 
@@ -30,15 +26,13 @@ def solo(
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    """A group of one."""
     from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
 
     return Communicator(Solo(name, global_ranks, timeout_s))
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
-    """The group of `size` processes of this host, which meet by announcements; other arguments are
-    those of `SharedMemory.connect`."""
+    """The group of `size` processes of this host; `how` is that of `SharedMemory.connect`."""
     return Communicator(SharedMemory.connect(announcements, rank, size, **how))
 
 
@@ -57,10 +51,9 @@ def connect(
     on_one_host: bool = False,
     in_world: bool = True,
 ) -> Communicator:
-    """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host, or known to be; by gloo alone where they are not, and
-    UNISONO_HOSTS asks for it. Without a world in common they have no
-    global ranks. Other arguments are those of `SharedMemory.connect`."""
+    """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without a
+    world in common they have no global ranks. Other arguments are those of
+    `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
     if variables.HOSTS.read() != "gloo":
@@ -110,7 +103,6 @@ def join(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """As `Communicator.join`, which says it all."""
     from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
@@ -180,7 +172,6 @@ def _come_in(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """Come into a group that grows."""
     from unisono.comm.rendezvous.growing import come_in, number_newcomers
 
     if rank is not None and rank < 0:
@@ -232,8 +223,7 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: always the same, until somebody closes
-    it or the group goes."""
+    """The Communicator of another library's process group: the same until that or it is closed."""
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)

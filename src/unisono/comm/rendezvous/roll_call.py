@@ -1,10 +1,6 @@
 """Who of the ranks is there at this moment, by a torch Store: for processes of several hosts that
-were started separately, and may start again.
-
-Every rank writes down that it waits, under a number of its own. Whoever sees an entry of every rank
-agrees to begin with just these processes; once all of them have agreed, they begin. A process that
-has ended since it came does not agree: the others wait until another takes its place.
-"""
+were started separately, and may start again. Every rank writes down that it waits. Whoever sees an
+entry of every rank agrees to begin with just these processes; once all have agreed, they begin."""
 
 from __future__ import annotations
 
@@ -21,11 +17,7 @@ from unisono.errors import RendezvousError
 
 
 def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -> str:
-    """What the ranks that are there now have in common, and no others ever had.
-
-    Raises RendezvousError if they do not come by the deadline, come with another size, or if
-    another process comes as this rank.
-    """
+    """What the ranks that are there now have in common, and no others ever had."""
     call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size)
     try:
         return call.wait_until_all_agree(Waiting(rank, size, name, deadline))
@@ -34,8 +26,6 @@ def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -
 
 
 class _RollCall:
-    """One rank's part in it."""
-
     def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
         self._number = secrets.token_hex(8)
@@ -67,7 +57,6 @@ class _RollCall:
             waiting.pause()
 
     def leave(self) -> None:
-        """This rank waits no longer."""
         self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
     def _look_who_waits(self) -> list[str]:
