@@ -151,7 +151,6 @@ static un_status take_by_kernel(const void *what, size_t offset, size_t bytes) {
     for (size_t done = offset; !status && done < end; done += step) {
         size_t some = end - done < step ? end - done : step;
         char *target = whole ? stream_direct(to, done, some) : bounce;
-        if (x->fills_new_memory) make_pages(to, done, some);
         bool is_read = read_peer(x->g, t->source, target, t->from + done, some);
         if (is_read && !whole) stream_write(to, done, bounce, some, false);
         status = look_at_abort(x->g);

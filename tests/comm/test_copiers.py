@@ -112,7 +112,7 @@ def test_a_death_in_the_middle_is_no_number(fresh_pool: RankPool, shared: bool) 
 def reduce_until_death(rank: int, size: int, path: str, shared: bool) -> str:
     comm = connect_with(THREADS, path, rank, size)
     total = comm.empty(COUNT) if shared else torch.empty(COUNT)
-    wanted = sum(row(source, 0) for source in range(size))
+    wanted = torch.stack([row(source, 0) for source in range(size)]).sum(0)
 
     def reduce() -> None:
         comm.all_reduce(total.copy_(row(rank, 0)))

@@ -123,7 +123,6 @@ class Row:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
-        """The row that `as_dict` described, also after a round trip through JSON."""
         names = [item.name for item in dataclasses.fields(cls)]
         known = {name: values[name] for name in names if name in values}  # older files lack some
         return cls(**known | {"time_us": Summary(**values["time_us"])})
@@ -200,11 +199,8 @@ class Run:
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """Backend -> mean absolute error of the expected times of rows outside the fit.
-
-        A row that other programs disturbed, or whose samples do not agree, is left out: for the
-        latter only a range was expected.
-        """
+        """By backend, the mean error of what was expected of undisturbed rows outside the fit whose
+        samples agree."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
             if row.expected_us is not None and row.agrees and not row.disturbed:
