@@ -28,8 +28,8 @@ import platform
 import random
 import signal
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -264,12 +264,15 @@ def measure_hosts(nbytes: int, turns: int) -> dict[str, list[str]]:
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parent)
     command = [sys.executable, "-c", ON_HOSTS, str(nbytes), str(turns)]
     for engine in (1, 2):
-        folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-        with network(2, Link(rate_bits_per_s=10**9)) as made:
-            ranks = start_ranks(made.hosts, (0, *[1] * engine), command, folder, environment)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            network(2, Link(rate_bits_per_s=10**9)) as made,
+        ):
+            placement = (0, *[1] * engine)
+            ranks = start_ranks(made.hosts, placement, command, Path(folder), environment)
             for rank in ranks:
                 assert rank.wait(600) == 0, rank.text()
-        found[f"an engine of {engine}"] = ranks[0].text().splitlines()
+            found[f"an engine of {engine}"] = ranks[0].text().splitlines()
     return found
 
 
