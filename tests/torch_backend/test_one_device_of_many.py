@@ -93,10 +93,6 @@ def use_everything(rank: int, size: int, path: str) -> None:
     for work in dist.batch_isend_irecv(messages):
         work.wait()
     assert x.equal(everybody[rank - 1])
-    if rank == 0:
-        assert {dist.recv(torch.zeros(1)) for _ in range(size - 1)} == {1, 2}
-    else:
-        dist.send(torch.zeros(1), 0)
 
     assert unisono.get_world().size == size  # by our engine, not around torch
     assert our_group(dist.new_group([0, 1])) is not None or rank == 2

@@ -11,35 +11,16 @@ from typing import Any
 
 from torch._C import _distributed_c10d
 
-from unisono.comm.work import FinishedWork
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import never_compiled
 
 CALLS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "allgather_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "alltoall",
-    "all_to_all_single",
-    "barrier",
-    "send",
-    "recv",
-    "recv_anysource",
-)
+    "allreduce allreduce_coalesced broadcast reduce allgather all_gather_single gather scatter "
+    "all_gather_single_coalesced allgather_coalesced reduce_scatter reduce_scatter_single "
+    "reduce_scatter_single_coalesced alltoall all_to_all_single barrier send recv recv_anysource"
+).split()
 """What the dispatcher asks of a backend."""
-
-_LIFE = ("abort", "shutdown", "set_timeout", "shrink")
 _Backend: Any = _distributed_c10d.Backend
 
 
@@ -65,20 +46,16 @@ class UnisonoBackend(_Backend):  # type: ignore[misc]
         return self.group._end_coalescing()
 
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """What the dispatcher asks for: it wants a work even where the call is over."""
-        work = getattr(self.group, name)(*given)
-        return self.group._work(FinishedWork(), [], self.group._completer) if work is None else work
+        """What the dispatcher asks for."""
+        return getattr(self.group, name)(*given)
 
 
 def _handed_on(name: str) -> Callable[..., Any]:
     def call(self: UnisonoBackend, *given: Any) -> Any:
         return self.carry_out(name, given)
 
-    def live(self: UnisonoBackend, *given: Any) -> Any:
-        return getattr(self.group, name)(*given)
-
-    return live if name in _LIFE else call
+    return call
 
 
-for _name in (*CALLS, *_LIFE):
+for _name in (*CALLS, "abort", "shutdown", "set_timeout", "shrink"):
     setattr(UnisonoBackend, _name, _handed_on(_name))

@@ -30,30 +30,28 @@ from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 def create(options: Any, over: Any) -> Any:
     """What torch calls to make a group; on its members only: a process group of ours, or a Backend
-    where another one serves other devices."""
+    where another one serves other devices. Where torch passes a Communicator on as the backend's
+    options (`make_default_group`, `torch_groups.group_over`), it is made over that one."""
     shorten_uncaught()
     given = _given_to_torch()
     is_one_of_many = _check_torch(options.group_rank, options.global_ranks_in_group, given)
-    if is_one_of_many:
-        from unisono.torch_backend.backend import UnisonoBackend
-
-        return UnisonoBackend(_create_group(options, over, given))
-    if getattr(options, "enable_reconfigure", False):
+    if getattr(options, "enable_reconfigure", False) and not is_one_of_many:
         from unisono.torch_backend.flight_recorder import with_backend
         from unisono.torch_backend.going_on import ReconfigurableProcessGroup
 
         timeout_s = options.timeout.total_seconds()
         return with_backend(ReconfigurableProcessGroup(options.store, options.group_id, timeout_s))
-    return _create_group(options, over, given)
+    comm = over if isinstance(over, Communicator) else _connect(options, given)
+    if is_one_of_many:
+        from unisono.torch_backend.backend import UnisonoBackend
+
+        return UnisonoBackend(UnisonoProcessGroup(comm, options.store))
+    return group_over(comm, options.store)
 
 
-def _create_group(options: Any, over: Any, given: Mapping[str, Any]) -> UnisonoProcessGroup:
-    """Where torch passes a Communicator on as the backend's options (`make_default_group`,
-    `torch_groups.group_over`), the group is made over that one. A group outside the world, which
-    trainers make by torch's own helper, has no global ranks, and members that need not be in this
-    world, nor on its hosts."""
-    if isinstance(over, Communicator):
-        return group_over(over, options.store)
+def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
+    """The members meet. A group outside the world, which trainers make by torch's own helper, has
+    no global ranks, and members that need not be in this world, nor on its hosts."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
@@ -81,24 +79,23 @@ def _create_group(options: Any, over: Any, given: Mapping[str, Any]) -> UnisonoP
 
             assert isinstance(world, HostsTransport)
 
-            comm = Communicator(
+            return Communicator(
                 connect_beside(
                     world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
                 )
             )
-        else:
-            comm = connect(
-                options.store,
-                rank,
-                size,
-                name=name,
-                global_ranks=ranks,
-                timeout_s=timeout_s,
-                join_timeout_s=timeout_s,
-                check=check,
-                on_one_host=world is not None and world.is_on_one_host,
-                in_world=in_world,
-            )
+        return connect(
+            options.store,
+            rank,
+            size,
+            name=name,
+            global_ranks=ranks,
+            timeout_s=timeout_s,
+            join_timeout_s=timeout_s,
+            check=check,
+            on_one_host=world is not None and world.is_on_one_host,
+            in_world=in_world,
+        )
     except GroupError:
         raise
     except (RuntimeError, OSError):
@@ -107,7 +104,6 @@ def _create_group(options: Any, over: Any, given: Mapping[str, Any]) -> UnisonoP
             check()
             time.sleep(0.01)
         raise
-    return group_over(comm, options.store)
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:

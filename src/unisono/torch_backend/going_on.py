@@ -15,7 +15,7 @@ from unisono.comm.factory import connect, solo
 from unisono.comm.work import FinishedWork
 from unisono.errors import NoQuorum, UnisonoError
 from unisono.torch_backend.backend import UnisonoBackend
-from unisono.torch_backend.process_group import UnisonoProcessGroup
+from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 from unisono.torch_support import never_compiled
 
 _torch: Any = c10d  # its stubs do not know its groups
@@ -43,7 +43,9 @@ def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) ->
             f"are left, not {len(left)}",
             group=comm.name,
         )
-    return UnisonoBackend(type(group)(made, group.get_group_store()))
+    if our_group(dist.group.WORLD) is group:  # torch numbers the ranks of the world anew
+        made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
+    return UnisonoBackend(UnisonoProcessGroup(made, group.get_group_store()))
 
 
 @never_compiled
