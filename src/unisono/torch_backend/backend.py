@@ -16,10 +16,26 @@ from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import never_compiled
 
 CALLS = (
-    "allreduce allreduce_coalesced broadcast reduce allgather all_gather_single gather scatter "
-    "all_gather_single_coalesced allgather_coalesced reduce_scatter reduce_scatter_single "
-    "reduce_scatter_single_coalesced alltoall all_to_all_single barrier send recv recv_anysource"
-).split()
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
 """What the dispatcher asks of a backend."""
 _Backend: Any = _distributed_c10d.Backend
 

@@ -59,7 +59,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
-    world = _world() if in_world else None
+    world = _world() if in_world and size > 1 else None
     end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:

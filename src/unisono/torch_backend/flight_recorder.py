@@ -25,9 +25,12 @@ from unisono.torch_support import never_compiled
 
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"
 _OLD_NAMES = (
-    "_allgather_base _reduce_scatter_base allgather_into_tensor_coalesced "
-    "reduce_scatter_tensor_coalesced alltoall_base"
-).split()
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+)
 _ProcessGroup: Any = dist.ProcessGroup
 
 

@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.factory import connect, solo
 from unisono.comm.work import FinishedWork
-from unisono.errors import NoQuorum, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.torch_backend.backend import UnisonoBackend
 from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 from unisono.torch_support import never_compiled
@@ -23,26 +23,14 @@ _torch: Any = c10d  # its stubs do not know its groups
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
     """A Backend of the ranks that are not excluded; they alone call. `aborts`: what is under way on
-    any rank of the group ends.
-
-    Raises NoQuorum where, over hosts, others are left than were meant.
-    """
+    any rank of the group ends. Raises NoQuorum where, over hosts, others have died, too."""
     comm = group.comm
     if aborts:
         comm.abort("shrink_group ends what is under way")
     left = [rank for rank in range(comm.size) if rank not in excluded]
-    if comm.transport.is_on_one_host or comm.errored is None:
-        made = comm.split(left, label="shrunk")
-        assert made is not None  # torch has refused those that are excluded
-    else:
-        made = comm.shrink()
-    if made.size != len(left):
-        made.close()
-        raise NoQuorum(
-            f"shrink_group without ranks {list(excluded)}: of group {comm.name} {made.size} ranks "
-            f"are left, not {len(left)}",
-            group=comm.name,
-        )
+    may_split = comm.transport.is_on_one_host or comm.errored is None
+    made = comm.split(left, label="shrunk") if may_split else comm.shrink(at_least=len(left))
+    assert made is not None  # torch has refused those that are excluded
     if our_group(dist.group.WORLD) is group:  # torch numbers the ranks of the world anew
         made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
     return UnisonoBackend(UnisonoProcessGroup(made, group.get_group_store()))

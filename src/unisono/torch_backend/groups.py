@@ -38,20 +38,13 @@ def connect_group(
     timeout: timedelta = timedelta(seconds=DEFAULT_TIMEOUT_S),
     name: str = "outside",
 ) -> UnisonoProcessGroup:
-    """A torch process group of `size` processes that meet in a torch Store, for those who wrap one:
-    torch.distributed need not be initialised, and does not know of it. Its methods are those that
-    torch calls: `group.allreduce([tensor], options)`. `abort` and `shutdown` end it; `group.comm`
-    is its Communicator. The store, or its prefix, serves one group.
-
-    Raises RendezvousError if they do not all come within `timeout`, which holds for calls, too.
-    """
-    from unisono.torch_backend.creation import group_over as over
-
-    seconds = timeout.total_seconds()
-    comm = connect(
-        store, rank, size, name=name, timeout_s=seconds, join_timeout_s=seconds, in_world=False
-    )
-    return over(comm, store)
+    """A torch process group of `size` processes that meet in a torch Store, or a PrefixStore, that
+    serves no other; torch.distributed need not be initialised, and does not know of it. `abort` and
+    `shutdown` end it. Raises RendezvousError if they do not all come within `timeout`, which holds
+    for calls, too."""
+    limits: Any = dict.fromkeys(("timeout_s", "join_timeout_s"), timeout.total_seconds())
+    comm = connect(store, rank, size, name=name, in_world=False, **limits)
+    return UnisonoProcessGroup(comm, store)
 
 
 def group_over(comm: Communicator) -> Any:
