@@ -43,7 +43,8 @@ def recorded_group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
 
 def with_backend(group: UnisonoProcessGroup) -> UnisonoProcessGroup:
     """The same group, with the stand-in that torch looks at."""
-    group.recorded_backend = RecordedBackend(weakref.proxy(group))  # torch keeps its C++ half alone
+    held_by_group: Any = weakref.proxy(group)
+    group.recorded_backend = RecordedBackend(held_by_group)  # torch keeps its C++ half alone
     kind = _ProcessGroup.BackendType.CUSTOM
     group._register_backend(torch.device("cpu"), kind, group.recorded_backend)
     group._set_default_backend(kind)

@@ -348,7 +348,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         for lazily_made in ("_completer", "_message_completer", "_buffers"):
             if lazily_made in vars(self):
-                vars(self).pop(lazily_made).close()
+                self.__dict__.pop(lazily_made).close()
         self.comm.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
