@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # it registers "fake"
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 

@@ -340,7 +340,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         """What `dist.shrink_group` asks for: a Backend of the ranks that are left."""
         from unisono.torch_backend.going_on import shrink
 
-        return shrink(self, excluded, aborts=flags == dist.SHRINK_ABORT)  # type: ignore[attr-defined]
+        return shrink(self, excluded, aborts=bool(flags))
 
     def abort(self) -> None:
         self.comm.abort("torch.distributed aborted the group")
