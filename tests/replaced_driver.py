@@ -1,9 +1,10 @@
 """A CUDA driver for machines without one: what `unisono.comm.cuda.driver` imports, replaced.
 
 A GPU's memory is shared memory of this machine, so that processes really open each other's: an
-allocation is a file in /dev/shm, its handle that file's name. A stream has done what it was given
-when the call returns; where one would wait for a number in memory, the call fails at once. The one
-kernel is carried out by NumPy.
+allocation is a file in /dev/shm, its handle that file's name. An expandable segment is several
+files, mapped one behind the other, whose handles are descriptors. A stream has done what it was
+given when the call returns; where one would wait for a number in memory, the call fails at once.
+The one kernel is carried out by NumPy.
 
 `install()` puts it in the place of cuda-bindings; `allocate` and `free` are what torch would do.
 """
@@ -16,6 +17,7 @@ import mmap
 import os
 import sys
 import tempfile
+import threading
 import types
 from enum import IntEnum
 from pathlib import Path
@@ -27,9 +29,11 @@ import numpy
 class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_MAP_FAILED = 205
     CUDA_ERROR_ALREADY_MAPPED = 208
     CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_NOT_SUPPORTED = 801
 
 
 class _Handle:
@@ -52,12 +56,44 @@ class _Memory:
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
 
+class _Piece:
+    """One piece of an expandable segment of this process."""
+
+    def __init__(self, path: Path, base: int, number: int) -> None:
+        self.path, self.base, self.number = path, base, number
+        self.size = PIECE_BYTES
+        with path.open("r+b") as file:
+            _map(base, PIECE_BYTES, file.fileno(), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+PIECE_BYTES = mmap.PAGESIZE
+_MAP_FIXED = 0x10
+_NO_ACCESS = 0
+_ALLOWED_HANDLE_TYPES = 14
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def _map(address: int | None, size: int, descriptor: int, access: int) -> int:
+    """Map a file, or reserve addresses (-1)."""
+    kind = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if address is not None:
+        kind |= _MAP_FIXED
+    found: int = _libc.mmap(address, size, access, kind, descriptor, 0)
+    assert found != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+    return found
+
+
 OK = CUresult.CUDA_SUCCESS
 _numbers = itertools.count(1000)
-_own: dict[int, _Memory] = {}
+_own: dict[int, _Memory | _Piece] = {}
 _opened: dict[int, _Memory] = {}
+_thread = threading.local()
 refuses_export = False
-"""As expandable segments do."""
+"""As MIG does."""
 refuses_host_memory = False
 """As a limit on locked memory does."""
 log: list[str] = []
@@ -77,9 +113,23 @@ def allocate(size: int, folder: str) -> int:
     return memory.base
 
 
-def free(base: int) -> None:
+def expand(size: int, folder: str, segment: int | None = None) -> int:
+    """The address of new memory of an expandable segment, which may have been there before."""
+    count = -(-size // PIECE_BYTES)
+    base = segment or _map(None, count * PIECE_BYTES, -1, _NO_ACCESS)
+    for piece in range(base, base + count * PIECE_BYTES, PIECE_BYTES):
+        if piece not in _own:
+            descriptor, name = tempfile.mkstemp(dir=folder)
+            os.truncate(descriptor, PIECE_BYTES)
+            os.close(descriptor)
+            _own[piece] = _Piece(Path(name), piece, next(_numbers))
+    return base
+
+
+def free(base: int, size: int = 1) -> None:
     """Give memory back: whoever has it open keeps it, and this process has it no more."""
-    _own.pop(base).path.unlink()
+    for piece in [each for each in _own if base <= each < base + size]:
+        _own.pop(piece).path.unlink()
 
 
 def is_known(address: int) -> bool:
@@ -97,14 +147,28 @@ def view(address: int, count: int, dtype: Any) -> Any:
 # -- the driver ------------------------------------------------------------------------------------
 
 
-def _allocation(address: int) -> _Memory | None:
+def _allocation(address: int) -> _Memory | _Piece | None:
     for memory in _own.values():
         if memory.base <= address < memory.base + memory.size:
             return memory
     return None
 
 
+def cuCtxGetCurrent() -> tuple[Any, ...]:
+    return OK, "the context"
+
+
+def cuCtxSetCurrent(context: Any) -> tuple[Any]:
+    assert context == "the context"
+    _thread.has_context = True
+    return (OK,)
+
+
 def cuMemGetAddressRange(address: int) -> tuple[Any, ...]:
+    if threading.current_thread().name == "unisono-gpu-memory" and not hasattr(
+        _thread, "has_context"
+    ):
+        return CUresult.CUDA_ERROR_INVALID_CONTEXT, 0, 0
     memory = _allocation(address)
     if memory is None:
         return CUresult.CUDA_ERROR_INVALID_VALUE, 0, 0
@@ -113,11 +177,15 @@ def cuMemGetAddressRange(address: int) -> tuple[Any, ...]:
 
 def cuPointerGetAttribute(kind: int, address: int) -> tuple[Any, ...]:
     memory = _allocation(address)
-    return (CUresult.CUDA_ERROR_INVALID_VALUE, 0) if memory is None else (OK, memory.number)
+    if memory is None:
+        return CUresult.CUDA_ERROR_INVALID_VALUE, 0
+    if kind == _ALLOWED_HANDLE_TYPES:
+        return OK, int(isinstance(memory, _Piece) and not refuses_export)
+    return OK, memory.number
 
 
 def cuIpcGetMemHandle(base: int) -> tuple[Any, ...]:
-    if refuses_export or base not in _own:
+    if refuses_export or not isinstance(_own.get(base), _Memory):
         return CUresult.CUDA_ERROR_INVALID_VALUE, None
     handle = _Handle()
     handle.reserved = str(_own[base].path).encode().ljust(64, b"\0")
@@ -138,6 +206,60 @@ def cuIpcOpenMemHandle(handle: _Handle, flags: int) -> tuple[Any, ...]:
 
 def cuIpcCloseMemHandle(base: int) -> tuple[Any]:
     log.append(f"close {_opened.pop(base).path.name}")
+    return (OK,)
+
+
+def cuMemRetainAllocationHandle(base: int) -> tuple[Any, ...]:
+    piece = _allocation(base)
+    if not isinstance(piece, _Piece):
+        return CUresult.CUDA_ERROR_INVALID_VALUE, None
+    return OK, piece
+
+
+def cuMemExportToShareableHandle(piece: _Piece, kind: int, flags: int) -> tuple[Any, ...]:
+    assert kind == 1
+    if refuses_export or not piece.path.exists():
+        return CUresult.CUDA_ERROR_NOT_SUPPORTED, None
+    return OK, os.open(piece.path, os.O_RDWR)
+
+
+def cuMemImportFromShareableHandle(descriptor: int, kind: int) -> tuple[Any, ...]:
+    assert kind == 1
+    return OK, os.dup(descriptor)
+
+
+def cuMemRelease(handle: _Piece | int) -> tuple[Any]:
+    if isinstance(handle, int):
+        os.close(handle)
+    return (OK,)
+
+
+def cuMemAddressReserve(size: int, *rest: int) -> tuple[Any, ...]:
+    log.append("open a segment")
+    return OK, _map(None, size, -1, _NO_ACCESS)
+
+
+def cuMemMap(address: int, size: int, offset: int, handle: int, flags: int) -> tuple[Any]:
+    if offset or size != os.fstat(handle).st_size:
+        return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+    _map(address, size, handle, _NO_ACCESS)
+    return (OK,)
+
+
+def cuMemSetAccess(address: int, size: int, access: list[Any], count: int) -> tuple[Any]:
+    assert (access[0].location.type, access[0].location.id, access[0].flags) == (1, 0, 3)
+    assert not _libc.mprotect(address, size, mmap.PROT_READ | mmap.PROT_WRITE)
+    return (OK,)
+
+
+def cuMemUnmap(address: int, size: int) -> tuple[Any]:
+    _map(address, size, -1, _NO_ACCESS)
+    return (OK,)
+
+
+def cuMemAddressFree(address: int, size: int) -> tuple[Any]:
+    log.append("close a segment")
+    assert not _libc.munmap(address, size)
     return (OK,)
 
 
@@ -215,7 +337,10 @@ def install() -> Any:
     driver = sys.modules[__name__]
     constants = types.SimpleNamespace
     values: dict[str, Any] = {
-        "CUpointer_attribute": constants(CU_POINTER_ATTRIBUTE_BUFFER_ID=7),
+        "CUpointer_attribute": constants(
+            CU_POINTER_ATTRIBUTE_BUFFER_ID=7,
+            CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES=_ALLOWED_HANDLE_TYPES,
+        ),
         "CUmemorytype": constants(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2),
         "CUipcMem_flags": constants(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS=1),
         "CU_MEMHOSTREGISTER_DEVICEMAP": 2,
@@ -224,6 +349,10 @@ def install() -> Any:
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=76,
         ),
         "CUipcMemHandle": _Handle,
+        "CUmemAllocationHandleType": constants(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1),
+        "CUmemLocationType": constants(CU_MEM_LOCATION_TYPE_DEVICE=1),
+        "CUmemAccess_flags": constants(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3),
+        "CUmemAccessDesc": lambda: constants(location=constants()),
     }
     for name, value in values.items():
         setattr(driver, name, value)

@@ -19,11 +19,14 @@ name = "GPU-one"
 """Of the GPU on which all memory of the replaced driver lies."""
 waits: list[torch.device] = []
 """The devices whose streams were waited for."""
+is_expandable = False
+"""Whether memory lies in expandable segments."""
 
 
-def install(folder: str) -> Any:
+def install(folder: str, expandable: bool = False) -> Any:
     """The replaced driver, for a GPU whose memory lies in a folder."""
-    global name
+    global name, is_expandable
+    is_expandable = expandable
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
     driver = replaced_driver.install()
     driver.log.clear()
@@ -41,10 +44,12 @@ def install(folder: str) -> Any:
 def tensor_of(values: torch.Tensor, freed: Callable[[], None] | None = None) -> torch.Tensor:
     """These values in new memory of the GPU, which torch gives back, and says so, when no tensor
     lies there any more."""
-    base = replaced_driver.allocate(max(values.nbytes, 1), os.environ["REPLACED_DRIVER_FOLDER"])
+    size = max(values.nbytes, 1)
+    make = replaced_driver.expand if is_expandable else replaced_driver.allocate
+    base = make(size, os.environ["REPLACED_DRIVER_FOLDER"])
 
     def free() -> None:
-        replaced_driver.free(base)
+        replaced_driver.free(base, size)
         if freed is not None:
             freed()
 

@@ -160,7 +160,8 @@ class Rank:
         mine = encode_memory(self.exported.describe(rows), 4)
         memory = [decode_memory(row, 4) for row in self._gather(mine, self.comm)]
         refusal = ""
-        if self.orchestra.is_conductor:
+        self.orchestra.forget(memory)
+        if self.comm.rank == 0:
             try:
                 located = self.orchestra.locate(memory, make_tasks())
             except DriverError as error:
@@ -307,6 +308,7 @@ def lose_memory(comm: Communicator, folder: str) -> None:
     comm.barrier()
     assert rank.call([(base, 4)], all_reduce(2, 1)) == "CUDA_ERROR_MAP_FAILED"
     assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
+    rank.orchestra.close()
 
 
 def test_a_rank_whose_memory_is_not_for_others_says_so(
@@ -321,7 +323,70 @@ def refuse_export(comm: Communicator, folder: str) -> None:
     memory = rank.exported.describe([(rank.allocate(1.0), 4), (0, 0)])
     assert not memory.can_map
     assert "cuIpcGetMemHandle" in str(rank.exported.refusal)
-    assert isinstance(attempt(rank.exported._driver.number_of, 5), RuntimeError)
+    assert isinstance(attempt(rank.exported._driver.allocation_of, 5), RuntimeError)
+
+
+# -- expandable segments ---------------------------------------------------------------------------
+
+
+def test_the_conductor_works_in_expandable_segments(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(reduce_in_segments, 3, memory_folder) == [None] * 3
+
+
+def reduce_in_segments(comm: Communicator, folder: str) -> None:
+    from unisono.comm.cuda.conducting import mappings_of_this_process
+
+    rank = Rank(comm, folder)
+    view, pieces = rank.driver.view, 150  # more than travel in one message
+    floats = pieces * rank.driver.PIECE_BYTES // 4
+    base = rank.driver.expand(4 * floats, folder)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    view(base, floats, numpy.float32)[:] = numpy.arange(floats) + comm.rank
+    row = base + 4, 4 * (floats - 1)
+    for _ in range(3):
+        assert rank.call([row], all_reduce(3, floats - 1)) == ""
+    expected = 9 * (3 * numpy.arange(floats, dtype=numpy.float32) + 3)
+    expected[0] = comm.rank
+    assert numpy.array_equal(view(base, floats, numpy.float32), expected)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the lobby
+    assert rank.driver.log == (["open a segment"] * 2 if comm.rank == 0 else [])
+
+    # A piece in the middle has gone, and another came to its place.
+    middle = base + 70 * rank.driver.PIECE_BYTES
+    rank.driver.free(middle)
+    rank.driver.expand(4 * floats, folder, base)
+    view(base, floats, numpy.float32)[:] = 1
+    for _ in range(3):
+        assert rank.call([row], all_reduce(3, floats - 1)) == ""
+    assert view(base, floats, numpy.float32)[1:].tolist() == [27] * (floats - 1)
+    if comm.rank == 0:
+        assert rank.driver.log.count("open a segment") == 4
+        assert len(mappings_of_this_process()) == rank.driver.log.count("close a segment") == 2
+    rank.orchestra.close()
+    assert len(mappings_of_this_process()) == 0
+
+
+def test_a_segment_whose_owner_gives_nothing_out_is_told_before_anything_changes(
+    cuda_pool: RankPool, memory_folder: str
+) -> None:
+    assert cuda_pool.run(refuse_pieces, 2, memory_folder) == [None] * 2
+
+
+def refuse_pieces(comm: Communicator, folder: str) -> None:
+    rank = Rank(comm, folder)
+    base = rank.driver.expand(4 * FLOATS, folder)
+    rank.driver.view(base, 1, numpy.float32)[:] = 1
+    if comm.rank == 1:
+        pieces = list(rank.driver._own.values())
+        pieces[-1].path.rename(pieces[-1].path.with_name("away"))
+    comm.barrier()
+    assert "cuMemExportToShareableHandle" in rank.call([(base, 4 * FLOATS)], all_reduce(2, 1))
+    assert rank.driver.view(base, 1, numpy.float32).tolist() == [1]
+    opened = ["open a segment", "close a segment"]
+    assert rank.driver.log == (opened if comm.rank == 0 else [])
+    rank.orchestra.close()
 
 
 # -- flags of streams ------------------------------------------------------------------------------
@@ -400,6 +465,9 @@ class CopyingDriver:
     def synchronize(self, stream: int) -> None:
         pass
 
+    def open_host_memory(self, address: int, size: int) -> int:
+        return address
+
     def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
         ctypes.memmove(host, device, size)
 
@@ -433,3 +501,22 @@ def test_pinned_memory_made_in_inference_mode_serves_outside(
                 assert taken.eq(2).all()
                 staging.give(row, taken.add_(1))
                 assert row.eq(3).all()
+
+
+@pytest.mark.ranks(3)
+def test_large_rows_pass_through_two_buffers(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unisono.comm.cuda import staging
+
+    monkeypatch.setattr(staging, "_BUFFER_BYTES", 1000)
+    memory = comm.transport.allocate(0 if comm.rank else staging.RELAY_BYTES)
+    assert memory is not None
+    relay = staging.Relay(CopyingDriver(), memory)  # type: ignore[arg-type]
+    for turn, counts in enumerate([(7, 5400, 0, 1), (3, 997, 1000, 2000), (1,), (999, 2)]):
+        rows = [torch.full((count,), 7 * comm.rank + turn).to(torch.uint8) for count in counts]
+        for row in rows:
+            row += torch.arange(row.numel()).to(torch.uint8)
+        expected = [row + (7 * (turn % 3 - comm.rank)) for row in rows]
+        relay.carry(rows, comm.rank == turn % 3, 0, comm.barrier)
+        assert all(map(torch.equal, rows, expected)), turn

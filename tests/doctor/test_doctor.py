@@ -280,4 +280,4 @@ def test_whether_ranks_can_share_a_gpu(fresh_pool: RankPool, tmp_path: Path) -> 
     (found,) = fresh_pool.run(find_sharing, 1, str(tmp_path), True)
     assert found.level == "warn"
     assert "the driver exports no memory (cuIpcGetMemHandle" in found.text
-    assert "expandable segments" in found.advice
+    assert "MIG" in found.advice

@@ -7,12 +7,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
 from ranks import RankPool, attempt
 from unisono.comm.cuda.conducting import mappings_of_this_process
+from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
@@ -160,19 +162,37 @@ def run_out(rank: int, size: int, path: str) -> str:
     return str(error)
 
 
-def test_expandable_segments_are_staged(fresh_pool: RankPool) -> None:
-    assert fresh_pool.run(use_expandable_segments, 2, connected=False) == [3.0, 3.0]
+@pytest.mark.parametrize("refuses", [False, True], ids=["expandable segments", "nothing is shared"])
+def test_memory_that_cuda_ipc_does_not_take(fresh_pool: RankPool, refuses: bool) -> None:
+    assert fresh_pool.run(use_expandable_segments, 2, refuses, connected=False) == [3.0, 3.0]
 
 
-def use_expandable_segments(rank: int, size: int, path: str) -> float:
+def use_expandable_segments(rank: int, size: int, path: str, refuses: bool) -> float:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    if refuses:
+        refuse_to_share()
     with connect_on_host(FileAnnouncements(path), rank, size) as comm:
         tensor = torch.full((LARGE // 4,), float(rank + 1), device="cuda")
         comm.all_reduce(tensor)
         assert tensor.eq(3).all()
         part = torch.empty(LARGE // 8, device="cuda")
         comm.reduce_scatter(part, tensor, "max")
+        rows = [torch.full((n,), float(rank), device="cuda") for n in (3, 9 << 20, 1, 5 << 20)]
+        comm.broadcast(rows, 1)  # fills pinned buffers more than once
+        assert all(row.eq(1).all() for row in rows)
+        opened = len(mappings_of_this_process())
+        assert (opened > 0) == (rank == 0 and not refuses), opened
         return float(part[0])
+
+
+def refuse_to_share() -> None:
+    """As MIG and sandboxes do."""
+
+    def refuse(driver: Driver, base: int) -> NoReturn:
+        raise DriverError("export", "refused")
+
+    Driver.export_memory = refuse  # type: ignore[assignment]
+    Driver.has_descriptors = lambda driver, base: False  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["the conductor", "another rank"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from functools import partial
+import statistics
+import time
 from typing import Any
 
 import pytest
 import torch
+from test_gpu_faults import refuse_to_share
 
 from ranks import RankPool, raised
 from unisono.comm.communicator import Communicator
@@ -173,22 +175,67 @@ def test_a_trainer_whose_memory_is_elsewhere_now(comm: Communicator) -> None:
     comm.barrier()
 
 
-def test_expandable_segments_cannot_be_served(fresh_pool: RankPool) -> None:
-    for text in fresh_pool.run(serve_expandable_segments, 2, connected=False):
-        assert "engines cannot open the trainer's memory" in text
-        assert "xpandable segments" in text
+def test_expandable_segments_are_served(fresh_pool: RankPool) -> None:
+    assert fresh_pool.run(serve_expandable_segments, 2, connected=False) == [None] * 2
 
 
-def serve_expandable_segments(rank: int, size: int, path: str) -> str:
+def serve_expandable_segments(rank: int, size: int, path: str) -> None:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     with connect_on_host(FileAnnouncements(path), rank, size) as comm:
-        mine = {"w": torch.full((32 << 20,), float(rank), device="cuda")}
-        update = partial(weight_update, mine, comm, **{"alias": True} if rank else {})
-        text = str(raised(WeightUpdateError, update))
-        assert mine["w"].eq(rank).all()
-        weight_update(mine, comm)  # a copy can be had all the same
-        assert mine["w"].eq(0).all()
-        return text
+        mine = {f"w{at}": torch.full((9 << 20,), float(rank), device="cuda") for at in range(4)}
+        end: Any = WeightReceiver(comm, mine, alias=True) if rank else WeightSender(comm, mine)
+        with end:
+            for step in range(1, 7):
+                if rank == 0 and step % 2:
+                    mine.clear()
+                    torch.cuda.empty_cache()  # pieces go, and others come to their places
+                    for at in range(4):
+                        mine[f"w{at}"] = torch.full((9 << 20,), float(step), device="cuda")
+                elif rank == 0:
+                    for tensor in mine.values():
+                        tensor.fill_(step)
+                end.update()
+                assert all(tensor.eq(step).all() for tensor in mine.values()), step
+                comm.barrier()
+        mine.clear()
+        assert rank == 0 or count_open() == 0
+        comm.barrier()
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "refuses", "limit_ms"),
+    [(16, False, 60), (4, True, 200)],  # at least 20 GB/s
+    ids=["expandable segments", "nothing is shared"],
+)
+def test_how_long_updates_take_without_cuda_ipc(
+    fresh_pool: RankPool, record_property: Any, gigabytes: int, refuses: bool, limit_ms: float
+) -> None:
+    first, second, *later = fresh_pool.run(time_updates, 2, gigabytes, refuses, connected=False)[1]
+    record_property("first_ms", round(first, 1))
+    record_property("second_ms", round(second, 1))
+    record_property("later_ms", round(statistics.median(later), 1))
+    assert statistics.median(later) < limit_ms
+
+
+def time_updates(rank: int, size: int, path: str, gigabytes: int, refuses: bool) -> list[float]:
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    if refuses:
+        refuse_to_share()
+    times = []
+    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
+        mine = {
+            f"w{at}": torch.full((50_000_000,), float(rank), device="cuda", dtype=torch.bfloat16)
+            for at in range(10 * gigabytes)
+        }
+        end: Any = WeightReceiver(comm, mine) if rank else WeightSender(comm, mine, checksum=False)
+        with end:
+            for _ in range(7):
+                comm.barrier()
+                begin = time.perf_counter()
+                end.update()
+                times.append(1e3 * (time.perf_counter() - begin))
+        assert all(tensor.eq(0).all() for tensor in mine.values())
+    return times
 
 
 def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:

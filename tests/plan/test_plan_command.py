@@ -41,7 +41,7 @@ def test_one_algorithm_or_two_alone() -> None:
     assert ranked(alone) == ["lanes"]
     assert "(8 pieces)" in alone.output
     both = plan("broadcast", "-n", 16, "--algorithm", "chain", "--against", "lanes", "--json")
-    names = [entry["algorithm"] for entry in json.loads(both.output)["algorithms"]]
+    names = [entry["algorithm"] for entry in json.loads(both.stdout)["algorithms"]]
     assert sorted(names) == ["chain", "lanes"]
     swept = plan("all_reduce", "-n", 12, "--algorithm", "lanes", "--sizes", "1K:4K")
     assert "1K to    4K: lanes" in swept.output
@@ -63,7 +63,7 @@ def test_switches_that_add_are_ranked_beside_the_others() -> None:
 
 
 def test_the_same_for_programs() -> None:
-    found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").output)
+    found = json.loads(plan("all_reduce", "-n", 16, "--size", "1M", "--json").stdout)
     assert found["nodes"] == 2
     assert found["bytes"] == 1 << 20
     times = [entry["time_s"] for entry in found["algorithms"]]
@@ -71,9 +71,9 @@ def test_the_same_for_programs() -> None:
     assert len(times) == len(catalog("all_reduce"))
     assert found["in_network"] is None
     assert "-bound" in found["why"]
-    swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").output)
+    swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").stdout)
     assert [entry["bytes"] for entry in swept] == [8, 16, 32, 64]
-    costs = json.loads(plan("--table", "-n", 8, "--json").output)
+    costs = json.loads(plan("--table", "-n", 8, "--json").stdout)
     ring = {"collective": "all_reduce", "algorithm": "ring", "ranks": 8, "steps": 14}
     ring |= {"most_sent": 1.75, "total_sent": 14, "alpha": 14, "beta": 1.75, "gamma": 0.875}
     assert ring in costs
@@ -129,7 +129,7 @@ def test_a_schedule_is_shown(tmp_path: Path) -> None:
     assert "15 +> 0 c14" in wide.output
     other = plan("show", "binomial", "--collective", "reduce", "-n", 5, "--root", 3, "--json")
     assert Schedule.from_json(other.output) == find("reduce", "binomial").schedule(5, root=3)
-    assert json.loads(other.output)["root"] == 3
+    assert json.loads(other.stdout)["root"] == 3
 
 
 def test_the_table() -> None:

@@ -19,6 +19,8 @@ from unisono import Communicator, PeerLost
 pytestmark = pytest.mark.vllm
 
 ACTORS = 2
+IMPORTS_S = 400.0
+"""verl imports vLLM: four ranks at once take minutes for it on two busy cores."""
 SHAPES = {"embed": (64, 32), "norm": (32,), "large": (300, 70), "scalar": ()}
 
 
@@ -60,7 +62,7 @@ def update(engine: Any, rank: int, version: int) -> None:
 
 
 def test_verls_calls(pool: RankPool) -> None:
-    pool.run(update_twice, 4, connected=False)
+    pool.run(update_twice, 4, connected=False, deadline_s=IMPORTS_S)
 
 
 def update_twice(rank: int, size: int, path: str) -> None:
@@ -73,7 +75,7 @@ def update_twice(rank: int, size: int, path: str) -> None:
 
 
 def test_a_rollout_worker_that_dies(fresh_pool: RankPool) -> None:
-    *others, dead = fresh_pool.outcomes(lose_a_worker, 4, connected=False)
+    *others, dead = fresh_pool.outcomes(lose_a_worker, 4, connected=False, deadline_s=IMPORTS_S)
     assert dead.exit_code == -signal.SIGKILL
     for outcome in others:
         assert outcome.error is None, outcome.error

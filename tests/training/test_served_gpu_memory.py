@@ -10,6 +10,7 @@ import signal
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 import replaced_gpus
@@ -21,9 +22,9 @@ from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_u
 
 def weights(value: float) -> dict[str, torch.Tensor]:
     made = {
-        "matrix": tensor_of(torch.full((30, 20), value)),
+        "matrix": tensor_of(torch.full((60, 50), value)),
         "half": tensor_of(torch.full((7,), value, dtype=torch.bfloat16)),
-        "turned": tensor_of(torch.full((20, 30), value).t()),
+        "turned": tensor_of(torch.full((50, 60), value).t()),
     }
     made["tied"] = made["matrix"]
     return made
@@ -40,12 +41,15 @@ def times(driver: Any, what: str) -> int:
     return sum(line.startswith(what) for line in driver.log)
 
 
-def test_engines_serve_the_trainers_memory(cuda_pool: RankPool, memory_folder: str) -> None:
-    assert cuda_pool.run(serve, 3, memory_folder) == [None] * 3
+@pytest.mark.parametrize("expandable", [False, True], ids=["allocations", "expandable segments"])
+def test_engines_serve_the_trainers_memory(
+    cuda_pool: RankPool, memory_folder: str, expandable: bool
+) -> None:
+    assert cuda_pool.run(serve, 3, memory_folder, expandable) == [None] * 3
 
 
-def serve(comm: Communicator, folder: str) -> None:
-    driver = replaced_gpus.install(folder)
+def serve(comm: Communicator, folder: str, expandable: bool) -> None:
+    driver = replaced_gpus.install(folder, expandable)
     mine = weights(comm.rank + 1)
     if comm.rank == 0:
         with WeightSender(comm, mine) as sender:
@@ -73,7 +77,7 @@ def serve(comm: Communicator, folder: str) -> None:
     comm.barrier()
     assert mine["matrix"][3, 4] == mine["tied"][3, 4] == -1
     assert mine["matrix"].data_ptr() == mine["tied"].data_ptr()
-    assert mine["turned"].stride() == (1, 30)
+    assert mine["turned"].stride() == (1, 60)
     receiver.close()
     assert count_open() == times(driver, "open") == 3  # each of them once
     assert mine["half"].eq(20).all()
@@ -175,11 +179,11 @@ def refuse(comm: Communicator, folder: str) -> None:
     where = {name: tensor.data_ptr() for name, tensor in mine.items()}
     update = partial(weight_update, mine, comm, **{"alias": True} if comm.rank else {})
 
-    driver.refuses_export = True  # as with expandable segments
+    driver.refuses_export = True  # as with MIG
     error = str(raised(WeightUpdateError, update))
     assert "rank 0: ValueError: alias=True: engines cannot open the trainer's memory" in error
     assert "cuIpcGetMemHandle" in error
-    assert "xpandable segments" in error
+    assert "MIG and sandboxes" in error
     driver.refuses_export = False
 
     if comm.rank == 0:  # whoever opens it finds nothing

@@ -134,17 +134,18 @@ def _gpus() -> Iterator[Finding]:
 def find_sharing(address: int) -> Finding:
     """What ranks can do that share the GPU in whose memory this process has an address."""
     from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
+    from unisono.comm.cuda.passing import export_memory
 
     slow = "large CUDA tensors of ranks that share a GPU go through the CPU's memory"
     try:
         driver = load_driver()
-        driver.export_memory(driver.allocation_of(address).base)
+        export_memory(driver, driver.allocation_of(address))
         mps = driver.has_mps(0)
     except DriverMissing as error:
         text = f"no cuda-bindings: {slow} ({error})"
         return warn(_SHARED_GPU, text, "Run `pip install cuda-bindings`.")
     except DriverError as error:
-        advice = "Leave expandable segments out of PYTORCH_CUDA_ALLOC_CONF; see docs/cuda.md."
+        advice = "MIG and sandboxes are known reasons: see docs/cuda.md."
         return warn(_SHARED_GPU, f"{slow}: the driver exports no memory ({error})", advice)
     turns = (
         "compute side by side by MPS"

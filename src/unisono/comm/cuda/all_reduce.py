@@ -9,8 +9,8 @@ import numpy
 import torch
 
 from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls, is_capturing
-from unisono.comm.cuda.conducting import CONDUCTOR, Task
-from unisono.comm.cuda.regions import RankMemory, decode_memory, encode_memory
+from unisono.comm.cuda.conducting import Task
+from unisono.comm.cuda.regions import RankMemory, encode_memory
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.on_rows.announced_calls import AnnouncedCall
@@ -119,8 +119,7 @@ class AllReduces:
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)
         everything = numpy.empty((calls.size, len(message)), numpy.uint8)
         calls.run_engine(call, Operation.ALL_GATHER, everything, message, GPU_MARK)
-        wanted = 1 if calls.rank == CONDUCTOR else 0
-        return [decode_memory(row.tobytes(), wanted) for row in everything]
+        return calls.read_memory(everything, 1)
 
 
 def reduce_staged_row(

@@ -20,7 +20,7 @@ from unisono.comm.cuda.backward import WorksOfBackward, in_backward
 from unisono.comm.cuda.conducting import CONDUCTOR, Orchestra, Task
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.cuda.regions import ExportedMemory, RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.staging import Staging
+from unisono.comm.cuda.staging import RELAY_BYTES, Relay, Staging
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
@@ -37,7 +37,7 @@ from unisono.comm.reductions import Reduction
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import Work
-from unisono.errors import CollectiveMismatch, GroupError, name_ranks
+from unisono.errors import CollectiveMismatch, GroupError, SegmentError, name_ranks
 
 if TYPE_CHECKING:
     from unisono.comm.shared_memory.memory_transport import SharedMemory
@@ -72,6 +72,8 @@ class CudaCalls:
         self.name = engine.name
         self.device = device
         self.staging = Staging(driver, _PINNED_BYTES)
+        self._driver = driver
+        self._relays: list[Relay | None] = []  # one, once it was needed
         self.orchestra = orchestra
         self._exported = ExportedMemory(driver)
         self._has_warned = False
@@ -155,15 +157,17 @@ class CudaCalls:
         moved_bytes: int,
         plan: _Plan,
         staged: Callable[[], None],
+        conductor: int = CONDUCTOR,
     ) -> None:
         """Meet the others; then let the conductor follow the plan where much is to be moved and all
         can be reached, and otherwise take the way through pinned memory."""
         stream = self.stream()
         if self.orchestra is not None:
-            self.orchestra.arrive(stream)
-        memory, peer_calls = self._meet(call, rows, moved_bytes)
+            self.orchestra.arrive(stream, conductor)
+        memory, peer_calls = self._meet(call, rows, moved_bytes, conductor)
         is_large = max(brought.bytes for brought in memory) > STAGED_BYTES
-        if is_large and self.conducted(call, lambda: plan(memory, peer_calls), memory, stream):
+        tasks = functools.partial(plan, memory, peer_calls)
+        if is_large and self.conducted(call, tasks, memory, stream, conductor):
             return
         self.staging.start(stream)
         staged()
@@ -174,6 +178,7 @@ class CudaCalls:
         plan: Callable[[], list[Task]],
         memory: Sequence[RankMemory],
         stream: int,
+        conductor: int = CONDUCTOR,
     ) -> bool:
         """Whether the conductor carries out a call in everybody's memory: it could open all of it,
         and has given its stream the work. The same on all ranks."""
@@ -186,7 +191,7 @@ class CudaCalls:
             self.warn_of_staging(f"{name_ranks(unmapped)}: {why}")
             return False
         said = numpy.zeros(_OUTCOME_BYTES, numpy.uint8)
-        if self.rank == CONDUCTOR:
+        if self.rank == conductor:
             try:
                 located = orchestra.locate(memory, plan())
             except DriverError as error:
@@ -194,16 +199,42 @@ class CudaCalls:
                 said[: len(text)] = list(text)
             else:
                 orchestra.conduct(located, stream)
-        self.run_engine(call, Operation.BROADCAST, said, said, CONDUCTOR)
+        self.run_engine(call, Operation.BROADCAST, said, said, conductor)
         if said[0]:
             self.orchestra = None  # on every rank: from now on all calls are staged
             self.warn_of_staging(said.tobytes().rstrip(b"\0").decode())
             return False
-        orchestra.follow(stream)
+        orchestra.follow(stream, conductor)
         return True
 
+    def relayed(self, call: AnnouncedCall, rows: Rows, root: int) -> bool:
+        """Whether a large broadcast was carried out in pinned memory that all ranks have in common:
+        the driver lets each of them have it."""
+        if sum(row.nbytes for row in rows) <= STAGED_BYTES:
+            return False
+        if not self._relays:
+            self._relays.append(self._open_relay(call))
+        (relay,) = self._relays
+        if relay is not None:
+            meet = functools.partial(self.engine.barrier, None, False)
+            relay.carry(rows, self.rank == root, self.stream(), meet)
+        return relay is not None
+
+    def _open_relay(self, call: AnnouncedCall) -> Relay | None:
+        relay = None
+        with contextlib.suppress(SegmentError, DriverError):
+            memory = self.engine.allocate(0 if self.rank else RELAY_BYTES)
+            if memory is not None and self._driver is not None:
+                relay = Relay(self._driver, memory)
+        has_one = numpy.array([relay is not None], numpy.uint8)
+        least = Reduction("min")
+        self.run_engine(call, Operation.ALL_REDUCE, has_one, has_one, GPU_MARK, least)
+        if relay is not None and not has_one[0]:
+            relay.close()
+        return relay if has_one[0] else None
+
     def _meet(
-        self, call: AnnouncedCall, rows: Rows, moved_bytes: int
+        self, call: AnnouncedCall, rows: Rows, moved_bytes: int, conductor: int
     ) -> tuple[list[RankMemory], list[AnnouncedCall]]:
         """What everybody brings. Raises CollectiveMismatch where the calls differ."""
         mine = self.describe(rows, moved_bytes)
@@ -219,12 +250,17 @@ class CudaCalls:
         error = None if are_alike(calls) else find_mismatch(peer_calls, self.rank, self.name)
         if error is not None:
             self._end(error)
-        wanted = most if self.rank == CONDUCTOR else 0  # the others need no addresses
-        memory = [
-            decode_memory(everything[rank, length:].numpy().tobytes(), wanted)
-            for rank in range(self.size)
-        ]
-        return memory, peer_calls
+        return self.read_memory(everything[:, length:].numpy(), most, conductor), peer_calls
+
+    def read_memory(
+        self, told: Any, most_regions: int, conductor: int = CONDUCTOR
+    ) -> list[RankMemory]:
+        """What everybody brings, from a row of bytes each; the others need no addresses."""
+        wanted = most_regions if self.rank == conductor else 0
+        memory = [decode_memory(row.tobytes(), wanted) for row in told]
+        if self.orchestra is not None:
+            self.orchestra.forget(memory)
+        return memory
 
     def _end(self, error: CollectiveMismatch) -> NoReturn:
         """All ranks have seen this: the group ends by it on each of them."""
@@ -243,10 +279,9 @@ class CudaCalls:
         """Rank 0 says once that large calls are slow."""
         if self.rank == 0 and not self._has_warned:
             _log.warning(
-                "unisono: large calls on CUDA tensors go through the CPU's memory, at a few GB/s, "
-                "for the driver does not let processes open each other's (%s). Expandable segments "
-                "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known reasons: "
-                "docs/cuda.md",
+                "unisono: large calls on CUDA tensors go through the CPU's memory, for the driver "
+                "does not let processes open each other's (%s). MIG and sandboxes are known "
+                "reasons: docs/cuda.md",
                 why,
             )
         self._has_warned = True
@@ -270,10 +305,11 @@ class CudaCalls:
         """Give back what calls on CUDA tensors needed."""
         with contextlib.suppress(RuntimeError):  # the GPU may have failed
             torch.cuda.synchronize(self.device)  # others' memory may still be in use
-        orchestra, self.orchestra = self.orchestra, None
-        if orchestra is not None:
+        opened = [each for each in (self.orchestra, *self._relays) if each is not None]
+        self.orchestra, self._relays = None, []
+        for each in opened:
             with contextlib.suppress(RuntimeError):
-                orchestra.close()
+                each.close()
 
 
 def _has_failed(device: Any) -> bool:

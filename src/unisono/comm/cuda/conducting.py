@@ -1,4 +1,4 @@
-"""Large calls: one rank, the conductor, carries them out in everybody's memory.
+"""Large calls: one rank, their conductor, carries them out in everybody's memory.
 
 Every process that computes on a shared GPU waits for its turn, so only one does. Each rank's stream
 raises a flag behind what it has to do so far, and the rank tells where its rows lie. The conductor
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +19,13 @@ import numpy
 from unisono.comm.cuda.driver import Driver, DriverError, load_driver
 from unisono.comm.cuda.kernels import Kernels
 from unisono.comm.cuda.regions import Mappings, RankMemory
+from unisono.comm.cuda.staging import CommonMemory
 from unisono.comm.engine.group_types import Group
 from unisono.comm.reductions import Reduction
 from unisono.comm.shared_tensors import Memory
 
 CONDUCTOR = 0
-"""Its rank."""
+"""Its rank, where a call does not choose another."""
 
 _NUMBERS = 1 << 32
 """Of calls, which then begin anew."""
@@ -80,22 +80,18 @@ class Flags:
         self._driver = driver
         self._group = group
         self._rank = rank
-        words = _LINE_BYTES // 4
-        array: Any = memory.tensor(0, 0, (size, words), numpy.dtype("uint32"))
-        self._shared = array
-        first = array.ctypes.data
-        self._page = first - first % mmap.PAGESIZE
-        end = -(-(first + flags_bytes(size)) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._first = driver.open_host_memory(self._page, end - self._page) + first - self._page
+        self._memory = CommonMemory(driver, memory, flags_bytes(size))
+        self._shared: Any = self._memory.array.view("uint32").reshape(size, -1)
+        self._first = self._memory.on_gpu
         self._number = 0
         self._stream: int | None = None
         try:
             self.write(0, 0)  # a driver that cannot do it says so now
             driver.synchronize(0)  # or this 0 might come after another stream's number
         except DriverError:
-            driver.close_host_memory(self._page)
+            self._memory.close()
             raise
-        group.set_flags(first)
+        group.set_flags(self._memory.address)
 
     def write(self, stream: int, number: int) -> None:
         """This rank's flag comes to `number` once the stream has come here. Calls may come on
@@ -118,12 +114,12 @@ class Flags:
         """Give the memory back; the stream has no more use for it."""
         self._group.set_flags(0)
         with contextlib.suppress(DriverError):  # the GPU may have failed
-            self._driver.close_host_memory(self._page)
+            self._memory.close()
 
 
 class Orchestra:
-    """One rank's part in the large calls of a group: `flags` of all ranks, and on the conductor the
-    others' memory. `owners` are the processes of the ranks."""
+    """One rank's part in the large calls of a group: `flags` of all ranks, and the memory of others
+    in which it has conducted. `owners` are the processes of the ranks."""
 
     def __init__(self, driver: Driver, rank: int, owners: Sequence[str], flags: Flags) -> None:
         self._driver = driver
@@ -131,35 +127,30 @@ class Orchestra:
         self._owners = owners
         self._flags = flags
         self._number = 0
-        self._mappings: Mappings | None = None
-        if self.is_conductor:
-            self._mappings = mappings_of_this_process()
-            for owner in self._others():
-                self._mappings.enter(owner)
+        self._mappings = mappings_of_this_process()
+        for owner in self._others():
+            self._mappings.enter(owner)
 
     def _others(self) -> list[str]:
         return [owner for rank, owner in enumerate(self._owners) if rank != self._rank]
 
-    @property
-    def is_conductor(self) -> bool:
-        """Whether this rank does the work of all."""
-        return self._rank == CONDUCTOR
-
-    def arrive(self, stream: int) -> None:
+    def arrive(self, stream: int, conductor: int = CONDUCTOR) -> None:
         """What the stream has to do so far comes before this call."""
         self._number = (self._number + 1) % _NUMBERS
-        if not self.is_conductor:
+        if self._rank != conductor:
             self._flags.write(stream, self._number)
+
+    def forget(self, memory: Sequence[RankMemory]) -> None:
+        """Close what its owner has freed."""
+        for owner, brought in zip(self._owners, memory, strict=True):
+            if brought.gone:
+                self._mappings.forget(owner, brought.gone)
 
     def locate(
         self, memory: Sequence[RankMemory], tasks: Sequence[Task]
     ) -> list[tuple[Task, list[int]]]:
         """On the conductor: where the tasks' memory lies in this process. Raises DriverError where
         some of it cannot be opened."""
-        assert self._mappings is not None
-        for rank, brought in enumerate(memory):
-            if brought.gone and rank != self._rank:
-                self._mappings.forget(self._owners[rank], brought.gone)
         begin = functools.cache(functools.partial(self._address, memory))
         return [
             (
@@ -192,14 +183,13 @@ class Orchestra:
         region = memory[rank].regions[index]
         if rank == self._rank or not region.size:
             return region.address
-        assert self._mappings is not None
         return self._mappings.address_of(self._owners[rank], region)
 
-    def follow(self, stream: int) -> None:
+    def follow(self, stream: int, conductor: int = CONDUCTOR) -> None:
         """On the others, once the conductor has done its part: what the stream is given next comes
         after the call."""
-        if not self.is_conductor:
-            self._flags.wait(stream, CONDUCTOR, self._number)
+        if self._rank != conductor:
+            self._flags.wait(stream, conductor, self._number)
 
     def release(self) -> None:
         """This rank's GPU has failed: nobody shall wait for its stream."""
@@ -208,7 +198,5 @@ class Orchestra:
     def close(self) -> None:
         """Give flags and mappings back."""
         self._flags.close()
-        if self._mappings is not None:
-            for owner in self._others():
-                self._mappings.leave(owner)
-            self._mappings = None
+        for owner in self._others():
+            self._mappings.leave(owner)

@@ -187,6 +187,8 @@ class Cuda(RowTransport):
             ]
 
         def staged() -> None:
+            if self._calls.relayed(call, moved, root):
+                return
             whole = concatenate(moved)
             if not whole.numel():
                 return
@@ -197,7 +199,10 @@ class Cuda(RowTransport):
                 self._staging.give(whole, host)
                 copy_into(whole, moved)
 
-        self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged)
+        # A trainer's weights stay where they are, and an engine has two copies: so who conducts is
+        # one that receives, and opens the weights once.
+        conductor = (root + 1) % self.size
+        self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged, conductor)
         if self.rank != root:
             write_back_all(tensors, rows)
 

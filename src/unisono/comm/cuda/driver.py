@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,9 @@ class DriverMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class Allocation:
-    """A piece of a GPU's memory as the driver gave it out. `number` is no other's in this process,
-    also after it was freed."""
+    """A piece of a GPU's memory as the driver gave it out, or several, one behind the other, as
+    torch's expandable segments have them. `number` is no other's in this process, also after it
+    was freed."""
 
     base: int
     size: int
@@ -59,6 +61,8 @@ class Driver:
         self._to_device = cu.cuMemcpyHtoDAsync
         self._write = cu.cuStreamWriteValue32
         self._await = cu.cuStreamWaitValue32
+        self._attribute_of = cu.cuPointerGetAttribute
+        self._reserved: dict[int, int] = {}  # sizes of what `open_pieces` has opened
 
     def _call(self, name: str, *arguments: Any) -> Any:
         """What a function of the driver returns beside its status."""
@@ -67,8 +71,8 @@ class Driver:
             raise DriverError(name, getattr(status, "name", str(status)))
         return results[0] if len(results) == 1 else results
 
-    def _check(self, name: str, answer: tuple[Any]) -> None:
-        """The same for a function that returns its status alone, and is called often."""
+    def _check(self, name: str, answer: tuple[Any, ...]) -> None:
+        """The same for a function that is called often."""
         if answer[0] != self._success:
             raise DriverError(name, answer[0].name)
 
@@ -82,18 +86,34 @@ class Driver:
 
     # -- memory ----------------------------------------------------------------------------------
 
-    def allocation_of(self, address: int) -> Allocation:
-        """The allocation in which an address lies."""
-        base, size = self._call("cuMemGetAddressRange", address)
-        return Allocation(int(base), int(size), self.number_of(address))
+    def allocation_of(self, address: int, size: int = 1) -> Allocation:
+        """What so many bytes lie in, from an address on. Raises DriverError where nothing does."""
+        pieces = self.pieces_of(address, size)
+        if len(pieces) == 1:
+            return pieces[0]
+        begin, end = pieces[0].base, pieces[-1].base + pieces[-1].size
+        number = hash(tuple(piece.number for piece in pieces)) % (1 << 63)
+        return Allocation(begin, end - begin, number)
 
-    def number_of(self, address: int) -> int:
-        """The number of the allocation in which an address lies. Raises DriverError where there is
-        none."""
-        return int(self._call("cuPointerGetAttribute", self._number_of, address))
+    def pieces_of(self, address: int, size: int) -> list[Allocation]:
+        """The same, as the driver gave it out."""
+        pieces: list[Allocation] = []
+        at = address
+        while at < address + size:
+            answer = self._attribute_of(self._number_of, at)
+            self._check("cuPointerGetAttribute", answer)
+            piece = self._piece(int(answer[1]), at)
+            pieces.append(piece)
+            at = piece.base + piece.size
+        return pieces
+
+    @functools.lru_cache(maxsize=1 << 14)  # noqa: B019 - there is one driver per process
+    def _piece(self, number: int, address: int) -> Allocation:
+        base, size = self._call("cuMemGetAddressRange", address)
+        return Allocation(int(base), int(size), number)
 
     def export_memory(self, base: int) -> bytes:
-        """By what another process can open an allocation."""
+        """By what another process can open an allocation, unless it is of an expandable segment."""
         return bytes(self._call("cuIpcGetMemHandle", base).reserved)
 
     def open_memory(self, handle: bytes) -> int:
@@ -105,7 +125,63 @@ class Driver:
 
     def close_memory(self, base: int) -> None:
         """Let go of another process's allocation."""
-        self._call("cuIpcCloseMemHandle", base)
+        size = self._reserved.pop(base, 0)
+        if not size:
+            self._call("cuIpcCloseMemHandle", base)
+            return
+        self._call("cuMemUnmap", base, size)
+        self._call("cuMemAddressFree", base, size)
+
+    def has_descriptors(self, base: int) -> bool:
+        """Whether `export_piece` can be had there."""
+        kind = self._cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+        allowed = int(self._call("cuPointerGetAttribute", kind, base))
+        return bool(allowed & int(self._descriptor()))
+
+    def export_piece(self, base: int) -> int:
+        """A descriptor by which another process can open one piece of an expandable segment."""
+        piece = self._call("cuMemRetainAllocationHandle", base)
+        try:
+            return int(self._call("cuMemExportToShareableHandle", piece, self._descriptor(), 0))
+        finally:
+            self._call("cuMemRelease", piece)
+
+    def open_pieces(self, size: int, pieces: Iterable[tuple[int, int]]) -> int:
+        """Where another process's pieces lie in this one, one behind the other. Each comes as a
+        descriptor and its size, and all have `size`."""
+        cu = self._cu
+        base = at = int(self._call("cuMemAddressReserve", size, 0, 0, 0))
+        try:
+            for descriptor, extent in pieces:
+                piece = self._call("cuMemImportFromShareableHandle", descriptor, self._descriptor())
+                try:
+                    self._call("cuMemMap", at, extent, 0, piece, 0)
+                finally:
+                    self._call("cuMemRelease", piece)  # what is mapped stays
+                at += extent
+            access = cu.CUmemAccessDesc()
+            access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            access.location.id = int(self._call("cuCtxGetDevice"))
+            access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+            self._call("cuMemSetAccess", base, size, [access], 1)
+        except BaseException:
+            if at > base:
+                self._call("cuMemUnmap", base, at - base)
+            self._call("cuMemAddressFree", base, size)
+            raise
+        self._reserved[base] = size
+        return base
+
+    def _descriptor(self) -> Any:
+        return self._cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def context(self) -> Any:
+        """The context of the calling thread."""
+        return self._call("cuCtxGetCurrent")
+
+    def use_context(self, context: Any) -> None:
+        """Have another thread's context in the calling one."""
+        self._call("cuCtxSetCurrent", context)
 
     def open_host_memory(self, address: int, size: int) -> int:
         """Where whole pages of this process's memory lie for the GPU, until `close_host_memory`."""

@@ -10,11 +10,12 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.comm.cuda.driver import Driver, DriverError
+from unisono.comm.cuda.driver import Allocation, Driver, DriverError
+from unisono.comm.cuda.passing import HANDLE_BYTES, export_memory, open_memory
 
 _HEADER = struct.Struct("<IIQQ")
-_REGION = struct.Struct("<64sQQQQQ")
-_NO_HANDLE = bytes(64)
+_REGION = struct.Struct(f"<{HANDLE_BYTES}sQQQQQ")
+_NO_HANDLE = bytes(HANDLE_BYTES)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ExportedMemory:
     def __init__(self, driver: Driver | None) -> None:
         self._driver = driver
         self._handles: dict[int, bytes] = {}
-        self._known: deque[tuple[int, int]] = deque()
+        self._known: deque[Allocation] = deque()
         self.refusal: DriverError | None = None
         """Why others cannot open memory of this process, once the driver has said so."""
 
@@ -89,7 +90,7 @@ class ExportedMemory:
             if size and can_map and driver is not None:
                 try:
                     region = self._region(driver, address, size)
-                except DriverError as error:  # expandable segments, MIG, a sandbox
+                except DriverError as error:  # MIG, a sandbox
                     self.refusal = error
                     can_map = False
             regions.append(region)
@@ -97,12 +98,12 @@ class ExportedMemory:
         return RankMemory(tuple(regions), moved_bytes, gone, can_map)
 
     def _region(self, driver: Driver, address: int, size: int) -> Region:
-        allocation = driver.allocation_of(address)
+        allocation = driver.allocation_of(address, size)
         handle = self._handles.get(allocation.number)
         if handle is None:
-            handle = driver.export_memory(allocation.base)
+            handle = export_memory(driver, allocation)
             self._handles[allocation.number] = handle
-            self._known.append((allocation.number, allocation.base))
+            self._known.append(allocation)
         return Region(handle, allocation.number, allocation.base, allocation.size, address, size)
 
     def _find_gone(self, driver: Driver) -> int:
@@ -110,15 +111,13 @@ class ExportedMemory:
         gone; else 0."""
         if not self._known:
             return 0
-        number, base = self._known.popleft()
-        try:
-            if driver.number_of(base) == number:
-                self._known.append((number, base))
+        known = self._known.popleft()
+        with contextlib.suppress(DriverError):  # nothing lies there any more
+            if driver.allocation_of(known.base, known.size) == known:
+                self._known.append(known)
                 return 0
-        except DriverError:
-            pass  # nothing lies there any more
-        del self._handles[number]
-        return number
+        del self._handles[known.number]
+        return known.number
 
 
 class Mappings:
@@ -165,7 +164,8 @@ class Mappings:
             self._gone.discard(key)
             base = self._bases.get(key)
             if base is None:
-                base = self._bases[key] = self._driver.open_memory(region.handle)
+                told = region.handle, region.base, region.extent
+                base = self._bases[key] = open_memory(self._driver, *told)
         return base + region.address - region.base
 
     def find(self, owner: str, region: Region) -> int | None:

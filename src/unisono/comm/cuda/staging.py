@@ -3,20 +3,27 @@
 Copies are the copy engine's, which needs no turn on a GPU that processes share. Copies from the GPU
 always are; copies to it are where they are long, or have several rows with a gap between them. So
 short ones are spread into rows first.
+
+Large broadcasts pass through pinned memory that all ranks have in common, a buffer at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 from unisono.comm.cuda.driver import COPY_ENGINE_BYTES, Driver
+from unisono.comm.shared_tensors import Memory
 from unisono.torch_autograd import outlasting_inference_mode
 
 _ALIGNMENT = 256
+_BUFFER_BYTES = 16 << 20
+RELAY_BYTES = 2 * _BUFFER_BYTES
 
 
 class Staging:
@@ -133,3 +140,54 @@ class Staging:
         combine(view)
         self._used = -(-size // _ALIGNMENT) * _ALIGNMENT
         self._give(device, self._begin, size)
+
+
+class CommonMemory:
+    """So many bytes that rank 0 provides, pinned: all ranks have them, and the GPU. Raises
+    DriverError where the GPU cannot."""
+
+    def __init__(self, driver: Driver, memory: Memory, size: int) -> None:
+        self._driver = driver
+        array: Any = memory.tensor(0, 0, (size,), numpy.dtype("uint8"))
+        self.array = array
+        self.address: int = array.ctypes.data
+        self._page = self.address - self.address % mmap.PAGESIZE
+        end = -(-(self.address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        on_gpu = driver.open_host_memory(self._page, end - self._page)
+        self.on_gpu = on_gpu + self.address - self._page
+
+    def close(self) -> None:
+        """The GPU does not need it any more."""
+        self._driver.close_host_memory(self._page)
+
+
+class Relay:
+    """A broadcast in two buffers that all ranks have in common: while one of them is filled, the
+    other one is emptied."""
+
+    def __init__(self, driver: Driver, memory: Memory) -> None:
+        self._driver = driver
+        self._buffers = CommonMemory(driver, memory, RELAY_BYTES)
+        self.close = self._buffers.close
+
+    def carry(
+        self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], object]
+    ) -> None:
+        """Bring what is in the sender's rows into those of the others. At each meeting a buffer is
+        full, and the other one empty."""
+        parts = [
+            (row.data_ptr() + begin, min(row.nbytes - begin, _BUFFER_BYTES))
+            for row in rows
+            for begin in range(0, row.nbytes, _BUFFER_BYTES)
+        ]
+        for step in range(len(parts) + 1):
+            turn = step if sends else step - 1
+            if 0 <= turn < len(parts):
+                device, size = parts[turn]
+                buffer = self._buffers.address + turn % 2 * _BUFFER_BYTES
+                if sends:
+                    self._driver.copy_to_host(buffer, device, size, stream)
+                else:
+                    self._driver.copy_to_device(device, buffer, size, stream)
+                self._driver.synchronize(stream)
+            meet()

@@ -1,4 +1,4 @@
-"""A trainer's weights on a GPU that engines serve where they lie (`alias=True`), by CUDA IPC.
+"""A trainer's weights on a GPU that engines serve where they lie (`alias=True`).
 
 Each allocation is opened once by an engine, in which it stays open for as long as a tensor lies
 there, whatever becomes of the trainer. With every update the trainer tells where its weights lie,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # What reaches the driver is imported with the first such weights: most programs have none.
 
 _cuda: Any = torch.cuda  # torch has no types for it
-_Places = dict[str, tuple[int, Lengths]]  # address and strides by name
+_Places = dict[str, tuple[int, int, Lengths]]  # address, bytes and strides by name
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ class ExportedWeights:
 
         for device in {tensor.device for tensor in weights.values()}:
             await_stream(device)
-        places = {name: (tensor.data_ptr(), tensor.stride()) for name, tensor in weights.items()}
+        places = {
+            name: (each.data_ptr(), _span(each.shape, each.stride(), each.dtype), each.stride())
+            for name, each in weights.items()
+        }
         if self._served is not None and places == self._served[0]:
             self._told = self._served  # what is kept from being freed is where it was
             return self._told[1]
@@ -69,9 +72,8 @@ class ExportedWeights:
                 self._told = places, _export(load_driver(), places)
         except (DriverError, DriverMissing) as error:
             raise ValueError(
-                f"alias=True: engines cannot open the trainer's memory ({error}). Expandable "
-                "segments (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True) and MIG are known "
-                "reasons: docs/cuda.md"
+                f"alias=True: engines cannot open the trainer's memory ({error}). MIG and "
+                "sandboxes are known reasons: docs/cuda.md"
             ) from error
         return self._told[1]
 
@@ -93,17 +95,24 @@ class ExportedWeights:
 
 def _export(driver: Driver, places: _Places) -> str:
     """What engines need to open the allocations in which these lie."""
+    from unisono.comm.cuda.passing import export_memory
     from unisono.comm.cuda.routing import process_token
 
     allocations: dict[int, tuple[str, int, int]] = {}
     told: dict[str, tuple[int, int, Lengths]] = {}
-    for name, (address, strides) in places.items():
-        found = driver.allocation_of(address)
+    for name, (address, size, strides) in places.items():
+        found = driver.allocation_of(address, size)
         if found.number not in allocations:
-            handle = driver.export_memory(found.base).hex()
+            handle = export_memory(driver, found).hex()
             allocations[found.number] = handle, found.base, found.size
         told[name] = found.number, address, strides
     return json.dumps([process_token(), allocations, told])
+
+
+def _span(shape: Lengths, strides: Lengths, dtype: torch.dtype) -> int:
+    """The bytes from a tensor's first element to its last."""
+    steps = zip(shape, strides, strict=True)
+    return (1 + sum((length - 1) * stride for length, stride in steps)) * dtype.itemsize
 
 
 @functools.lru_cache(maxsize=16)  # with most updates nothing has changed
@@ -121,11 +130,10 @@ def open_unit(unit: Unit, told: ToldMemory, own: torch.Tensor | None) -> torch.T
 
     number, address, listed = told.places[unit.name]
     handle, base, extent = told.allocations[str(number)]
-    strides, itemsize = tuple(listed), unit.dtype.itemsize
+    strides = tuple(listed)
     steps = zip(unit.box.offset, unit.held.offset, strides, strict=True)
-    address += sum((begin - held) * stride for begin, held, stride in steps) * itemsize
-    pairs = zip(unit.box.shape, strides, strict=True)
-    size = (1 + sum((length - 1) * stride for length, stride in pairs)) * itemsize
+    address += sum((begin - held) * stride for begin, held, stride in steps) * unit.dtype.itemsize
+    size = _span(unit.box.shape, strides, unit.dtype)
     region = Region(bytes.fromhex(handle), number, base, extent, address, size)
     device = find_gpu(unit.gpu) if own is None else own.device
     try:

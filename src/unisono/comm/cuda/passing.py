@@ -1,0 +1,102 @@
+"""How memory of a GPU comes from one process to another: by CUDA IPC, or piece by piece.
+
+CUDA IPC does not take expandable segments. They are made of pieces, each of which has a descriptor:
+a thread of their owner gives these out in a lobby, and the segment's handle is the lobby's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from unisono.comm.cuda.driver import Allocation, Driver, DriverError
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.unix_socket import Connection, Lobby
+from unisono.errors import RendezvousError
+
+HANDLE_BYTES = 64
+
+_ADDRESS = b"unisono-"  # with which that of a lobby begins, and no handle of CUDA IPC
+_KEY = "memory of a GPU"
+_AT_ONCE = 64
+"""Descriptors that travel in one message: a process may have a thousand open."""
+_ANSWER_S = 10.0
+
+
+def export_memory(driver: Driver, allocation: Allocation) -> bytes:
+    """By what another process can open an allocation. Raises DriverError where none can."""
+    try:
+        return driver.export_memory(allocation.base)
+    except DriverError:
+        if not driver.has_descriptors(allocation.base):
+            raise
+        with _needed():
+            return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
+
+
+def open_memory(driver: Driver, handle: bytes, base: int, size: int) -> int:
+    """Where another process's allocation, which has so many bytes at `base`, lies in this one."""
+    if not handle.startswith(_ADDRESS):
+        return driver.open_memory(handle)
+    return driver.open_pieces(size, _ask_for_pieces(handle.rstrip(b"\0").decode(), base, size))
+
+
+def _ask_for_pieces(address: str, base: int, size: int) -> Iterator[tuple[int, int]]:
+    """The pieces, each as a descriptor, which is closed behind it, and its size."""
+    end = base + size
+    while base < end:
+        with _needed():
+            connection = Connection.connect(address)
+        with contextlib.closing(connection):
+            with _needed():
+                connection.send({"key": _KEY, "rank": 0, "base": base, "size": end - base})
+                sizes = connection.receive(Deadline(_ANSWER_S))["sizes"]
+            yield from zip(connection.descriptors, sizes, strict=True)
+            base += sum(sizes)
+
+
+@contextlib.contextmanager
+def _needed() -> Iterator[None]:
+    """Around what has to do with the lobby: without it no memory can be opened."""
+    try:
+        yield
+    except (OSError, RendezvousError) as error:
+        raise DriverError("descriptors of memory", str(error)) from error
+
+
+@functools.cache
+def _open_lobby(driver: Driver) -> str:
+    """The address at which a thread of this process gives out pieces of its memory."""
+    lobby = Lobby()
+    given = lobby, driver, driver.context()
+    threading.Thread(target=_give_out, args=given, name="unisono-gpu-memory", daemon=True).start()
+    return lobby.address
+
+
+def _give_out(lobby: Lobby, driver: Driver, context: Any) -> None:
+    driver.use_context(context)
+    while True:
+        try:
+            for visitor in lobby.visitors_for(_KEY, timeout_s=60.0):
+                with contextlib.closing(visitor), contextlib.suppress(OSError, KeyError):
+                    _answer(visitor, driver)
+        except RendezvousError:  # no descriptors are left, for now
+            time.sleep(0.1)
+
+
+def _answer(visitor: Connection, driver: Driver) -> None:
+    descriptors: list[int] = []
+    try:
+        pieces = driver.pieces_of(visitor.hello["base"], visitor.hello["size"])[:_AT_ONCE]
+        descriptors += (driver.export_piece(piece.base) for piece in pieces)
+        visitor.send({"sizes": [piece.size for piece in pieces]}, *descriptors)
+    except DriverError as error:
+        visitor.try_send({"error": str(error)})
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
