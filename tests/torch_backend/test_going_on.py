@@ -17,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import unisono
 from ranks import RankPool, raised
-from torch_names import before_2_15, since_2_15
+from torch_names import since_2_15
 from unisono import GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
 from unisono.training import catch_up
+
+MIXED = "cpu:unisono,meta:fake"
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:
@@ -81,9 +83,9 @@ def count() -> float:
 # -- shrink_group --------------------------------------------------------------------------------
 
 
-def after_shrink_group(rank: int, size: int, path: str, backend: str, flags: int) -> object:
+def after_shrink_group(rank: int, size: int, path: str, flags: int) -> object:
     """Rank 1 of 4 dies; the others shrink the default group, train on, and shrink again."""
-    dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
+    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -103,10 +105,9 @@ def after_shrink_group(rank: int, size: int, path: str, backend: str, flags: int
 
 
 @since_2_15
-@pytest.mark.parametrize("backend", ["unisono", "cpu:unisono,meta:fake"])
 @pytest.mark.parametrize("flags", [0, 1])
-def test_torch_shrinks_groups_of_ours(fresh_pool: RankPool, backend: str, flags: int) -> None:
-    outcomes = fresh_pool.outcomes(after_shrink_group, 4, backend, flags, connected=False)
+def test_torch_shrinks_groups_of_ours(fresh_pool: RankPool, flags: int) -> None:
+    outcomes = fresh_pool.outcomes(after_shrink_group, 4, flags, connected=False)
     for rank, expected in {0: [(0, 6.0)], 2: [(1, 6.0), (0, 3.0)], 3: [(2, 6.0), (1, 3.0)]}.items():
         assert outcomes[rank].value == expected, outcomes[rank].error
 
@@ -117,7 +118,7 @@ def test_a_subgroup_shrinks_alone(pool: RankPool) -> None:
 
 
 def shrink_a_subgroup(rank: int, size: int, path: str) -> None:
-    dist.init_process_group("unisono", store=dist.FileStore(path, size), rank=rank, world_size=size)
+    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
     group = dist.new_group([0, 1, 2])
     if rank < 2:
         pair = dist.shrink_group([2], group=group)
@@ -127,9 +128,8 @@ def shrink_a_subgroup(rank: int, size: int, path: str) -> None:
     dist.destroy_process_group()
 
 
-@before_2_15
 @pytest.mark.ranks(2)
-def test_an_older_torch_refuses_to_shrink(process_group: Any) -> None:
+def test_torch_does_not_shrink_a_group_that_is_ours_alone(process_group: Any) -> None:
     with pytest.raises(TypeError, match="does not support shrinking"):
         dist.shrink_group([1 - dist.get_rank()])
 

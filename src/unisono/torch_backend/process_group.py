@@ -93,7 +93,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = HAS_PYTHON_BACKENDS
+    supports_shrinking = False  # a Backend of ours does, one device of many
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
