@@ -60,6 +60,8 @@ def connect(
         check_size(name, size)  # before they meet
     deadline = deadline or Deadline(join_timeout_s)
     global_ranks = global_ranks or tuple(range(size)) if in_world else None
+    if size == 1:
+        return solo(name, global_ranks, timeout_s)
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
     if hosts is None or hosts.count == 1:
         made = SharedMemory.connect(

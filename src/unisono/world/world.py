@@ -268,10 +268,11 @@ def _communicator_of(group: Any) -> Communicator | None:
     """The Communicator of a torch process group; None where this process is in none."""
     if group is None:
         return None
-    from unisono.torch_backend.process_group import ProcessGroup, UnisonoProcessGroup
+    from unisono.torch_backend.process_group import ProcessGroup, our_group
 
-    if isinstance(group, UnisonoProcessGroup):
-        return group.comm
+    ours = our_group(group)
+    if ours is not None:
+        return ours.comm
     if isinstance(group, ProcessGroup):
         from unisono.comm.factory import wrap
 
