@@ -16,7 +16,8 @@ from torch._C import _distributed_c10d
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, solo
-from unisono.comm.rendezvous.deadline import LATECOMERS_S
+from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.roll_call import fresh_part
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -46,6 +47,11 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
         known = ranks if in_world else None
         return group_over(solo(name, known, timeout_s), options.store)
     world = _world() if in_world else None
+    store = options.store
+    if world is not None:
+        store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]
+    elif in_world:
+        store = fresh_part(store, rank, size, Deadline(timeout_s), name)
     end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:
@@ -66,13 +72,11 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
             assert isinstance(world, HostsTransport)
 
             comm = Communicator(
-                connect_beside(
-                    world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
-                )
+                connect_beside(world, store, ranks, name=name, timeout_s=timeout_s, check=check)
             )
         else:
             comm = connect(
-                options.store,
+                store,
                 rank,
                 size,
                 name=name,
@@ -91,7 +95,7 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
             check()
             time.sleep(0.01)
         raise
-    return group_over(comm, options.store)
+    return group_over(comm, store)
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
