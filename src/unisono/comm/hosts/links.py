@@ -204,7 +204,8 @@ class Links:
     def open_hosted(self, peer: int, is_gone: Callable[[], bool] = lambda: False) -> Any:
         """A connection to the store that a global rank hosts, once somebody has asked it to, until
         its process ends. Raises StoreGone, soon if the rank `is_gone`."""
-        address, port, limit = self._contacts[peer].address, None, Deadline(2 * _STORE_S)
+        address, limit = self._contacts[peer].address, Deadline(2 * _STORE_S)
+        port: int | None = None
         while port is None and not (peer in self._lost or is_gone()) and limit.left_s():
             if peer == self.me:
                 port = _host_store(address)
