@@ -6,6 +6,13 @@ This process starts four ranks and kills one of them every few seconds, at any m
 go on without it for a few steps, then let a new process in, which takes the dead one's number and
 state. At the end one process computes every step again, with as many ranks as there were: the
 losses must be the same.
+
+On two hosts, each of which has two of the ranks and kills its own:
+
+python examples/survive.py --host 0 --store node0:29500 --folder /a/folder/of/both
+python examples/survive.py --host 1 --store node0:29500 --folder /a/folder/of/both
+
+The first hosts the store in which the ranks agree, and so outlives them all.
 """
 
 from __future__ import annotations
@@ -13,19 +20,22 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono import Communicator, GroupError, RendezvousError
 from unisono.training import catch_up
 
-RANKS = 4
+RANKS, HOSTS = 4, 2
 STEPS_WITHOUT = 5  # that a smaller group makes before it lets new ranks in
 
 
@@ -44,19 +54,20 @@ def backward(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     return loss.detach().reshape(1)
 
 
-def train(comm: Communicator, name: str, folder: Path) -> None:
-    """One rank's life, until there is a file "end"."""
+def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
+    """One rank's life, until every host has a file "end"."""
     model, optimizer = make()
     step, done_in_group, behind = 0, 0, True
-    with (folder / f"log-{os.getpid()}").open("w") as log:
+    with log_in(folder, os.getpid()).open("w") as log:
         while True:
             try:
                 if comm.size < RANKS and done_in_group == STEPS_WITHOUT:
-                    comm, done_in_group, behind = comm.grow(name, RANKS - comm.size), 0, True
+                    comm = comm.grow(name, RANKS - comm.size, store=store)
+                    done_in_group, behind = 0, True
                 if behind:  # a newcomer, or a survivor whose last step failed where others' did not
                     step, behind = catch_up(model, optimizer, step=step, group=comm), False
                 loss = backward(model, step, comm.rank)
-                ends = torch.tensor([float((folder / "end").exists())])
+                ends = torch.tensor([float(all(end.exists() for end in ends_in(folder, store)))])
                 gradients = [parameter.grad for parameter in model.parameters()]
                 comm.all_reduce([*gradients, loss, ends], "avg")  # type: ignore[list-item]
                 optimizer.step()
@@ -65,7 +76,7 @@ def train(comm: Communicator, name: str, folder: Path) -> None:
                 if ends.item():
                     break
             except GroupError:  # somebody has died, here or in any step of it
-                comm, done_in_group, behind = comm.shrink(), 0, True
+                comm, done_in_group, behind = comm.shrink(store=store), 0, True
             except RendezvousError:  # a newcomer has died on its way in: there will be another
                 continue
     comm.close()
@@ -89,19 +100,35 @@ def compute_again(sizes: list[int]) -> list[float]:
     return losses
 
 
-def be_a_rank(folder: str, rank: str, *new: str) -> None:
+def log_in(folder: Path, pid: int) -> Path:
+    return folder / f"log-{socket.gethostname()}-{pid}"
+
+
+def ends_in(folder: Path, store: Any) -> list[Path]:
+    """The files that say that a host has killed enough."""
+    return [folder / f"end-{host}" for host in range(1 if store is None else HOSTS)]
+
+
+def open_store(where: str, hosts: bool = False) -> Any:
+    address, _, port = where.rpartition(":")
+    return TCPStore(address, int(port), None, hosts, wait_for_workers=False) if where else None
+
+
+def be_a_rank(folder: str, where: str, rank: str, *new: str) -> None:
     torch.set_num_threads(1)
-    comm = Communicator.join(folder, int(rank), None if new else RANKS, timeout_s=60)
-    train(comm, folder, Path(folder))
+    store = open_store(where)
+    comm = Communicator.join(folder, int(rank), None if new else RANKS, store, timeout_s=60)
+    train(comm, folder, Path(folder), store)
 
 
-def start(folder: Path, rank: int, *new: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__, "--rank", str(folder), str(rank), *new])
+def start(folder: Path, where: str, rank: int, *new: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, "--rank", str(folder), where, str(rank), *new]
+    return subprocess.Popen(command)
 
 
 def wait_for_steps(ranks: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """Return once every rank has made a step."""
-    logs = [folder / f"log-{rank.pid}" for rank in ranks]
+    logs = [log_in(folder, rank.pid) for rank in ranks]
     while not all(log.exists() and log.stat().st_size for log in logs):
         assert all(rank.poll() is None for rank in ranks), "a rank that nobody killed has ended"
         time.sleep(0.01)
@@ -111,22 +138,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--every", type=float, default=0.5, help="seconds")
+    parser.add_argument("--host", type=int, default=0, help="of several: which this one is")
+    parser.add_argument("--store", default="", help="of several: ADDRESS:PORT of host 0")
+    parser.add_argument("--folder", help="of several: one that all of them see")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    store = open_store(options.store, hosts=options.host == 0)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        ranks = [start(folder, rank) for rank in range(RANKS)]
+        folder = Path(options.folder or place)
+        here = RANKS if store is None else RANKS // HOSTS
+        first = options.host * here
+        ranks = [start(folder, options.store, first + rank) for rank in range(here)]
         wait_for_steps(ranks, folder)
         for _ in range(options.kills):
             time.sleep(options.every * random.uniform(0.5, 1.5))
-            victim = random.randrange(RANKS)
+            victim = random.randrange(here)
             ranks[victim].kill()
             ranks[victim].wait()
-            ranks[victim] = start(folder, victim, "new")
+            ranks[victim] = start(folder, options.store, first + victim, "new")
             wait_for_steps(ranks, folder)
-        (folder / "end").touch()
+        ends_in(folder, store)[options.host].touch()
         codes = [rank.wait() for rank in ranks]
-        assert codes == [0] * RANKS, f"ranks ended with {codes}"
+        assert codes == [0] * here, f"ranks ended with {codes}"
         steps: dict[int, tuple[int, int, float]] = {}
         for log in folder.glob("log-*"):
             for line in log.read_text().splitlines():
@@ -139,7 +172,7 @@ def main() -> None:
         is_right = abs(loss - right) <= 1e-4 * abs(right)
         assert is_right, f"step {step} on {size} ranks: {loss}, not {right}"
     smaller = sum(size < RANKS for _, size, _ in found)
-    print(f"{options.kills} ranks killed and replaced in {len(found)} steps,")
+    print(f"{options.kills} ranks killed and replaced here in {len(found)} steps,")
     print(f"{smaller} of them with fewer ranks;", end=" ")
     print(f"every loss is that of one process, from {expected[0]:.3f} to {expected[-1]:.5f}")
 

@@ -72,7 +72,8 @@ def world(
     try:
         yield comm
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def set_moment(path: str, name: str) -> None:

@@ -136,6 +136,13 @@ class Network:
 
     hosts: tuple[Host, ...]
 
+    def name_hosts(self, folder: Path) -> None:
+        """Let them find each other by their names, as a cluster's name service does."""
+        lines = [f"{host.ipv4} {host.name}\n" for host in self.hosts]
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+        for host in self.hosts:
+            host.run("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
+
 
 @contextlib.contextmanager
 def network(

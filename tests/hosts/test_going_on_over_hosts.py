@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from host_jobs import PORT, Places, places, world
-from namespaces import MakeNetwork
+from namespaces import MakeNetwork, Network, start_on
 
-from ranks import Outcome, RankPool, attempt
+import unisono
+from ranks import Outcome, RankPool, attempt, raised
 from unisono import Communicator, NoQuorum, PeerLost
+from user_programs import plain_environment
 
 
 def go_on(comm: Communicator, **how: Any) -> Any:
@@ -52,7 +56,8 @@ def lose(rank: int, size: int, path: str, where: Places, victims: tuple[int, ...
 
 def values(outcomes: list[Outcome], victims: tuple[int, ...]) -> list[Any]:
     left = [rank for rank in range(len(outcomes)) if rank not in victims]
-    assert [outcomes[rank].error for rank in left] == [None] * len(left)
+    errors = [error for rank in left if (error := outcomes[rank].error)]
+    assert not errors, "\n".join(errors)
     return [outcomes[rank].value for rank in left]
 
 
@@ -67,13 +72,40 @@ def test_survivors_of_two_hosts_go_on(
     assert values(outcomes, victims) == [left] * len(left)
 
 
-def test_nobody_goes_on_without_the_store(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
-    """It dies with rank 0."""
+@pytest.mark.parametrize("victims", [(0,), (0, 1), (0, 3)], ids=str)
+def test_survivors_of_the_process_that_hosts_the_store(
+    fresh_pool: RankPool, make_network: MakeNetwork, victims: tuple[int, ...]
+) -> None:
+    """It dies with rank 0: the first of those who are left hosts another."""
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
-        outcomes = fresh_pool.outcomes(lose, 4, where, (0,), connected=False)
-    for text in values(outcomes, (0,)):
-        assert "does not go on: its ranks would agree in a torch Store" in text
+        outcomes = fresh_pool.outcomes(lose, 4, where, victims, connected=False)
+    left = tuple(rank for rank in range(4) if rank not in victims)
+    assert values(outcomes, victims) == [left] * len(left)
+
+
+def go_on_in_torch(rank: int, size: int, path: str, where: Places) -> Any:
+    with world(rank, where) as comm:
+        comm.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raised(PeerLost, lambda: [dist.barrier() for _ in range(1 << 20)])
+        unisono.set_world(comm.shrink())
+        dist.all_reduce(x := torch.full((10,), 1.0 + dist.get_rank()))
+        pair = dist.new_group([0, 2])
+        if dist.get_rank() != 1:
+            dist.all_reduce(x, group=pair)
+        dist.barrier()
+        unisono.shutdown()
+        return x[0].item()
+
+
+def test_torch_goes_on(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+    """Its default group is made anew over those who are left."""
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1, 1))
+        outcomes = fresh_pool.outcomes(go_on_in_torch, 4, where, connected=False)
+    assert values(outcomes, (1,)) == [12, 6, 12]
 
 
 def be_cut_off(rank: int, size: int, path: str, where: Places, cut: int) -> Any:
@@ -93,16 +125,19 @@ def test_two_hosts_that_lose_each_other(fresh_pool: RankPool, make_network: Make
     for text in here:
         assert "ranks 0 and 1 are not the majority" in text
     for text in there:
-        assert "would agree in a torch Store" in text
+        assert "ranks 2 and 3 are not the majority" in text
 
 
-def test_the_majority_goes_on(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+@pytest.mark.parametrize("cut", [0, 2])
+def test_the_majority_goes_on(fresh_pool: RankPool, make_network: MakeNetwork, cut: int) -> None:
+    """Also without host 0 and the store."""
     with make_network(3) as made:
         where = places(made, (0, 1, 1, 2))
-        outcomes = fresh_pool.outcomes(be_cut_off, 4, where, 2, connected=False)
+        outcomes = fresh_pool.outcomes(be_cut_off, 4, where, cut, connected=False)
     found = values(outcomes, ())
-    assert found[:3] == [(0, 1, 2)] * 3
-    assert "would agree in a torch Store" in found[3]
+    alone = 3 if cut else 0
+    assert "not the majority" in found.pop(alone)
+    assert found == [tuple(rank for rank in range(4) if rank != alone)] * 3
 
 
 def have_an_arbiter(rank: int, size: int, path: str, where: Places) -> Any:
@@ -136,3 +171,18 @@ def test_a_store_that_was_named_decides(fresh_pool: RankPool, make_network: Make
     assert found[2:] == [(2, 3)] * 2
     for text in found[:2]:
         assert "does not go on" in text
+
+
+def test_training_that_goes_on(two_hosts: Network, tmp_path: Path) -> None:
+    """examples/survive.py: each host loses ranks, which are replaced."""
+    example = str(Path(__file__).parents[2] / "examples" / "survive.py")
+    store = f"{two_hosts.hosts[0].ipv4}:{PORT}"
+    command = [sys.executable, example, "--kills", "2", "--every", "0.2", "--store", store]
+    environment = plain_environment() | {"OMP_NUM_THREADS": "1"}
+    started = []
+    for number, host in enumerate(two_hosts.hosts):
+        own = [*command, "--host", str(number), "--folder", str(tmp_path)]
+        started.append(start_on(host, own, tmp_path / f"host{number}", environment))
+    for process in started:
+        assert process.wait(300) == 0, process.text()
+        assert "2 ranks killed and replaced here" in process.text()

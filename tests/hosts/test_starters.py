@@ -137,11 +137,7 @@ def test_what_srun_says(
     """With unisono.init() nothing else is needed; torch wants to be told its variables."""
     names = {"rank": "SLURM_PROCID", "size": "SLURM_NTASKS"}
     script = program(BY_UNISONO if how == "unisono" else BY_TORCH.format(**names))
-    known = tmp_path / "hosts"
-    lines = [f"{host.ipv4} {host.name}\n" for host in two_hosts.hosts]
-    known.write_text("127.0.0.1 localhost\n" + "".join(lines))
-    for host in two_hosts.hosts:  # as a cluster's name service
-        host.run("mount", "--bind", str(known), "/etc/hosts")
+    two_hosts.name_hosts(tmp_path)
     by_torch = {"MASTER_ADDR": "host0", "MASTER_PORT": "29400"} if how == "torch" else {}
     common = plain_environment() | ENVIRONMENT | by_torch
     tasks = [

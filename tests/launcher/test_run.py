@@ -139,12 +139,14 @@ def test_torchrun_starts_ranks_for_unisono_too(program: WriteProgram) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_starts_ranks_again(program: WriteProgram) -> None:
+@pytest.mark.parametrize("way", ["unisono.init()", 'dist.init_process_group("unisono")'])
+def test_torchrun_starts_ranks_again(program: WriteProgram, way: str) -> None:
     """Those of a new attempt meet, whatever the one before has left in torchrun's store."""
     again = program("""
-        import os, sys, numpy, unisono
+        import os, sys, numpy, unisono, torch.distributed as dist
         attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        comm = unisono.init()
+        eval(sys.argv[1])
+        comm = unisono.get_world()
         array = numpy.ones(3) + comm.rank
         comm.all_reduce(array)
         os.write(1, f"attempt {attempt}: {array[0]}\\n".encode())
@@ -152,7 +154,7 @@ def test_torchrun_starts_ranks_again(program: WriteProgram) -> None:
             sys.exit(comm.rank)
     """)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    done = again.run(before=(*torchrun, "--max-restarts=2"))
+    done = again.run(way, before=(*torchrun, "--max-restarts=2"))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"attempt {n}: 3.0" for n in (0, 0, 1, 1, 2, 2)]
 

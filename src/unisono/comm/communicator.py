@@ -23,7 +23,6 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -703,9 +702,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         as it is, with its shared tensors, until it is closed or dropped. Threads that call it at
         once all have the same group.
 
-        On several hosts the ranks agree in the torch Store in which they met, or in `store`, which
-        all of them name. Where a host does not answer, only a strict majority of those who may live
-        goes on, unless a `store` is named: then those who reach it.
+        On several hosts the ranks agree in the torch Store in which they met, or, once that is
+        lost, in one that the first of them hosts; or in `store`, which all of them name. Where a
+        host does not answer, only a strict majority of those who may live goes on, unless a `store`
+        is named: then those who reach it.
 
         Raises NoQuorum where fewer than `at_least` ranks are left, on all of them, and on a rank
         that came too late: the others have gone on. On several hosts also where nobody may go on,
@@ -741,8 +741,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         that one, as the dead rank had whose place it takes; others come last. All members call it,
         between two steps say. This group stays as it is.
 
-        `store` is what the newcomers have, if anything. Members wait up to `timeout_s`, this
-        group's own limit unless given.
+        `store` is the torch Store that the newcomers have, if anything. A TCPStore, or part of one,
+        lets them come from any host, and a group on several hosts needs it. Members wait up to
+        `timeout_s`, this group's own limit unless given.
 
         Raises RendezvousError, on all members, if they do not come or one of them goes again while
         the group is made: this group goes on then. Raises PeerLost if a member dies.
@@ -759,13 +760,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> if comm.rank == 0:
         ...     assert newcomer.wait() == 0
         """
-        from unisono.comm.factory import grow_alone, meeting_of_newcomers
+        from unisono.comm.factory import grow
 
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        meeting = name, meeting_of_newcomers(name, None, store)
-        grow = partial(grow_alone, self.transport) if self.size == 1 else self.transport.grow
-        made = grow(self._next_name(), meeting, count, limit_s, self.generation + 1)
-        return Communicator(made)
+        following = self._next_name(), name, count, store, limit_s, self.generation + 1
+        return grow(self.transport, *following)
 
     @property
     def generation(self) -> int:

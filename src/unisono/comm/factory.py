@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from typing import Any
 
 from unisono import variables
@@ -135,17 +136,40 @@ def join(
                 return Communicator(SharedMemory(membership, lobby, name, None, timeout_s))
 
 
-def meeting_of_newcomers(
-    name: str, rank: int | None, store: Any
+def grow(
+    group: Transport,
+    name: str,
+    known_as: str,
+    count: int,
+    store: Any,
+    limit_s: float,
+    generation: int,
+) -> Communicator:
+    """What a group grows into, by newcomers that know it under another name."""
+    from unisono.comm.hosts.network import is_networked
+
+    _check_name(known_as)
+    if group.backend == "unisono" and is_networked(store):
+        from unisono.comm.hosts import growing
+
+        made = growing.grow(group, store, name, known_as, count, limit_s, generation)
+    else:
+        meeting = known_as, _meeting_of_newcomers(known_as, 0, store)
+        how = partial(_grow_alone, group) if group.size == 1 else group.grow
+        made = how(name, meeting, count, limit_s, generation)
+    return Communicator(made)
+
+
+def _meeting_of_newcomers(
+    name: str, rank: int, store: Any
 ) -> AbstractContextManager[Announcements]:
     """Where processes that come into a group find it; the group's own are there as rank 0."""
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
-    _check_name(name)
-    return meeting_by_name(f"{name} grows", rank or 0, store)
+    return meeting_by_name(f"{name} grows", rank, store)
 
 
-def grow_alone(
+def _grow_alone(
     alone: Any,
     name: str,
     meeting: tuple[str, AbstractContextManager[Announcements]],
@@ -174,13 +198,19 @@ def _come_in(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
+    """Come into a group that grows."""
+    from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.growing import come_in, number_newcomers
 
     if rank is not None and rank < 0:
         raise ValueError(f"{rank} is not a rank")
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
+    if is_networked(store):
+        from unisono.comm.hosts import growing
+
+        return Communicator(growing.come_in(store, name, rank, generation, timeout_s, deadline))
     # one that holds no name: several may wait at once
-    board = meeting_of_newcomers(name, os.getpid(), store)
+    board = _meeting_of_newcomers(name, os.getpid(), store)
     with board as announcements, closing(Lobby()) as lobby:
         membership, growth, told = come_in(
             announcements, lobby, name, rank, generation, timeout_s, deadline
@@ -200,7 +230,7 @@ def _join_anywhere(
     from unisono.comm.rendezvous.roll_call import call_roll
 
     while True:
-        token = call_roll(store, name, rank, size, deadline)
+        token, _ = call_roll(store, name, rank, size, deadline)
         own = PrefixStore(f"unisono/join/{token}", store)
         limits: Any = {"timeout_s": timeout_s, "deadline": deadline}
         try:

@@ -170,8 +170,13 @@ class Transport(ABC):
     ) -> Transport:
         """A group of this name of all ranks and so many new processes; all ranks call."""
         raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot grow: only unisono's groups on one host can"
+            f"group {self.name} ({self.backend}) cannot grow so: unisono's groups can, on several "
+            "hosts by a TCPStore that new processes have, too: grow(store=)"
         )
+
+    def open_store(self) -> Any:
+        """A torch Store that all ranks reach and nobody else uses; None where they have none."""
+        return None
 
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
         """This rank was asked to make a group of these, and is not one of them."""

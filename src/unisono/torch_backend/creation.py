@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect
-from unisono.comm.rendezvous.deadline import LATECOMERS_S
+from unisono.comm.factory import connect, solo
+from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.roll_call import fresh_part
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -41,17 +42,19 @@ def create(options: Any, over: Any) -> Any:
 
         timeout_s = options.timeout.total_seconds()
         return with_backend(ReconfigurableProcessGroup(options.store, options.group_id, timeout_s))
-    comm = over if isinstance(over, Communicator) else _connect(options, given)
+    ready = isinstance(over, Communicator)
+    comm, store = (over, options.store) if ready else _connect(options, given)
     if is_one_of_many:
         from unisono.torch_backend.backend import UnisonoBackend
 
-        return UnisonoBackend(UnisonoProcessGroup(comm, options.store))
-    return group_over(comm, options.store)
+        return UnisonoBackend(UnisonoProcessGroup(comm, store))
+    return group_over(comm, store)
 
 
-def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
-    """The members meet. A group outside the world, which trainers make by torch's own helper, has
-    no global ranks, and members that need not be in this world, nor on its hosts."""
+def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]:
+    """The members meet: their Communicator, and their part of the store. A group outside the world,
+    which trainers make by torch's own helper, has no global ranks, and members that need not be in
+    this world, nor on its hosts."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
@@ -59,7 +62,14 @@ def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
-    world = _world() if in_world and size > 1 else None
+    store = options.store
+    if size == 1:
+        return solo(name, ranks if in_world else None, timeout_s), store
+    world = _world() if in_world else None
+    if world is not None:
+        store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]
+    elif in_world:
+        store = fresh_part(store, rank, size, Deadline(timeout_s), name)
     end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:
@@ -73,19 +83,18 @@ def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
 
     check()  # hosts without the dead rank would wait for nobody
     try:
-        if size > 1 and world is not None and world.backend == NAME and not world.is_on_one_host:
+        if world is not None and world.backend == NAME and not world.is_on_one_host:
             from unisono.comm.hosts.hosts_transport import HostsTransport
             from unisono.comm.hosts.making import connect_beside
 
             assert isinstance(world, HostsTransport)
 
-            return Communicator(
-                connect_beside(
-                    world, options.store, ranks, name=name, timeout_s=timeout_s, check=check
-                )
+            transport = connect_beside(
+                world, store, ranks, name=name, timeout_s=timeout_s, check=check
             )
-        return connect(
-            options.store,
+            return Communicator(transport), store
+        comm = connect(
+            store,
             rank,
             size,
             name=name,
@@ -104,6 +113,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> Communicator:
             check()
             time.sleep(0.01)
         raise
+    return comm, store
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:

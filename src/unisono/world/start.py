@@ -7,7 +7,6 @@ import importlib
 import itertools
 import json
 import logging
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.rendezvous.bounded_store import exchange
 from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
+from unisono.comm.rendezvous.roll_call import fresh_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
@@ -169,7 +169,8 @@ _starts = itertools.count()
 
 
 def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
-    """A part of the store at MASTER_ADDR for each start of a world, which all ranks count."""
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
+    it for each start of a world, which all ranks count."""
     import torch.distributed as dist
 
     where = find_master()
@@ -181,9 +182,8 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     key = (*where, info.rank, info.size)
     if key not in _kept_stores:
         _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    part = f"unisono/start/{attempt}/{next(_starts)}"
-    return dist.PrefixStore(part, _kept_stores[key])  # type: ignore[attr-defined]
+    part = dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
+    return fresh_part(part, info.rank, info.size, deadline)
 
 
 _kept_stores: dict[tuple[str, str, int, int], Any] = {}

@@ -150,7 +150,8 @@ def set_world(comm: Communicator) -> Communicator:
     if _default_group() is not None:
         sys.modules["torch.distributed"].destroy_process_group()
     comm.global_ranks = comm.transport.global_ranks = tuple(range(comm.size))
-    return _enter(start_over(comm, "the world before has gone on in it", with_torch))
+    store = comm.transport.open_store() if with_torch else None
+    return _enter(start_over(comm, "the world before has gone on in it", with_torch, store))
 
 
 def shutdown() -> None:

@@ -3,6 +3,7 @@
 making.py             how a group over several hosts is made
 hosts_transport.py    one member of it
 going_on.py           how those who are left of it make another after a death
+growing.py            how new processes of any host come into a group
 identity.py           which ranks share a host, and the proof; placement.py: of one group
 contacts.py           how each rank is reached: its UCX worker and its control line
 sealed.py             what ranks tell each other through the store, under a secret

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from unisono.comm.engine import ENDING_SILENT
 from unisono.comm.hosts.control_line import ENDED
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
-from unisono.comm.hosts.identity import find_hosts
-from unisono.comm.hosts.making import make_world
+from unisono.comm.hosts.making import connect_anywhere
 from unisono.comm.hosts.network import open_store
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.survivors import Attempt, go_on
 from unisono.comm.rendezvous.unix_socket import Departed
-from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks
@@ -133,48 +130,56 @@ def shrink(
 ) -> Transport:
     """The group of those who are left of a group over hosts."""
     old.end_for_survivors()
-    try:
-        opened = old.links.open_store(_STORE_S) if store is None else open_store(store, _STORE_S)
-        board = StoreBoard(old, opened, is_named=store is not None)
-        made, _ = go_on(board, at_least, timeout_s, partial(_meet, old, name, opened))
-        return made
-    except StoreGone as error:
-        raise NoQuorum(
-            f"group {old.name} does not go on: its ranks would agree in a torch Store, and {error}",
-            rank=old.rank,
-            group=old.name,
-        ) from error
+    met: list[Attempt] = []
+    lost: StoreGone | None = None
+    boards = _boards(old) if store is None else iter([lambda: open_store(store, _STORE_S)])
+    for open_board in boards:
+        try:
+            opened = open_board()
+            board = StoreBoard(old, opened, is_named=store is not None)
+            return go_on(board, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
+        except StoreGone as error:
+            lost = lost or error
+            if met:  # in a group that may be made, and that this rank must not leave for another
+                break
+    raise NoQuorum(
+        f"group {old.name} does not go on: its ranks would agree in a torch Store, and {lost}",
+        rank=old.rank,
+        group=old.name,
+    ) from lost
 
 
-def _meet(old: HostsTransport, name: str, store: Any, attempt: Attempt) -> Transport:
+def _boards(old: HostsTransport) -> Iterator[Callable[[], Any]]:
+    """What opens the stores in which the ranks may agree where none is named: the one in which they
+    met; once that is lost, one that the first rank hosts of those who seem to be there. However
+    they disagree on that, each is in one place, and only a majority goes on."""
+    yield partial(old.links.open_store, _STORE_S)
+    for rank, member in enumerate(old.placement.members):
+        is_gone = partial(_is_gone, old, rank)
+        if not is_gone():
+            yield partial(old.links.open_hosted, member, is_gone)
+
+
+def _is_gone(old: HostsTransport, rank: int) -> bool:
+    return old.group.loss(rank) is not None
+
+
+def _meet(
+    old: HostsTransport, name: str, store: Any, met: list[Attempt], attempt: Attempt
+) -> Transport:
     """Meet those who go on, wherever they are."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+    met.append(attempt)
     rank, size = attempt.members.index(old.rank), len(attempt.members)
     known, timeout_s = old.global_ranks, old.timeout_s
     global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
-    made: Transport
     if size == 1:
         attempt.settle(True)
         return Solo(name, global_ranks, timeout_s)
     part = PrefixStore(f"unisono/{attempt.key}", store)
-    deadline, check = attempt.deadline, attempt.check
-    hosts = find_hosts(part, rank, size, deadline, check, name)
-    if hosts.count == 1:
-        made = SharedMemory.connect(
-            StoreAnnouncements(part, limit=deadline),
-            rank,
-            size,
-            name=name,
-            global_ranks=global_ranks or tuple(range(size)),
-            timeout_s=timeout_s,
-            deadline=deadline,
-            check=check,
-        )
-        made.global_ranks = global_ranks
-    else:
-        meeting = Meeting(name, global_ranks, timeout_s, deadline, check)
-        made = make_world(part, meeting, hosts, rank, "")
+    meeting = Meeting(name, global_ranks, timeout_s, attempt.deadline, attempt.check)
+    made = connect_anywhere(part, meeting, rank, size)
     try:
         is_made = attempt.settle(True) if rank == 0 else attempt.await_outcome()
         if not is_made:

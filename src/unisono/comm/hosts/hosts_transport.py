@@ -190,6 +190,12 @@ class HostsTransport(SharedMemory):
 
         return shrink(self, name, at_least, timeout_s, store)
 
+    def open_store(self) -> Any:
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        hosted = self.links.open_hosted(self.placement.members[0])
+        return PrefixStore(f"unisono/torch/{self.key:x}", hosted)
+
     def find_stopped(self) -> list[int]:
         """The ranks whose processes are stopped, as far as their hosts say."""
         return self._membership.find_stopped()

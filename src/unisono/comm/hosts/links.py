@@ -8,6 +8,7 @@ other rank once somebody has a question for it.
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 import threading
@@ -23,8 +24,9 @@ from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
 from unisono.comm.hosts.control_line import ENDED, ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import INSTEAD, open_store
-from unisono.comm.hosts.questions import Questions
-from unisono.comm.rendezvous.bounded_store import BoundedStore
+from unisono.comm.hosts.questions import Questions, answers
+from unisono.comm.over_torch.stores import store_at
+from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 from unisono.processes import state_of
@@ -32,6 +34,7 @@ from unisono.processes import state_of
 _BEHIND_S = 0.3
 """How long what a process has sent before it left may still be on its way."""
 _STAY_S = 1.5
+_STORE_S = 5.0
 _DRAW_S = 1.0
 """How long a line to a rank that there was none to may take."""
 
@@ -207,6 +210,26 @@ class Links:
         """A connection of one's own to the store in which the ranks have met; or StoreGone."""
         return open_store(self._store, timeout_s)
 
+    def open_hosted(self, peer: int, is_gone: Callable[[], bool] = lambda: False) -> Any:
+        """A connection to the store that a global rank hosts, once somebody has asked it to, until
+        its process ends. Raises StoreGone, soon if the rank `is_gone`."""
+        address, limit = self._contacts[peer].address, Deadline(2 * _STORE_S)
+        port: int | None = None
+        while port is None and not (peer in self._lost or is_gone()) and limit.left_s():
+            if peer == self.me:
+                port = _host_store(address)
+            else:
+                asked = self.questions.ask(self._reach([peer]), "store", address, _DRAW_S)
+                port = asked.get(peer)
+        try:
+            if not port:
+                raise RendezvousError("it does not answer")
+            return store_at(
+                address, str(port), self.me, len(self.hosts.pids), _STORE_S, hosts=False
+            )
+        except RendezvousError as error:
+            raise StoreGone(f"{self.hosts.name_rank(peer)} hosts no store: {error}") from error
+
     def decide(self, key: int, serial: int, value: int, timeout_s: float) -> int:
         """What the first rank of a group proposed under this serial. Raises StoreGone."""
         limit = Deadline(timeout_s)
@@ -339,6 +362,22 @@ class Links:
     def _tell_left(self, peer: int) -> None:
         for party in self._open_parties():
             party.on_left(peer)
+
+
+@functools.cache
+def _hosted_store(address: str) -> Any:
+    return store_at(address, "0", 0, 1, _STORE_S, hosts=True)
+
+
+_hosting = threading.Lock()
+
+
+def _host_store(address: str) -> int:
+    with _hosting:  # several may ask at once
+        return int(_hosted_store(address).port)
+
+
+answers["store"] = _host_store
 
 
 def _close_at_exit(reference: weakref.ref[Links]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting, segments_of
-from unisono.comm.hosts.identity import Hosts
+from unisono.comm.hosts.identity import Hosts, find_hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
@@ -19,6 +19,25 @@ from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 from unisono.failures import load_soon
+
+
+def connect_anywhere(store: Any, meeting: Meeting, rank: int, size: int) -> Transport:
+    """Make a group of ranks that meet in a store, wherever they are."""
+    hosts = find_hosts(store, rank, size, meeting.deadline, meeting.check, meeting.name)
+    if hosts.count > 1:
+        return make_world(store, meeting, hosts, rank, "")
+    made = SharedMemory.connect(
+        StoreAnnouncements(store, limit=meeting.deadline),
+        rank,
+        size,
+        name=meeting.name,
+        global_ranks=meeting.global_ranks,
+        timeout_s=meeting.timeout_s,
+        deadline=meeting.deadline,
+        check=meeting.check,
+    )
+    made.global_ranks = meeting.global_ranks
+    return made
 
 
 def make_world(

@@ -28,7 +28,7 @@ from unisono.comm.rendezvous.membership import (
 from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby, descriptors_needed
 from unisono.errors import RendezvousError
 
-_MEETING_S = 10.0
+MEETING_S = 10.0
 _GLANCE_S = 0.2
 
 
@@ -62,7 +62,7 @@ class Growth:
         settle: Callable[[bool], bool] | None = None,
     ) -> JoinRequest:
         """What the one with this number in the meeting brings to it."""
-        size, limit = self.size, Deadline(_MEETING_S)
+        size, limit = self.size, Deadline(MEETING_S)
         segments = [(self.places, size, size)]
         return JoinRequest(
             self.key, number, size, limit, timeout_s, "", check, segments, settle=settle

@@ -9,65 +9,107 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+from unisono import variables
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
 
 
-def call_roll(store: Any, name: str, rank: int, size: int, deadline: Deadline) -> str:
-    """What the ranks that are there now have in common, and no others ever had."""
-    call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size)
+def call_roll(
+    store: Any,
+    name: str,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    about: Mapping[str, Any] = MappingProxyType({}),
+    check: Callable[[], None] = lambda: None,
+) -> tuple[str, list[dict[str, Any]]]:
+    """What the ranks that are there now have in common, and no others ever had; and what each of
+    them tells `about` itself.
+
+    Raises RendezvousError if they do not come by the deadline, come with another size, or if
+    another process comes as this rank; and what `check` raises.
+    """
+    call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size, about)
     try:
-        return call.wait_until_all_agree(Waiting(rank, size, name, deadline))
+        return call.wait_until_all_agree(Waiting(rank, size, name, deadline), check)
     finally:
         call.leave()
 
 
+def fresh_part(store: Any, rank: int, size: int, deadline: Deadline, name: str = "world") -> Any:
+    """The part of a store for these processes alone; all of them call this. torchrun hosts one
+    store for all its attempts, in which a new one finds what those before have left. Nothing that
+    it tells the ranks says which attempt they are of: hosts count restarts each for itself, and not
+    those after which other hosts come or go."""
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not hosted or variables.RANK.read() is not None:  # our launcher starts its ranks once
+        return store
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    own = PrefixStore(f"unisono/{size}", store)
+    return PrefixStore(call_roll(own, name, rank, size, deadline)[0], own)
+
+
 class _RollCall:
-    def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
+    """One rank's part in it."""
+
+    def __init__(
+        self, store: Any, name: str, rank: int, size: int, about: Mapping[str, Any]
+    ) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
         self._number = secrets.token_hex(8)
-        about = {"number": self._number, "size": size, "pid": os.getpid()}
-        self._me = json.dumps(about | {"machine": socket.gethostname()})
+        me = {"number": self._number, "size": size, "pid": os.getpid()}
+        self._me = json.dumps({**about, **me, "machine": socket.gethostname()})
 
-    def wait_until_all_agree(self, waiting: Waiting) -> str:
-        """What names those who have agreed."""
-        self._store.set(self._key("waits", self._rank), self._me)
-        agreed: dict[str, list[str]] = {}
+    def wait_until_all_agree(
+        self, waiting: Waiting, check: Callable[[], None]
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """What names those who have agreed, and who they are."""
+        waits = self._keys("waits")
+        self._store.set(waits[self._rank], self._me)
+        agreed: dict[str, tuple[list[str], list[str]]] = {}
         while True:
-            here = self._look_who_waits()
-            missing = [rank for rank, text in enumerate(here) if not text]
-            if not missing:
+            wanted, here = waits, self._look_who_waits(waits)
+            if all(here):
                 self._compare_sizes(here)
                 token = hashlib.blake2b("".join(here).encode(), digest_size=8).hexdigest()
-                keys = [self._key(token, rank) for rank in range(self._size)]
+                wanted = self._keys(token)
                 if token not in agreed:
-                    agreed[token] = keys
-                    self._store.set(keys[self._rank], "agreed")
-                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            for token, keys in agreed.items():  # what all have agreed to counts, whoever came since
+                    agreed[token] = wanted, here
+                    self._store.set(wanted[self._rank], "agreed")
+            for token, (keys, texts) in agreed.items():  # it counts, whoever has come since
                 if self._store.check(keys):
-                    return token
-            problem = self._read("problem", self._number)
+                    return token, [json.loads(text) for text in texts]
+            check()
+            problem = self._read(self._key("problem", self._number))
             if problem:
                 raise RendezvousError(problem)
-            waiting.look(lambda missing=missing: missing)  # type: ignore[misc]
+            waiting.look(partial(self._find_missing, wanted))
             waiting.pause()
 
     def leave(self) -> None:
         self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
-    def _look_who_waits(self) -> list[str]:
-        """What each rank that waits has written of itself, "" for the others."""
-        here = [self._read("waits", rank) for rank in range(self._size)]
-        if here[self._rank] != self._me:
+    def _look_who_waits(self, keys: list[str]) -> list[str]:
+        """What each rank that waits has written of itself; "" for others, once for all where some
+        never came."""
+        if self._read(keys[self._rank]) != self._me:
             raise RendezvousError(
                 f"another process joins {self._name!r} as rank {self._rank} at this moment: every "
                 "rank is one process, and two jobs at once need two names"
             )
-        return ["" if text == "-" else text for text in here]
+        if not self._store.check(keys):
+            return [""]
+        return ["" if text == b"-" else text.decode() for text in self._store.multi_get(keys)]
+
+    def _find_missing(self, keys: list[str]) -> list[int]:
+        return [rank for rank, key in enumerate(keys) if self._read(key) in ("", "-")]
 
     def _compare_sizes(self, here: list[str]) -> None:
         """Raise RendezvousError if a rank came with another size; all are told."""
@@ -84,9 +126,11 @@ class _RollCall:
             self._store.set(self._key("problem", about["number"]), problem)
         raise RendezvousError(problem)
 
-    def _read(self, *key: object) -> str:
-        name = self._key(*key)
-        return str(self._store.get(name).decode()) if self._store.check([name]) else ""
+    def _read(self, key: str) -> str:
+        return str(self._store.get(key).decode()) if self._store.check([key]) else ""
+
+    def _keys(self, *parts: object) -> list[str]:
+        return [self._key(*parts, rank) for rank in range(self._size)]
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, ("unisono/roll", self._name, *parts)))

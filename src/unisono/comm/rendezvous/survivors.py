@@ -27,6 +27,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from unisono.comm.engine.numbers import Note
@@ -138,15 +139,7 @@ class Attempt:
 
     def await_outcome(self) -> bool:
         """Whether the first member says that the group is made."""
-        try:
-            while (made := self._board.settle(self._number, None)) is None:
-                self.check()
-                if not self.deadline.left_s():
-                    return self.settle(False)
-                time.sleep(0.001)
-        except Departed:
-            return self.settle(False)
-        return made
+        return await_outcome(partial(self._board.settle, self._number), self.check, self.deadline)
 
     def check(self) -> None:
         """Raise Departed if it will not be made."""
@@ -155,6 +148,22 @@ class Attempt:
             raise Departed(f"{name_ranks(gone)} left while {self.key} was made")
         if self._board.settle(self._number, None) is False:
             raise Departed(f"a member of {self.key} gave up")
+
+
+def await_outcome(
+    settle: Callable[[bool | None], bool | None], check: Callable[[], None], deadline: Deadline
+) -> bool:
+    """Whether a group is made, as whoever leads settles; nobody waits for that beyond the deadline,
+    or once `check` raises Departed."""
+    try:
+        while (made := settle(None)) is None:
+            check()
+            if not deadline.left_s():
+                return bool(settle(False))
+            time.sleep(0.001)
+    except Departed:
+        return bool(settle(False))
+    return made
 
 
 def go_on(
