@@ -37,7 +37,7 @@ def build(output: Path, work: Path) -> int:
     pictures |= players.write_all(source)
     sources.write_pages(ROOT, source, pictures)
     names = [*reference.write_pages(source), command_line.write_page(source)]
-    sources.write_start_page(ROOT, source, names)
+    sources.write_start_page(ROOT, source, names, pictures)
     shutil.rmtree(output, ignore_errors=True)
     # -n is left out: types of torch and NumPy in signatures have no page here.
     options = ["-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(HERE)]
