@@ -35,13 +35,15 @@ def test_start_keeps_what_the_reader_has_written(tmp_path: Path) -> None:
     own = tmp_path / "chapter_03.py"
     own.write_text("my own\n")
     begun = run("start", "--folder", tmp_path)
-    assert begun.exit_code == 0 and f"{len(NUMBERS) - 1} exercises" in begun.output
+    assert begun.exit_code == 0
+    assert f"{len(NUMBERS) - 1} exercises" in begun.output
     assert own.read_text() == "my own\n"
 
 
 def test_check_without_a_copy_says_what_to_do(tmp_path: Path) -> None:
     checked = run("check", 1, "--folder", tmp_path)
-    assert checked.exit_code == 1 and "unisono learn start" in checked.output
+    assert checked.exit_code == 1
+    assert "unisono learn start" in checked.output
 
 
 def test_wrong_solutions_are_told_what_is_wrong(tmp_path: Path) -> None:
@@ -50,7 +52,8 @@ def test_wrong_solutions_are_told_what_is_wrong(tmp_path: Path) -> None:
     )
     checked = run("check", 1, "--folder", tmp_path)
     assert checked.exit_code == 1
-    assert "[0, 4, 1, 5, 2, 6, 3, 7]" in checked.output and "hint: " in checked.output
+    assert "[0, 4, 1, 5, 2, 6, 3, 7]" in checked.output
+    assert "hint: " in checked.output
 
 
 @pytest.mark.docs
@@ -85,4 +88,5 @@ def test_a_ring_that_sends_too_much_is_counted(tmp_path: Path) -> None:
         "    x.copy_(total)\n"
     )
     checked = run("check", 3, "--folder", tmp_path)
-    assert checked.exit_code == 1 and "are enough" in checked.output
+    assert checked.exit_code == 1
+    assert "are enough" in checked.output

@@ -6,9 +6,10 @@ A check raises AssertionError with a sentence for the reader; CHAPTERS has them 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,9 @@ def _ranks(module: ModuleType) -> None:
         items = list(range(count))
         shares = [module.my_share(items, rank, size) for rank in range(size)]
         lengths = [len(share) for share in shares]
-        require_equal(sum(shares, []), items, f"the shares of {size} ranks, joined,")
+        require_equal(
+            reduce(operator.iadd, shares, []), items, f"the shares of {size} ranks, joined,"
+        )
         require(max(lengths) - min(lengths) <= 1, f"{count} items are cut into {lengths}")
 
 
@@ -105,7 +108,9 @@ def _cost(module: ModuleType) -> None:
                 function(at, ranks, latency, bandwidth)
                 for function in (module.ring_time, module.tree_time)
             )
-            require(math.isclose(ring, tree), f"at {at:.4g} bytes: ring {ring:.4g}, tree {tree:.4g}")
+            require(
+                math.isclose(ring, tree), f"at {at:.4g} bytes: ring {ring:.4g}, tree {tree:.4g}"
+            )
 
 
 def _tree(module: ModuleType, comm: Communicator) -> None:
@@ -241,8 +246,12 @@ CHAPTERS = (
         "then it sends part (r + 1 - s) % n and replaces part (r - s) % n.",
     ),
     Chapter("What it costs", _cost, (), "A ring has 2 (n - 1) steps of size / n bytes each."),
-    Chapter("Trees", _tree, (1, 3, 8), "In the step of distance d, rank r < d sends to rank r + d."),
-    Chapter("Messages and deadlock", _swap, (2, 4), "isend returns at once; wait for it at the end."),
+    Chapter(
+        "Trees", _tree, (1, 3, 8), "In the step of distance d, rank r < d sends to rank r + d."
+    ),
+    Chapter(
+        "Messages and deadlock", _swap, (2, 4), "isend returns at once; wait for it at the end."
+    ),
     Chapter("Overlap", _overlap, (2,), "all_reduce(gradient, async_op=True) returns a Work."),
     Chapter("Groups", _groups, (), "rank = tp_rank + tp * (dp_rank + dp * pp_rank)"),
     Chapter(

@@ -84,7 +84,14 @@ def _problem(chapter: Chapter, number: int, file: Path) -> str | None:
         if not chapter.ranks:
             chapter.check(_load(file))
         for ranks in chapter.ranks:
-            launch(_check_on_rank, ranks, args=(number, file), threads=1, timeout=_TIMEOUT_S, capture=True)
+            launch(
+                _check_on_rank,
+                ranks,
+                args=(number, file),
+                threads=1,
+                timeout=_TIMEOUT_S,
+                capture=True,
+            )
     except RanksFailed as error:
         said = str(error).partition("\n")[0].replace(": AssertionError:", ":")
         return _NOT_YET if "NotImplementedError" in said else said
@@ -105,7 +112,8 @@ def _check_on_rank(number: int, file: Path) -> None:
 
 def _load(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
