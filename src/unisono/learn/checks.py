@@ -6,10 +6,9 @@ A check raises AssertionError with a sentence for the reader; CHAPTERS has them 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,9 @@ def _ranks(module: ModuleType) -> None:
         shares = [module.my_share(items, rank, size) for rank in range(size)]
         lengths = [len(share) for share in shares]
         require_equal(
-            reduce(operator.iadd, shares, []), items, f"the shares of {size} ranks, joined,"
+            [item for share in shares for item in share],
+            items,
+            f"the shares of {size} ranks, joined,",
         )
         require(max(lengths) - min(lengths) <= 1, f"{count} items are cut into {lengths}")
 
@@ -242,8 +243,8 @@ CHAPTERS = (
         "all_reduce is reduce_scatter and all_gather",
         _ring,
         (1, 2, 4),
-        "In step s rank r sends part (r - s) % n and adds what it receives to part (r - s - 1) % n; "
-        "then it sends part (r + 1 - s) % n and replaces part (r - s) % n.",
+        "In step s rank r sends part (r - s) % n and adds what it receives to part "
+        "(r - s - 1) % n; then it sends part (r + 1 - s) % n and replaces part (r - s) % n.",
     ),
     Chapter("What it costs", _cost, (), "A ring has 2 (n - 1) steps of size / n bytes each."),
     Chapter(
