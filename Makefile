@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 # What the documentation's site is built with.
 SITE_TOOLS = sphinx myst-parser furo
+# What the course's notebooks are run with.
+NOTEBOOK_TOOLS = nbclient nbformat ipykernel
 # What drives a browser, where there is one.
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 BROWSER_TOOLS = $(if $(BROWSER),playwright)
@@ -56,7 +58,8 @@ test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browse
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
 	.venv/bin/python -m pytest -m "not slow" tests/pages
 
-test-docs: .venv/.stamp ## run every command and program that README and docs show
+test-docs: .venv/.stamp ## run every command and program that README and docs show, and the notebooks
+	.venv/bin/python -m pip install --quiet -c constraints.txt $(NOTEBOOK_TOOLS)
 	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.

@@ -46,6 +46,9 @@ def write_pages(root: Path, source: Path, pictures: Mapping[str, str]) -> None:
         if name in ("README.md", "docs/index.md"):
             continue
         text = _PICTURE.sub(lambda found: _picture(found[1], pictures, name), file.read_text())  # noqa: B023
+        if file.name.startswith("course-"):
+            notebook = f"_static/notebooks/{file.stem}.ipynb"
+            text += f'\n<p><a href="{notebook}" download>This chapter as a notebook</a></p>\n'
         _write(source / page_of(name), with_site_links(text, name, root, programs))
     for folder in ("images", "plots"):
         for picture in (root / "docs" / folder).iterdir():
