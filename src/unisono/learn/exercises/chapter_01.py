@@ -1,7 +1,7 @@
 """Chapter 1: which items are mine?"""
 
 
-def my_share(items: list, rank: int, size: int) -> list:
+def my_share(items: list[int], rank: int, size: int) -> list[int]:
     """Return the items that this rank works on.
 
     The shares of all ranks, joined in the order of the ranks, are the items. No share is more

@@ -13,7 +13,7 @@ def backward(comm: Communicator, layers: list[Callable[[], torch.Tensor]]) -> li
 
     This one is right and slow: no layer computes while a gradient travels.
     """
-    gradients = []
+    gradients: list[torch.Tensor] = []
     for layer in reversed(layers):
         gradient = layer()
         comm.all_reduce(gradient)
