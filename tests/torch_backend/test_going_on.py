@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # it registers "fake"
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -22,7 +21,7 @@ from unisono import GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
 from unisono.training import catch_up
 
-MIXED = "cpu:unisono,meta:fake"
+MIXED = "cpu:unisono,cuda:gloo"
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:

@@ -42,7 +42,8 @@ def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) 
     future = WorkFuture(work, result)
     in_backward = _in_backward()
     is_too_late = in_backward and torch._C._current_autograd_node() is None
-    if isinstance(work, FinishedWork) or is_too_late or (in_backward and was_awaited):
+    is_over = was_awaited and (in_backward or (work.is_completed() and not work.exception()))
+    if isinstance(work, FinishedWork) or is_too_late or is_over:
         future.finish()
     elif not in_backward:
         completer.add(future)
