@@ -244,9 +244,10 @@ un_status post_and_meet(execution *x, un_status planned) {
 }
 
 uint64_t bytes_of(const un_group *g, const un_call *call) {
-    const un_stream *side = call->input ? call->input : call->output;
+    bool takes = call->operation == UN_SCATTER && call->root != g->rank;
+    const un_stream *side = call->input && !takes ? call->input : call->output;
     bool wide = call->operation == UN_REDUCE_SCATTER || call->operation == UN_ALL_TO_ALL ||
-                (call->operation == UN_SCATTER && call->root == g->rank);
+                (call->operation == UN_SCATTER && !takes);
     uint64_t bytes = 0;
     for (int part = 0; side && part < (wide ? g->ranks : 1); part++) bytes += side[part].bytes;
     return bytes;

@@ -465,10 +465,13 @@ static void plan_alike(execution *x) {
 
 static bool fills_new_memory(const execution *x) {
     const un_call *call = x->call;
-    const un_stream *to = call->output, *from = call->input;
-    bool wide = call->operation == UN_ALL_GATHER || call->operation == UN_ALL_TO_ALL;
-    if (wide || (call->operation == UN_GATHER && to)) to += (me(x) + 1) % x->g->ranks;
-    if (!to || !to->bytes) return false;
+    un_operation o = call->operation;
+    bool is_root = call->root == me(x);
+    if (o == UN_GATHER && !is_root) return false; /* only the root has an output, */
+    const un_stream *to = call->output, *from = o == UN_SCATTER && !is_root ? NULL : call->input;
+    bool wide = o == UN_ALL_GATHER || o == UN_ALL_TO_ALL || o == UN_GATHER; /* an input in scatter */
+    if (wide) to += (me(x) + 1) % x->g->ranks;
+    if (!to->bytes) return false;
     bool in_place = !wide && from && from->bytes && from->views->data == to->views->data;
     return !in_place && stream_is_new(to);
 }
