@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib
 import itertools
 import json
@@ -228,6 +229,8 @@ def live_long(folder: Path, rank: int, size: int | None, hosts: Sequence[Any]) -
 
 def held() -> list[int]:
     """How many descriptors, threads and pages of shared memory this process has."""
+    gc.collect()  # groups that were dropped
+    time.sleep(1)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [line[0].split("-") for line in maps if line[1].endswith("s")]
     pages = sum(int(end, 16) - int(begin, 16) for begin, end in spans) >> 12
