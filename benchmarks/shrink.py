@@ -223,14 +223,14 @@ def live_long(folder: Path, rank: int, size: int | None, hosts: Sequence[Any]) -
             comm, steps = comm.shrink(store=store, timeout_s=60), 0
         except RendezvousError:
             continue
+    gc.collect()
+    time.sleep(1)  # until groups that were dropped have hung up
     (folder / f"held-{os.getpid()}").write_text(json.dumps([begin, held()]))
     os._exit(0)  # at any moment for the others, who do not shrink any more
 
 
 def held() -> list[int]:
     """How many descriptors, threads and pages of shared memory this process has."""
-    gc.collect()  # groups that were dropped
-    time.sleep(1)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     spans = [line[0].split("-") for line in maps if line[1].endswith("s")]
     pages = sum(int(end, 16) - int(begin, 16) for begin, end in spans) >> 12
