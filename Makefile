@@ -9,6 +9,8 @@ MAKEFLAGS += --no-print-directory
 BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 # What the documentation's site is built with.
 SITE_TOOLS = sphinx myst-parser furo
+# What the course's notebooks are run with.
+NOTEBOOK_TOOLS = nbclient nbformat ipykernel
 # What drives a browser, where there is one.
 BROWSER = $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 BROWSER_TOOLS = $(if $(BROWSER),playwright)
@@ -20,7 +22,7 @@ BENCH ?=
 TORCH ?= newest
 
 .PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
-.PHONY: lint-workflows sdist wheel wheels check-packages try-wheel
+.PHONY: lint-workflows sdist wheel wheels check-packages try-wheel address
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -56,7 +58,8 @@ test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browse
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
 	.venv/bin/python -m pytest -m "not slow" tests/pages
 
-test-docs: .venv/.stamp ## run every command and program that README and docs show
+test-docs: .venv/.stamp ## run every command and program that README and docs show, and the notebooks
+	.venv/bin/python -m pip install --quiet -c constraints.txt $(NOTEBOOK_TOOLS)
 	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.
@@ -112,8 +115,7 @@ diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/di
 	cd tests && PYTHONPATH=. ../.venv/bin/python -m faults.page --output ../docs/diagnosis.md
 
 # Others see their stubs (tools/write_overloads.py); they themselves are checked here.
-WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py \
-	src/unisono/collectives/tensors.py
+WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings; ends with line counts
 	.venv/bin/ruff check
@@ -148,11 +150,17 @@ sdist: $(PACKAGING)/.stamp ## make the source package, and build a wheel from it
 wheel: sdist ## make a manylinux wheel, check both packages, run README's lines without a compiler
 	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" \
 		$(PACKAGING)/bin/auditwheel repair --wheel-dir $(DIST) build/package/*.whl
-	$(MAKE) check-packages try-wheel
+	$(MAKE) check-packages try-wheel address
 
 check-packages: $(PACKAGING)/.stamp ## look at the packages in dist as an index would
 	$(PACKAGING)/bin/python tools/check_packages.py $(DIST) --tag "$(TAG)"
 	$(PACKAGING)/bin/twine check --strict $(DIST)/*
+
+# The repository's address stands in pyproject.toml, SECURITY.md, CITATION.cff and .github.
+address: ## put the repository's address everywhere: make address URL=https://host/owner/unisono
+	@test -n "$(URL)" || { echo "make address URL=https://host/owner/unisono"; exit 2; }
+	git grep -lF https://example.invalid/unisono -- . ':!tools' ':!docs' | \
+		xargs sed -i 's#https://example.invalid/unisono#$(URL)#g'
 
 try-wheel: ## install the wheel of dist that fits this machine, and run README's lines
 	$(PYTHON) tools/try_wheel.py $(DIST)/unisono-*_$$(uname -m).whl

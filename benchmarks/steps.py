@@ -11,8 +11,9 @@ and by no wrapper at all. fsdp: forward and backward with FSDP2, with its own bu
 
 "nothing" is what the wrapper itself costs: DDP with a hook that communicates nothing, FSDP2 on a
 group whose calls return at once. "more" is what a way takes longer than that in the same turn: the
-communication that is not hidden. All ways run in the same processes and take turns in an order
-shuffled anew; a turn counts with the slowest rank's time; figures are medians.
+communication that is not hidden. "one thread" is unisono on a group in whose large calls no further
+threads take part (UNISONO_COPY_THREADS=1). All ways run in the same processes and take turns in an
+order shuffled anew; a turn counts with the slowest rank's time; figures are medians.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from typing import Any
 from two_backends import TwoBackends
 
 import unisono
+from unisono import variables
 
 PARTS = ("ddp", "fsdp")
 WIDTH, LAYERS = 1024, 24
 NOTHING = "nothing"
+ONE_THREAD = "one thread"
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class Rank(TwoBackends):
 
         super().__init__(folder)
         torch.set_num_threads(threads)
+        os.environ[variables.COPY_THREADS.name] = "1"
+        self.groups[ONE_THREAD] = torch.distributed.new_group(backend="unisono")
+        del os.environ[variables.COPY_THREADS.name]
         self.turns = turns
         self.inputs = torch.ones(1, WIDTH)
 
@@ -129,7 +135,7 @@ class Rank(TwoBackends):
 
         ways = [self.backward("none", "no wrapper", self.model())]
         for mode in ("copied", "views"):
-            for name in (NOTHING, "gloo", "unisono", "shared buckets"):
+            for name in (NOTHING, "gloo", "unisono", ONE_THREAD, "shared buckets"):
                 model = self.wrapped(name, views=mode == "views")
                 if name == NOTHING:
                     model.register_comm_hook(None, lambda _, bucket: leave(bucket))
@@ -146,7 +152,7 @@ class Rank(TwoBackends):
 
         return DistributedDataParallel(
             self.model(),
-            process_group=self.groups["gloo" if name == "gloo" else "unisono"],
+            process_group=self.groups.get(name, self.groups["unisono"]),
             gradient_as_bucket_view=views,
         )
 
@@ -159,7 +165,7 @@ class Rank(TwoBackends):
         move_nothing_in(silent)
         groups = {NOTHING: silent, **self.groups}
         ways = []
-        for name in (NOTHING, "gloo", "unisono", "shared buffers"):
+        for name in (NOTHING, "gloo", "unisono", ONE_THREAD, "shared buffers"):
             model = self.sharded(groups.get(name, groups["unisono"]))
             if name == "shared buffers":
                 for module in (*model, model):

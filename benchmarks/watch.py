@@ -27,7 +27,9 @@ import unisono
 import unisono.watch
 from unisono.comm.engine import create_segment, open_group
 from unisono.comm.rendezvous.membership import Member, Membership
+from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
+from unisono.watch.equality import fingerprint, replicated
 from unisono.watch.torch_group import WatchedProcessGroup
 
 ROUNDS, CALLS = 30, 2000
@@ -49,7 +51,8 @@ def ledger_of_one() -> Ledger:
     """A ledger with one rank."""
     nonce = 1
     group = open_group(create_segment(1, 1, nonce), 0, 1, nonce, 60.0)
-    return Ledger(Membership("bench", 0, 1, group, (Member("0" * 32, 0),)), "bench", "gloo", 0)
+    membership = Membership("bench", 0, 1, group, (Member("0" * 32, 0),))
+    return Ledger(membership, "bench", f"bench{BACKEND_MARK}gloo", 0)
 
 
 def record_ns() -> str:
@@ -125,6 +128,36 @@ def as_seen(folder: str, device: str) -> tuple[float, float]:
     return found
 
 
+def check_ms() -> tuple[float, float, int]:
+    """A training step of a small transformer on one core, and a check of its numbers: fingerprints
+    of parameters, buffers and the state of Adam."""
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = torch.randn(8, 64, 256)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    step()
+    tensors = replicated(model, (), [optimizer])[0]
+
+    def check() -> None:
+        torch.stack([fingerprint(tensor) for tensor in tensors.values()]).tolist()
+
+    took = []
+    for work in (step, check):
+        rounds = []
+        for _ in range(7):
+            start = time.perf_counter()
+            work()
+            rounds.append((time.perf_counter() - start) * 1e3)
+        took.append(min(rounds))
+    return took[0], took[1], len(tensors)
+
+
 def main() -> None:
     """Print the figures beside their limits."""
     torch.set_num_threads(1)
@@ -137,6 +170,10 @@ def main() -> None:
             kind = "async" if async_op else "blocking"
             print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 5)")
         dist.destroy_process_group()
+    step_ms, took_ms, count = check_ms()
+    share = took_ms / (100 * step_ms)
+    print(f"check of {count} tensors   {took_ms:6.1f} ms, step {step_ms:.1f} ms:", end=" ")
+    print(f"{share:.2%} of a step at every=100   (limit 1%)")
     with tempfile.TemporaryDirectory() as folder:
         plain, watched = unisono.launch(as_seen, 2, (folder, "cpu"), threads=1)[0]
         print(f"gloo, two ranks, 8 B   {plain:6.1f} us, watched {watched:.1f} us")

@@ -281,7 +281,9 @@ static void write_failure_notes(un_group *g, const un_call *call, uint64_t numbe
 static un_status end_call(execution *x, un_status status) {
     if (status == UN_NOT_YET) return status;
     record_end(x->g, x->record, status);
-    if (status) write_failure_notes(x->g, x->call, x->number);
+    if (!status) return status;
+    atomic_thread_fence(memory_order_release); /* see look_at_abort */
+    write_failure_notes(x->g, x->call, x->number);
     return status;
 }
 

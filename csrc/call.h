@@ -24,6 +24,8 @@ struct execution {
     bool takes_lanes; /* over hosts, and more than fits into a post */
     bool needs_slice;
     bool large;     /* the output is too big to stay in the cache */
+    bool has_copiers; /* other threads take part */
+    bool fills_new_memory; /* pages must be made first */
     size_t turns;
     size_t piece;   /* bytes of each part that one turn moves */
     size_t pitch;   /* bytes from one part to the next within a slot */

@@ -3,7 +3,7 @@
  * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
  * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
  */
-#include "call.h"
+#include "copiers.h"
 #include "hosts.h"
 #include "stream.h"
 
@@ -54,14 +54,44 @@ static int me(const execution *x) { return x->g->rank; }
 
 /* -- moving ---------------------------------------------------------------------------------- */
 
+typedef struct copy { /* of user memory from `offset` on, from or to a row of bytes */
+    const un_stream *stream;
+    size_t offset;
+    char *row;
+    const execution *x;
+    bool large;
+} copy;
+
+static un_status read_piece(const void *what, size_t offset, size_t bytes) {
+    const copy *c = what;
+    stream_read(c->row + offset, c->stream, c->offset + offset, bytes);
+    return UN_OK;
+}
+
+static un_status write_piece(const void *what, size_t offset, size_t bytes) {
+    const copy *c = what;
+    if (c->x->fills_new_memory) make_pages(c->stream, c->offset + offset, bytes);
+    stream_write(c->stream, c->offset + offset, c->row + offset, bytes, c->large);
+    return UN_OK;
+}
+
+static void read_bytes(execution *x, char *to, const un_stream *from, size_t offset, size_t bytes) {
+    share_out(x, bytes, read_piece, &(copy){from, offset, to, x, false});
+}
+
+static void write_bytes(execution *x, const un_stream *to, size_t offset, char *from, size_t bytes,
+                        bool large) {
+    share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
+}
+
 static void bring_part(execution *x, const un_stream *from, size_t part, size_t turn) {
     span s = span_of(x, me(x), from->bytes, turn);
-    if (s.bytes) stream_read(part_address(x, me(x), part, turn), from, s.offset, s.bytes);
+    if (s.bytes) read_bytes(x, part_address(x, me(x), part, turn), from, s.offset, s.bytes);
 }
 
 static void take_part(execution *x, const un_stream *to, int source, size_t part, size_t turn) {
     span s = span_of(x, source, to->bytes, turn);
-    if (s.bytes) stream_write(to, s.offset, part_address(x, source, part, turn), s.bytes, x->large);
+    if (s.bytes) write_bytes(x, to, s.offset, part_address(x, source, part, turn), s.bytes, x->large);
 }
 
 /* What a rank gives to itself never leaves its own memory. */
@@ -71,7 +101,7 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
     char *source = stream_direct(from, offset, bytes);
     if (source) {
         if (source != stream_direct(to, offset, bytes))
-            stream_write(to, offset, source, bytes, x->large);
+            write_bytes(x, to, offset, source, bytes, x->large);
         return;
     }
     char bounce[BOUNCE_BYTES];
@@ -82,20 +112,34 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
     }
 }
 
-/* Combine bytes [inside, +bytes) of everybody's part with our own input from `offset` on. The
+/* Bytes from `inside` on of everybody's part, combined with our own input from `offset` on. The
  * result goes to `slot` and to the same offset of `out`, either of which may be NULL. */
-static void combine_parts(execution *x, size_t turn, size_t part, size_t inside, size_t bytes,
-                          const un_stream *own, size_t offset, char *slot, const un_stream *out,
-                          size_t out_offset) {
-    if (!bytes) return;
+typedef struct combination {
+    execution *x;
+    size_t turn, part, inside;
+    const un_stream *own;
+    size_t offset;
+    char *slot;
+    const un_stream *out;
+    size_t out_offset;
+} combination;
+
+static un_status combine_piece(const void *what, size_t from, size_t bytes) {
+    const combination *c = what;
+    execution *x = c->x;
     un_group *g = x->g;
-    const void **sources = g->calls.sources;
+    const un_stream *own = c->own, *out = c->out;
+    size_t offset = c->offset + from, out_offset = c->out_offset + from;
+    const void *sources[UN_MAX_RANKS];
     for (int rank = 0; rank < g->ranks; rank++)
-        if (rank != g->rank) sources[rank] = part_address(x, rank, part, turn) + inside;
+        if (rank != g->rank)
+            sources[rank] = part_address(x, rank, c->part, c->turn) + c->inside + from;
     const char *mine = stream_direct(own, offset, bytes);
+    char *slot = c->slot ? c->slot + from : NULL;
     char *to = out ? stream_direct(out, out_offset, bytes) : slot;
     char *also = out ? slot : NULL;
     size_t block = !mine || !to ? BOUNCE_BYTES : also ? COPIED_BYTES : bytes;
+    if (out && x->fills_new_memory) make_pages(out, out_offset, bytes);
     _Alignas(64) char given[BOUNCE_BYTES], made[BOUNCE_BYTES];
     for (size_t done = 0; done < bytes; done += block) {
         size_t some = bytes - done < block ? bytes - done : block;
@@ -111,6 +155,15 @@ static void combine_parts(execution *x, size_t turn, size_t part, size_t inside,
         for (int rank = 0; rank < g->ranks; rank++)
             if (rank != g->rank) sources[rank] = (const char *)sources[rank] + some;
     }
+    return UN_OK;
+}
+
+static void combine_parts(execution *x, size_t turn, size_t part, size_t inside, size_t bytes,
+                          const un_stream *own, size_t offset, char *slot, const un_stream *out,
+                          size_t out_offset) {
+    if (bytes)
+        share_out(x, bytes, combine_piece,
+                  &(combination){x, turn, part, inside, own, offset, slot, out, out_offset});
 }
 
 /* -- nothing to move ------------------------------------------------------------------------- */
@@ -140,8 +193,8 @@ static void bring_cut(execution *x, size_t turn) {
     span mine = share_of(x, s, me(x));
     char *slot = part_address(x, me(x), 0, turn);
     size_t after = mine.offset + mine.bytes;
-    stream_read(slot, x->call->input, s.offset, mine.offset);
-    stream_read(slot + after, x->call->input, s.offset + after, s.bytes - after);
+    read_bytes(x, slot, x->call->input, s.offset, mine.offset);
+    read_bytes(x, slot + after, x->call->input, s.offset + after, s.bytes - after);
 }
 
 static void combine_cut(execution *x, size_t turn) {
@@ -159,8 +212,8 @@ static void take_cut(execution *x, size_t turn) {
     for (int rank = 0; rank < x->g->ranks; rank++) {
         span share = share_of(x, s, rank);
         if (share.bytes && rank != me(x))
-            stream_write(x->call->output, s.offset + share.offset,
-                         part_address(x, rank, 0, turn) + share.offset, share.bytes, false);
+            write_bytes(x, x->call->output, s.offset + share.offset,
+                        part_address(x, rank, 0, turn) + share.offset, share.bytes, false);
     }
 }
 
@@ -410,6 +463,16 @@ static void plan_alike(execution *x) {
     x->large = x->bytes >= BYPASS_FROM;
 }
 
+static bool fills_new_memory(const execution *x) {
+    const un_call *call = x->call;
+    const un_stream *to = call->output, *from = call->input;
+    bool wide = call->operation == UN_ALL_GATHER || call->operation == UN_ALL_TO_ALL;
+    if (wide || (call->operation == UN_GATHER && to)) to += (me(x) + 1) % x->g->ranks;
+    if (!to || !to->bytes) return false;
+    bool in_place = !wide && from && from->bytes && from->views->data == to->views->data;
+    return !in_place && stream_is_new(to);
+}
+
 un_status plan_execution(execution *x) {
     const un_call *call = x->call;
     x->hash = call->shape_hash;
@@ -438,6 +501,10 @@ un_status plan_execution(execution *x) {
     case UN_SCATTER: plan_pairs(x, bring_scatter, take_scatter); break;
     case UN_ALL_TO_ALL: plan_pairs(x, bring_parts, take_all_to_all); break;
     default: plan_alike(x); break;
+    }
+    if (!x->g->spread && bytes_of(x->g, call) >= COPIERS_FROM) {
+        x->has_copiers = x->g->copiers.wanted;
+        x->fills_new_memory = fills_new_memory(x);
     }
     plan_direct(x);
     return UN_OK;

@@ -40,6 +40,10 @@ enum {
                                * N1: 4 to 5% and 0 to 3% */
     COPIED_AT_ONCE = 256 * 1024, /* of a block, between two looks at the abort word */
     BOUNCE_BYTES = 4096,         /* through the stack, where user memory is not in one piece */
+    COPIERS_FROM = 1024 * 1024, /* a rank's copiers take part, where there are any, */
+    SHARED_FROM = 32 * 1024,    /* in whatever step of the call moves so much, */
+    SHARED_LEAST = 16 * 1024,   /* by pieces of at least so much */
+    COPIERS_MOST = 3,
     RESTING_BYTES = 256 * 1024,  /* of a work that may wait for the thread that will wait for it */
 };
 
@@ -49,6 +53,12 @@ static inline size_t cut_from(int ranks, bool crowded) {
 }
 
 static inline size_t direct_from(bool crowded) { return crowded ? CROWDED_FROM : DIRECT_FROM; }
+
+/* Threads beside the one that makes a call: half of a rank's cores stay with the program. */
+static inline int copiers_for(int ranks, int cores) {
+    int spare = cores / ranks / 2 - 1;
+    return spare < 0 ? 0 : spare < COPIERS_MOST ? spare : COPIERS_MOST;
+}
 
 enum {
     GLANCES = 64, /* about a microsecond, before the caller learns that we wait. N1: no difference */
@@ -60,6 +70,7 @@ enum {
     LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
     IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
     WAIT_SPIN_NS = 50 * 1000,
+    COPIER_SPIN_NS = 100 * 1000, /* between two turns of a call */
     NAP_NS_LEAST = 100 * 1000, /* each further one is twice as long as the one before */
     SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
     ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */

@@ -13,7 +13,7 @@
  * does not leave a failed call before its peers have stopped.
  */
 #include "blocks.h"
-#include "call.h"
+#include "copiers.h"
 #include "reading.h"
 #include "stream.h"
 #include "watcher.h"
@@ -120,7 +120,9 @@ bool is_giver(const execution *x, int rank) {
     return true;
 }
 
+/* What we have read of a giver that fails, it may change, but not before this word: see end_call. */
 static un_status look_at_abort(un_group *g) {
+    atomic_thread_fence(memory_order_acquire);
     bool over = atomic_load_explicit(&g->segment.header->abort, memory_order_seq_cst);
     return over ? fail_from_abort(g) : UN_OK;
 }
@@ -131,38 +133,55 @@ static un_status find_given(execution *x, int source, size_t index, size_t bytes
     return *found ? UN_OK : fail(x->g, UN_DAMAGED, source);
 }
 
-/* What `source` has at `from` in its own memory, all of it, into `to`. */
-static un_status take_by_kernel(execution *x, const un_stream *to, int source, uint64_t from) {
-    bool whole = stream_direct(to, 0, to->bytes);
-    size_t step = whole ? READ_AT_ONCE : COPIED_BYTES;
+typedef struct taking { /* what lies at `from`, of `source`'s own memory or of a block, into `to` */
+    execution *x;
+    const un_stream *to;
+    int source;
+    uintptr_t from;
+} taking;
+
+static un_status take_by_kernel(const void *what, size_t offset, size_t bytes) {
+    const taking *t = what;
+    const un_stream *to = t->to;
+    execution *x = t->x;
+    bool whole = stream_direct(to, offset, bytes);
+    size_t step = whole ? READ_AT_ONCE : COPIED_BYTES, end = offset + bytes;
     char bounce[COPIED_BYTES];
     un_status status = UN_OK;
-    for (size_t done = 0; !status && done < to->bytes; done += step) {
-        size_t some = to->bytes - done < step ? to->bytes - done : step;
+    for (size_t done = offset; !status && done < end; done += step) {
+        size_t some = end - done < step ? end - done : step;
         char *target = whole ? stream_direct(to, done, some) : bounce;
-        bool is_read = read_peer(x->g, source, target, from + done, some);
+        bool is_read = read_peer(x->g, t->source, target, t->from + done, some);
         if (is_read && !whole) stream_write(to, done, bounce, some, false);
-        atomic_thread_fence(memory_order_acquire); /* a giver that fails may change it after that */
         status = look_at_abort(x->g);
         if (!status && !is_read) status = UN_REFUSED;
     }
-    return status || peer_lives(x->g, source) ? status : UN_REFUSED;
+    return status || peer_lives(x->g, t->source) ? status : UN_REFUSED;
+}
+
+static un_status take_from_block(const void *what, size_t offset, size_t bytes) {
+    const taking *t = what;
+    un_status status = UN_OK;
+    for (size_t done = offset, end = offset + bytes; !status && done < end; done += COPIED_AT_ONCE) {
+        size_t some = end - done < COPIED_AT_ONCE ? end - done : COPIED_AT_ONCE;
+        if (t->x->fills_new_memory) make_pages(t->to, done, some);
+        stream_write(t->to, done, (char *)t->from + done, some, t->x->large);
+        status = look_at_abort(t->x->g);
+    }
+    return status;
 }
 
 /* Part `part` of what `source` gives, all of it, into `to`. */
 static un_status take_directly(execution *x, const un_stream *to, int source, size_t part) {
     if (!to->bytes) return UN_OK;
     size_t pitch = x->g->calls.post_pitch[source];
-    if (!pitch && places_of(x, source)[part].block == NO_BLOCK)
-        return take_by_kernel(x, to, source, places_of(x, source)[part].offset);
+    place where = places_of(x, source)[part];
+    if (!pitch && where.block == NO_BLOCK)
+        return share_out(x, to->bytes, take_by_kernel, &(taking){x, to, source, where.offset});
     char *from = post_of(x->g, source, x->number)->payload + part * pitch;
     un_status status = pitch ? UN_OK : find_given(x, source, part, to->bytes, &from);
-    for (size_t done = 0; !status && done < to->bytes; done += COPIED_AT_ONCE) {
-        size_t some = to->bytes - done < COPIED_AT_ONCE ? to->bytes - done : COPIED_AT_ONCE;
-        stream_write(to, done, from + done, some, x->large);
-        status = look_at_abort(x->g);
-    }
-    return status;
+    if (status) return status;
+    return share_out(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
 }
 
 /* One part from each of the others, beginning behind us so that not all read from the same one. */
@@ -177,31 +196,43 @@ static un_status take_from_all(execution *x, bool from_parts) {
     return status;
 }
 
-static un_status reduce_and_take(execution *x) {
+/* Of what g->calls.sources names, from `offset` on. */
+static void combine_some(const execution *x, char *result, size_t offset, size_t bytes) {
     un_group *g = x->g;
+    const void *sources[UN_MAX_RANKS];
+    for (int rank = 0; rank < g->ranks; rank++)
+        sources[rank] = (const char *)g->calls.sources[rank] + offset;
+    x->reducer.run(result, sources, g->ranks, bytes / x->reducer.unit, x->call->factor);
+}
+
+static un_status reduce_piece(const void *what, size_t offset, size_t bytes) {
+    const execution *x = what;
     const un_stream *to = x->call->output;
-    const void **sources = g->calls.sources;
-    if (!to->bytes) return UN_OK;
-    for (int rank = 0; rank < g->ranks; rank++) {
-        char *part;
-        un_status status = find_given(x, rank, (size_t)g->rank, to->bytes, &part);
-        if (status) return status;
-        sources[rank] = part;
-    }
-    bool whole = stream_direct(to, 0, to->bytes);
-    size_t step = whole ? COPIED_AT_ONCE : BOUNCE_BYTES;
+    bool whole = stream_direct(to, offset, bytes);
+    size_t step = whole ? COPIED_AT_ONCE : BOUNCE_BYTES, end = offset + bytes;
     _Alignas(64) char made[BOUNCE_BYTES];
     un_status status = UN_OK;
-    for (size_t done = 0; !status && done < to->bytes; done += step) {
-        size_t some = to->bytes - done < step ? to->bytes - done : step;
-        char *result = whole ? stream_direct(to, done, some) : made;
-        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
+    for (size_t done = offset; !status && done < end; done += step) {
+        size_t some = end - done < step ? end - done : step;
+        if (x->fills_new_memory) make_pages(to, done, some);
+        combine_some(x, whole ? stream_direct(to, done, some) : made, done, some);
         if (!whole) stream_write(to, done, made, some, false);
-        for (int rank = 0; rank < g->ranks; rank++)
-            sources[rank] = (const char *)sources[rank] + some;
-        status = look_at_abort(g);
+        status = look_at_abort(x->g);
     }
     return status;
+}
+
+static un_status reduce_and_take(execution *x) {
+    un_group *g = x->g;
+    size_t bytes = x->call->output->bytes;
+    if (!bytes) return UN_OK;
+    for (int rank = 0; rank < g->ranks; rank++) {
+        char *part;
+        un_status status = find_given(x, rank, (size_t)g->rank, bytes, &part);
+        if (status) return status;
+        g->calls.sources[rank] = part;
+    }
+    return share_out(x, bytes, reduce_piece, x);
 }
 
 /* -- writing into everybody's memory ----------------------------------------------------------- */
@@ -214,36 +245,45 @@ static size_t share_of(const execution *x, size_t *first) {
     return bytes - *first < each ? bytes - *first : each;
 }
 
-/* Combine our share, piece by piece, into our own output (or the root's), and copy it to the
- * others' while it is near. */
+typedef struct share { /* ours, of everybody's output; our own, or the root's, is combined first */
+    const execution *x;
+    int made_by;
+    char **outputs;
+} share;
+
+/* Combine some of our share, piece by piece, and copy it to the others' while it is near. */
+static un_status combine_piece(const void *what, size_t offset, size_t bytes) {
+    const share *s = what;
+    un_group *g = s->x->g;
+    un_status status = look_at_abort(g);
+    for (size_t done = offset, end = offset + bytes; !status && done < end; done += COPIED_BYTES) {
+        size_t some = end - done < COPIED_BYTES ? end - done : COPIED_BYTES;
+        char *result = s->outputs[s->made_by] + done;
+        combine_some(s->x, result, done, some);
+        for (int rank = 0; rank < g->ranks; rank++)
+            if (is_written(s->x, rank) && rank != s->made_by)
+                memcpy(s->outputs[rank] + done, result, some);
+        status = look_at_abort(g);
+    }
+    return status;
+}
+
 static un_status combine_share(execution *x) {
     un_group *g = x->g;
     const un_call *call = x->call;
     size_t first, bytes = share_of(x, &first);
     int made_by = call->operation == UN_REDUCE ? call->root : g->rank;
     char *outputs[UN_MAX_RANKS];
-    const void **sources = g->calls.sources;
     for (int rank = 0; rank < g->ranks; rank++) {
-        char *input;
+        char *input, *output = NULL;
         un_status status = find_given(x, rank, 0, call->input->bytes, &input);
         if (!status && is_written(x, rank))
-            status = find_given(x, rank, 1, call->input->bytes, &outputs[rank]);
+            status = find_given(x, rank, 1, call->input->bytes, &output);
         if (status) return status;
-        sources[rank] = input + first;
+        g->calls.sources[rank] = input + first;
+        outputs[rank] = output ? output + first : NULL;
     }
-    un_status status = look_at_abort(g);
-    for (size_t done = 0; !status && done < bytes; done += COPIED_BYTES) {
-        size_t some = bytes - done < COPIED_BYTES ? bytes - done : COPIED_BYTES;
-        char *result = outputs[made_by] + first + done;
-        x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, call->factor);
-        for (int rank = 0; rank < g->ranks; rank++) {
-            sources[rank] = (const char *)sources[rank] + some;
-            if (is_written(x, rank) && rank != made_by)
-                memcpy(outputs[rank] + first + done, result, some);
-        }
-        status = look_at_abort(g);
-    }
-    return status;
+    return share_out(x, bytes, combine_piece, &(share){x, made_by, outputs});
 }
 
 /* The call has failed: let nobody write into our memory once we are gone. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "blocks.h"
+#include "copiers.h"
 #include "hosts.h"
 #include "messages.h"
 #include "reading.h"
@@ -60,6 +61,7 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->cut_from = cut_from(ranks, g->crowded);
     g->direct_from = direct_from(g->crowded);
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
+    g->copiers.wanted = copiers_for(ranks, (int)g->segment.header->cores);
     offer_reading(g);
     start_spinning(&g->spin);
     start_spinning(&g->messages.spin);
@@ -138,6 +140,7 @@ void un_group_close(un_group *g) {
         stop_worker(g);
         stop_courier(g);
         while (atomic_exchange(&g->worker.call_lock, 1)) sched_yield();
+        stop_copiers(g);
         control *mine = control_of(g, g->rank);
         atomic_store_explicit(&mine->closed, 1, memory_order_seq_cst);
         if (atomic_load_explicit(&mine->sleepers, memory_order_seq_cst)) wake_everyone(g);

@@ -7,6 +7,7 @@
  * constants             in what pieces, from which sizes on, and how long to look before sleeping
  * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
  * reading               memory of a peer's own, which the kernel copies
+ * copiers               threads that take part in large calls, where cores are idle
  * schedules             all_reduce or broadcast by a schedule that the caller passes
  * stream                user memory, strided or in many tensors, as one row of bytes
  * reduce, kernels       arithmetic, once per instruction set, and the choice among them
@@ -102,6 +103,7 @@ struct un_group {
         _Atomic uint32_t bell;
         _Atomic uint32_t asleep;
         _Atomic uint32_t stopping;
+        _Atomic uint32_t waiters; /* threads that wait for a work */
     } worker;
 
     size_t cut_from, direct_from; /* by constants.h */
@@ -150,6 +152,21 @@ struct un_group {
         uint64_t proof;
         flag_t count; /* of the reads so far */
     } reading;
+
+    struct { /* copiers.c, offered with the call lock */
+        int wanted, running;
+        uint64_t offers;
+        pthread_t threads[COPIERS_MOST];
+        _Atomic uint32_t bell;
+        _Atomic uint32_t asleep;
+        _Atomic bool stopping;
+        un_status (*run)(const void *what, size_t offset, size_t bytes);
+        const void *what;
+        size_t bytes, step;
+        _Alignas(LINE_BYTES) _Atomic uint64_t offer;
+        _Alignas(LINE_BYTES) _Atomic uint32_t done; /* pieces of it */
+        _Atomic un_status status;
+    } copiers;
 
     struct { /* watcher.c, under its lock */
         struct peer **peers; /* the processes of the other ranks */

@@ -127,8 +127,16 @@ static inline wide widen_brain(const uint16_t *from) {
 
 /* The upper 16 bits are the rounded number. */
 static inline lane_bits round_brain_lanes(lanes value) {
+#if defined(__AVX512F__)
+    __m512i bits = (__m512i)value, up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << 16));
+    __mmask16 nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
+    up = _mm512_mask_add_epi32(up, odd, up, _mm512_set1_epi32(1));
+    return (lane_bits)_mm512_mask_mov_epi32(up, nan, _mm512_set1_epi32(0x7fc00000));
+#else
     lane_bits bits = (lane_bits)value, nan = (lane_bits)(value != value);
     return select_bits(nan, (lane_bits){0} + 0x7fc00000, bits + 0x7fff + (bits >> 16 & 1));
+#endif
 }
 
 static inline void round_brain(uint16_t *to, wide value) {
@@ -143,10 +151,10 @@ static inline void round_quiet_brain(uint16_t *to, wide value) { round_brain(to,
 
 #if defined(__AVX512F__)
 
+/* What comes from memory needs no turn on the one pipe that moves lanes. */
 static inline wide widen_half(const uint16_t *from) {
-    __m512i halves = _mm512_loadu_si512(from);
-    return (wide){(lanes)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
-                  (lanes)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+    return (wide){(lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)),
+                  (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + LANES)))};
 }
 
 static inline void round_half(uint16_t *to, wide value) {

@@ -5,6 +5,7 @@
 
 #include "hosts.h"
 #include "messages.h"
+#include "records.h"
 #include "watcher.h"
 
 enum {
@@ -158,11 +159,7 @@ static void mirror_post(un_group *g, const wire *head, const char *data, size_t 
 
 static void mirror_note(un_group *g, const wire *head, const char *data, size_t bytes) {
     if (head->extra >= UN_NOTES || bytes >= UN_TEXT_BYTES) return;
-    note *n = &control_of(g, head->from)->notes[head->extra];
-    atomic_store(&n->about, 0);
-    memcpy(n->text, data, bytes);
-    n->text[bytes] = 0;
-    atomic_store(&n->about, head->number);
+    write_note(&control_of(g, head->from)->notes[head->extra], head->number, data, bytes);
 }
 
 static void mirror_abort(un_group *g, const wire *head) {

@@ -25,21 +25,17 @@ void un_group_forbid_reading(un_group *g) {
 
 uint64_t un_group_reads(const un_group *g) { return read_word(&g->reading.count); }
 
-static struct iovec memory_at(uint64_t address, size_t bytes) {
-    return (struct iovec){.iov_base = (void *)(uintptr_t)address, .iov_len = bytes};
-}
-
 bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes) {
     uint64_t proof = 0;
     struct iovec here[] = {{&proof, sizeof proof}, {to, bytes}};
-    struct iovec there[] = {memory_at(read_word(&control_of(g, rank)->proof), sizeof proof),
-                            memory_at(from, bytes)};
+    void *their_proof = (void *)(uintptr_t)read_word(&control_of(g, rank)->proof);
+    struct iovec there[] = {{their_proof, sizeof proof}, {(void *)(uintptr_t)from, bytes}};
     int pid = pid_of_peer(g, rank);
     ssize_t had = pid ? process_vm_readv(pid, here, 2, there, 2, 0) : 0;
     if (proof != proof_of(g, rank)) {
         un_group_forbid_reading(g);
         return false;
     }
-    write_word(&g->reading.count, read_word(&g->reading.count) + 1);
+    atomic_fetch_add_explicit(&g->reading.count, 1, memory_order_relaxed);
     return had == (ssize_t)(sizeof proof + bytes);
 }

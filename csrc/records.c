@@ -128,10 +128,9 @@ void un_record_end(un_group *g, uint64_t number, un_status status) {
 
 /* -- notes ------------------------------------------------------------------------------------- */
 
-static void write_note(note *n, uint64_t about, const char *text) {
+void write_note(note *n, uint64_t about, const char *text, size_t bytes) {
     atomic_store(&n->about, 0);
     atomic_thread_fence(memory_order_release); /* as above */
-    size_t bytes = strnlen(text, UN_TEXT_BYTES - 1);
     memcpy(n->text, text, bytes);
     n->text[bytes] = 0;
     atomic_store(&n->about, about);
@@ -145,7 +144,7 @@ void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *
     /* A failed message has ended the group: what it was matters longer than later calls. */
     bool stays = now == UN_ABOUT_MESSAGES && (kind == UN_SITE || kind == UN_SHAPE);
     bool writes = now != about && !stays;
-    if (writes) write_note(n, about, text);
+    if (writes) write_note(n, about, text, strnlen(text, UN_TEXT_BYTES - 1));
     pthread_mutex_unlock(&g->note_lock);
     if (writes && g->spread) spread_note(g, kind, about, text);
 }

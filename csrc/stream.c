@@ -1,4 +1,7 @@
 /* Streams: user memory, contiguous, strided or in many tensors, as one row of bytes. */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+
 #include "group.h"
 #include "stream.h"
 
@@ -115,6 +118,24 @@ char *stream_direct(const un_stream *s, size_t offset, size_t bytes) {
     const un_view *view = find_view(s, offset);
     if (view->layout || offset - view->start + bytes > view->bytes) return NULL;
     return view->data + (offset - view->start);
+}
+
+bool stream_is_new(const un_stream *s) {
+    const char *middle = s->bytes ? stream_direct(s, s->bytes / 2, 1) : NULL;
+    unsigned char resident = 1;
+    return middle && !mincore((void *)((uintptr_t)middle / PAGE_BYTES * PAGE_BYTES), 1, &resident) &&
+           !(resident & 1);
+}
+
+/* Faults, one for each page, take longer than what is copied there. Kernels before 5.14 refuse. */
+void make_pages(const un_stream *s, size_t offset, size_t bytes) {
+#if defined(MADV_POPULATE_WRITE)
+    uintptr_t at = (uintptr_t)stream_direct(s, offset, bytes), first = round_up(at, PAGE_BYTES);
+    if (at && first + PAGE_BYTES <= at + bytes)
+        madvise((void *)first, (at + bytes - first) / PAGE_BYTES * PAGE_BYTES, MADV_POPULATE_WRITE);
+#else
+    (void)s, (void)offset, (void)bytes;
+#endif
 }
 
 void stream_read(char *to, const un_stream *s, size_t offset, size_t bytes) {

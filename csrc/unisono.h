@@ -344,6 +344,10 @@ bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 void un_group_forbid_reading(un_group *group);
 uint64_t un_group_reads(const un_group *group);
 
+/* How many threads of the group take part in a large call beside the one that makes it (copiers.c),
+ * before the first call; otherwise as many as the cores allow. */
+void un_group_set_copiers(un_group *group, int copiers);
+
 /* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
  * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without
  * having closed the group, its flag is raised by UN_FLAG_RELEASED. NULL: there are none any more.
@@ -510,6 +514,14 @@ bool un_unshare_pages(char *at, size_t bytes);
 
 /* Whoever writes to it from now on is killed: for a forked child, whose parent would see it. */
 bool un_protect_pages(char *at, size_t bytes);
+
+/* Write to `to` what `new` has other than `old`, in elements of `size` bytes, and give `old` the same.
+ * Returns how many bytes that takes; -1: more than `room`, and part of `old` may be new. */
+ptrdiff_t un_pack_changes(char *old, const char *new, size_t bytes, size_t size, char *to,
+                          size_t room);
+
+/* Make what was old at `at` new. False: these are not changes of so many bytes. */
+bool un_apply_changes(char *at, size_t bytes, size_t size, const char *from, size_t length);
 
 /* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
 int un_cpu_quota(void);

@@ -270,8 +270,7 @@ un_status un_work_is_under_way(un_group *g, const un_work *work) {
     return UN_OK;
 }
 
-un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
-    if (group_is_inherited(g)) return un_work_done(work) ? work->status : UN_FORKED;
+static un_status wait_for_work(un_group *g, un_work *work, const un_call *hooks) {
     bool forever = hooks->timeout_ns < 0;
     patience p = {.call = hooks};
     if (forever && !un_work_done(work) && try_lock_calls(g)) {
@@ -301,6 +300,15 @@ un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
             return UN_INTERRUPTED; /* it goes on without us */
     }
     return work->status;
+}
+
+un_status un_work_wait(un_group *g, un_work *work, const un_call *hooks) {
+    if (un_work_done(work)) return work->status;
+    if (group_is_inherited(g)) return UN_FORKED;
+    atomic_fetch_add_explicit(&g->worker.waiters, 1, memory_order_relaxed);
+    un_status status = wait_for_work(g, work, hooks);
+    atomic_fetch_sub_explicit(&g->worker.waiters, 1, memory_order_relaxed);
+    return status;
 }
 
 void look_at_works(un_group *g, unfinished *left) {

@@ -20,7 +20,7 @@ import unisono
 from user_programs import run_python
 
 FOLDER = Path(__file__).parents[1] / "examples"
-OWN_RANKS = {"survive"}  # it starts them itself
+OWN_RANKS = {"replicas", "survive"}  # they start them themselves
 EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - OWN_RANKS)
 
 

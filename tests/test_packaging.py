@@ -31,7 +31,9 @@ def test_one_version_everywhere() -> None:
     (in_cmake,) = re.findall(
         r"^project\(unisono VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text(), re.M
     )
-    assert PYPROJECT["project"]["version"] == in_cmake == unisono.__version__
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert cited is not None
+    assert PYPROJECT["project"]["version"] == in_cmake == unisono.__version__ == cited[1]
 
 
 def test_no_dependency_is_listed_twice() -> None:
@@ -98,6 +100,14 @@ def metadata(*lines: str, page: str = "# unisono\n") -> str:
 def test_mistakes_in_metadata_are_found(text: str, problem: str) -> None:
     (found,) = checks.metadata_problems(email.message_from_string(text))
     assert problem in found
+
+
+def test_a_release_needs_the_repositorys_address() -> None:
+    unknown = email.message_from_string(metadata(f"Project-URL: Homepage, {checks.PLACEHOLDER}/x"))
+    assert list(checks.tag_problems("", unknown)) == []
+    assert "make address" in next(checks.tag_problems("v1.2.3", unknown))
+    known = email.message_from_string(metadata("Project-URL: Homepage, https://host/x"))
+    assert list(checks.tag_problems("v1.2.3", known)) == []
 
 
 def test_good_metadata_is_passed() -> None:

@@ -24,6 +24,7 @@ BAD = {
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",
     "UNISONO_READ_PEERS": "never",
+    "UNISONO_COPY_THREADS": "0",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
     "UNISONO_STRICT_ORDER": "rank",
@@ -33,6 +34,7 @@ BAD = {
     "UNISONO_WATCH": "loud",
     "UNISONO_WATCH_HANG_S": "abc",
     "UNISONO_WATCH_CHECK": "-1",
+    "UNISONO_WATCH_EQUAL": "0",
     "UNISONO_WATCH_SIGNAL": "SIGKILL",
     "UNISONO_WATCH_FOLDER": "/dev/null",
     "UNISONO_RECORD_KEEPER": "yes",
@@ -82,6 +84,7 @@ def test_no_variable_ends_import_torch() -> None:
         "UNISONO_WATCH_CHECK",
         "UNISONO_WATCH_SIGNAL",
         "UNISONO_WATCH_FOLDER",
+        "UNISONO_WATCH_EQUAL",
     ]
     assert all(line.endswith(": it is ignored") for line in lines)
 

@@ -28,3 +28,4 @@ functional_reduce_scatter_coalesced = _renamed(
 
 _HAS_HOOKS = hasattr(torch._C._distributed_c10d, "FlightRecorderHook")
 since_2_15 = pytest.mark.skipif(not _HAS_HOOKS, reason="torch 2.15 brought it")
+before_2_15 = pytest.mark.skipif(_HAS_HOOKS, reason="torch 2.15 can do it")

@@ -28,6 +28,8 @@ SOURCES = {"pyproject.toml", "CMakeLists.txt", "csrc", "src", "README.md", "CHAN
 SOURCES |= {"LICENSE", "PKG-INFO"}
 NOT_SOURCE = (".so", ".o", ".pyc", ".png", ".svg", ".json")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|<(?:a|img)\b[^>]*?(?:href|src)=[\"']([^\"']+)", re.I)
+PLACEHOLDER = "https://example.invalid"
+"""Where the repository's address would stand: `.invalid` never leads anywhere (RFC 2606)."""
 LEADS_SOMEWHERE = ("https://", "http://", "mailto:", "#")
 
 
@@ -45,7 +47,7 @@ def problems(folder: Path, tag: str = "") -> Iterator[str]:
         for problem in (
             *found,
             *metadata_problems(metadata),
-            *tag_problems(tag, metadata["Version"]),
+            *tag_problems(tag, metadata),
         ):
             yield f"{package.name}: {problem}"
 
@@ -137,10 +139,13 @@ def links(markdown: str) -> list[str]:
     return [first or second for first, second in LINK.findall(text)]
 
 
-def tag_problems(tag: str, version: str) -> Iterator[str]:
-    """Whether the tag is the version's own."""
+def tag_problems(tag: str, metadata: Message) -> Iterator[str]:
+    """What is wrong with a release: its tag, or that the repository's address is not known yet."""
+    version = metadata["Version"]
     if tag and tag != f"v{version}":
         yield f"is version {version}, and the tag is {tag}"
+    if tag and PLACEHOLDER in metadata.as_string():
+        yield f"has {PLACEHOLDER} for the repository's address: `make address URL=https://...`"
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ ROOT = Path(__file__).parent.parent
 MODULES = (
     "src/unisono/comm/communicator.py",
     "src/unisono/collectives/primitives.py",
-    "src/unisono/collectives/tensors.py",
 )
+KEPT = ("__init__", "__enter__", "__exit__", "_refuse_for")
+"""Of a class's private methods those that others call."""
 NEED_INPUT = ("all_gather", "reduce_scatter", "gather", "all_to_all")
 HEAD = "# Written by tools/write_overloads.py from the module beside it.\n"
 
@@ -42,7 +43,7 @@ def written_once(body: list[ast.stmt]) -> list[ast.stmt]:
             marks = [mark for mark in node.decorator_list if ast.unparse(mark) == "overload"]
             if marks:
                 overloaded.add(node.name)
-            elif node.name in overloaded:
+            elif node.name in overloaded or (node.name[0] == "_" and node.name not in KEPT):
                 continue
             node.decorator_list = [
                 mark
@@ -66,6 +67,8 @@ def statements(node: ast.stmt) -> list[str]:
         return class_lines(node)
     if isinstance(node, ast.FunctionDef):
         return function_lines(node)
+    if isinstance(node, (ast.AnnAssign, ast.Assign)) and ast.unparse(node)[0] == "_":
+        return []
     if isinstance(node, ast.AnnAssign):
         keeps = "TypeAlias" in ast.unparse(node.annotation)
         value = node.value if keeps else None

@@ -214,6 +214,14 @@ static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
     Py_RETURN_NONE;
 }
 
+static PyObject *group_set_copiers(PyObject *object, PyObject *copiers) {
+    Group *self = (Group *)object;
+    long number = PyLong_AsLong(copiers);
+    if (PyErr_Occurred()) return NULL;
+    if (self->group) un_group_set_copiers(self->group, (int)number);
+    Py_RETURN_NONE;
+}
+
 static PyObject *group_forbid_reading(PyObject *object, PyObject *unused) {
     (void)unused;
     Group *self = (Group *)object;
@@ -341,6 +349,7 @@ static PyMethodDef group_methods[] = {
     {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
     {"forbid_reading", group_forbid_reading, METH_NOARGS, NULL},
+    {"set_copiers", group_set_copiers, METH_O, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
@@ -488,6 +497,8 @@ static PyMethodDef module_methods[] = {
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"create_block", module_create_block, METH_O, NULL},
+    {"pack_changes", module_pack_changes, METH_VARARGS, NULL},
+    {"apply_changes", module_apply_changes, METH_VARARGS, NULL},
     {"share_pages", module_share_pages, METH_VARARGS, NULL},
     {"unshare_pages", module_unshare_pages, METH_VARARGS, NULL},
     {"protect_pages", module_protect_pages, METH_VARARGS, NULL},

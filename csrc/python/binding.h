@@ -143,6 +143,8 @@ PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_s
 
 /* blocks.c */
 PyObject *module_create_block(PyObject *module, PyObject *sizes);
+PyObject *module_pack_changes(PyObject *module, PyObject *arguments);
+PyObject *module_apply_changes(PyObject *module, PyObject *arguments);
 PyObject *module_share_pages(PyObject *module, PyObject *arguments);
 PyObject *module_unshare_pages(PyObject *module, PyObject *arguments);
 PyObject *module_protect_pages(PyObject *module, PyObject *arguments);

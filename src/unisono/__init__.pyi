@@ -14,9 +14,12 @@ from unisono.collectives.primitives import all_gather as all_gather
 from unisono.collectives.primitives import all_reduce as all_reduce
 from unisono.collectives.primitives import all_to_all as all_to_all
 from unisono.collectives.primitives import broadcast as broadcast
+from unisono.collectives.primitives import broadcast_tensor as broadcast_tensor
 from unisono.collectives.primitives import gather as gather
+from unisono.collectives.primitives import gather_tensor as gather_tensor
 from unisono.collectives.primitives import reduce as reduce
 from unisono.collectives.primitives import reduce_scatter as reduce_scatter
+from unisono.collectives.primitives import reduce_tensor as reduce_tensor
 from unisono.collectives.primitives import scatter as scatter
 from unisono.collectives.shared import share as share
 from unisono.collectives.shared import share_module as share_module
@@ -29,9 +32,6 @@ from unisono.collectives.statistics import normalize as normalize
 from unisono.collectives.statistics import softmax as softmax
 from unisono.collectives.statistics import variance as variance
 from unisono.collectives.statistics import weighted_sum as weighted_sum
-from unisono.collectives.tensors import broadcast_tensor as broadcast_tensor
-from unisono.collectives.tensors import gather_tensor as gather_tensor
-from unisono.collectives.tensors import reduce_tensor as reduce_tensor
 from unisono.comm.communicator import Communicator as Communicator
 from unisono.comm.reductions import PremulSum as PremulSum
 from unisono.comm.schedules.execute import execute as execute
@@ -57,9 +57,9 @@ from unisono.errors import TorchMissing as TorchMissing
 from unisono.errors import UnisonoError as UnisonoError
 from unisono.errors import WeightMismatch as WeightMismatch
 from unisono.errors import WeightUpdateError as WeightUpdateError
-from unisono.groups.default import get_process_group_manager as get_process_group_manager
-from unisono.groups.default import setup_process_group_manager as setup_process_group_manager
 from unisono.groups.manager import ProcessGroupManager as ProcessGroupManager
+from unisono.groups.manager import get_process_group_manager as get_process_group_manager
+from unisono.groups.manager import setup_process_group_manager as setup_process_group_manager
 from unisono.launcher.functions import launch as launch
 from unisono.launcher.outcomes import RankEnding as RankEnding
 from unisono.plan.mesh import Mesh as Mesh

@@ -53,6 +53,15 @@ def parent_of(pid: int) -> int:
         return 0
 
 
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and that it has not collected."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
 class ProcessState:
     """What a process does. `letter` is ps's, and "" where the process cannot be seen: it is gone,
     or in another PID namespace."""

@@ -232,6 +232,11 @@ READ_PEERS = Variable(
     "0: large tensors go through shared memory, not by the kernel from one process to the other",
     _switch,
 )
+COPY_THREADS = Variable(
+    "UNISONO_COPY_THREADS",
+    "threads of a rank that share a call on 1 MiB and more (1 to 4; otherwise half of its cores)",
+    _whole(1, "a number of threads"),
+)
 SITES = Variable(
     "UNISONO_SITES",
     "1: every call notes its source line, blocking ones too (about 0.3 us)",
@@ -274,6 +279,11 @@ WATCH_CHECK = Variable(
     "UNISONO_WATCH_CHECK",
     "1: calls of watched groups are compared before data moves",
     _switch,
+)
+WATCH_EQUAL = Variable(
+    "UNISONO_WATCH_EQUAL",
+    "before every how many forward passes of DDP the ranks' numbers are compared",
+    _whole(1, "a number of forward passes"),
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",

@@ -175,8 +175,9 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     held_out = [row for row in run.rows if row.expected_us is not None]
     assert held_out
     assert not any(row.calibrates for row in held_out)
-    assert "gloo" in run.held_out_error  # ours may have been disturbed by other programs
-    assert "expected times: mean absolute error" in said
+    assert all(row.expected_low_us <= row.expected_us <= row.expected_high_us for row in held_out)
+    if not all(row.disturbed for row in held_out):
+        assert "rows outside the fit lie in their range" in said
     assert run.settings["sizes_bytes"] == [8, 16, 32, 64, 1024]
     assert html_path.read_text().count("<svg") == 2
     # Nothing of the environment is in the file.

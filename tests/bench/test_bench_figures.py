@@ -19,6 +19,7 @@ from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, 
 from unisono.bench.compare import compare_runs
 from unisono.bench.results import Row, Run, Skipped, from_json, geometric_mean, summarise, to_json
 from unisono.bench.settings import BenchSettings
+from unisono.bench.text import COLUMNS, cells, summary
 from unisono.cli import main
 from unisono.errors import UnisonoError
 
@@ -145,6 +146,36 @@ def test_verdicts() -> None:
     assert row().verdict == ""
     # Samples that differ by as much as the median do not tell slow from normal.
     assert row(expected_us=10.0 / 1.8, samples_us=[5, 6, 10, 14, 15]).verdict == "normal"
+
+
+def test_samples_that_spread_let_expect_a_range() -> None:
+    narrow = row(expected_us=10.0, expected_low_us=9.5, expected_high_us=10.5)
+    wide = row(expected_us=5.0, expected_low_us=4.0, expected_high_us=9.0)
+    spread = row(expected_us=10.0, samples_us=[5, 6, 10, 14, 15])
+    assert [each.agrees for each in (narrow, wide, spread, row())] == [True, False, False, False]
+    assert wide.verdict == "normal"  # the median is twice what was expected, and in the range
+    assert row(expected_us=5.0, expected_low_us=4.0, expected_high_us=7.0).verdict == "slow by 2.0x"
+    judged = run(narrow, wide, spread)
+    assert judged.held_out_error == {"unisono": 0.0}
+    expected = [column.heading for column in COLUMNS].index("expected")
+    shown = [cells(each, None)[expected][1] for each in judged.rows]
+    assert shown == ["10.0", "3.20-11.2", "8.00-12.5"]
+    assert "3 of 3 rows outside the fit lie in their range" in summary(judged)[0]
+
+
+def test_every_row_outside_its_range_is_named() -> None:
+    lines = "\n".join(summary(run(row(expected_us=10.0 / 1.8), row("gloo", expected_us=20.0))))
+    assert "all_reduce of 1 KiB on unisono is slow by 1.8x (4.44-6.94 us)" in lines
+    assert "all_reduce of 1 KiB on gloo is fast by 2.0x (16.0-25.0 us)" in lines
+    assert "0 of 2 rows outside the fit lie in their range" in lines
+
+
+def test_a_file_of_before_there_were_ranges_is_read() -> None:
+    document = json.loads(to_json(run(row(expected_us=10.0))))
+    for name in ("expected_low_us", "expected_high_us"):
+        del document["rows"][0][name]
+    (again,) = from_json(json.dumps(document)).rows
+    assert again.verdict == "normal"
 
 
 # -- files -------------------------------------------------------------------------------------

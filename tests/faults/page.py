@@ -15,7 +15,7 @@ from faults.corpus import Fault, corpus, names_line, names_rank_and_line, names_
 from faults.runner import PEERS_S, Outcome, run_program
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
-OURS = {"unisono": "unisono", "watched": "gloo, watched"}
+OURS = {"unisono": "unisono", "watched": "gloo, watched", "hosts": "gloo over two hosts, watched"}
 PEERS = {"gloo": "plain gloo", "detail": "DETAIL", "monitored": "monitored_barrier"}
 _ERROR = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Failed|terminate called)\w*: .*$", re.MULTILINE
@@ -98,7 +98,7 @@ def page(faults: Sequence[Fault]) -> str:
             if setup in PEERS:
                 outcome = run_program(fault.path, fault.ranks, setup, deadline_s=3 * PEERS_S)
                 named, quote = named_by_peer(fault, outcome), quote_peer(fault, outcome)
-            elif setup in fault.setups:
+            elif ("watched" if setup == "hosts" else setup) in fault.setups:
                 outcome = run_program(fault.path, fault.ranks, setup)
                 named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
             else:

@@ -7,9 +7,11 @@ said is enough, or when somebody has given a verdict and the others had time to 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import multiprocessing
 import os
 import runpy
 import signal
@@ -17,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +33,11 @@ import unisono.torch_backend.process_group
 import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
 from unisono import watch
 
+sys.path.append(str(Path(__file__).parents[1] / "hosts"))
+from namespaces import Host, network
+
 HANG_S = 1.0
+PORT = 29400
 PEERS_S = 2.0
 _GRACE_S = 2.5
 
@@ -66,12 +72,15 @@ def run_program(
     """Run `program` on `ranks` ranks; for no longer than `grace_s` after the first verdict.
     `setup` is one of
 
-    unisono, watched (gloo, watched), checked (the same, with its calls checked): ours;
+    unisono, watched (gloo, watched), checked (the same, with its calls checked), hosts (gloo,
+    watched, over two hosts, which needs root): ours;
     gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
     before every collective): what there is without us, with a timeout of two seconds.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        pids = [_start(program, rank, ranks, setup, folder) for rank in range(ranks)]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        hosts = stack.enter_context(network(2)).hosts if setup == "hosts" else ()
+        pids = [_start(program, rank, ranks, setup, folder, hosts) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         living = set(pids)
         end = time.monotonic() + deadline_s
@@ -99,7 +108,9 @@ def _read(file: Path) -> str:
     return file.read_text(errors="replace") if file.exists() else ""
 
 
-def _start(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int:
+def _start(
+    program: Path, rank: int, ranks: int, setup: str, folder: str, hosts: Sequence[Host]
+) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -112,7 +123,7 @@ def _start(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int
         os.dup2(output, 2)
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        code = _be_rank(program, rank, ranks, setup, folder)
+        code = _be_rank(program, rank, ranks, setup, folder, hosts)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -121,10 +132,13 @@ def _start(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int
         os._exit(code)
 
 
-def _be_rank(program: Path, rank: int, ranks: int, setup: str, folder: str) -> int:
+def _be_rank(
+    program: Path, rank: int, ranks: int, setup: str, folder: str, hosts: Sequence[Host]
+) -> int:
     import atexit
 
     atexit._clear()  # what the parent registered is the parent's
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.chdir(program.parent)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
@@ -132,11 +146,15 @@ def _be_rank(program: Path, rank: int, ranks: int, setup: str, folder: str) -> i
     os.environ["UNISONO_SITES"] = "1"
     if setup == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-    if setup in ("unisono", "watched", "checked"):
+    ours = setup in ("unisono", "watched", "checked", "hosts")
+    store: dist.Store = dist.FileStore(f"{folder}/store", ranks)
+    if hosts:  # the lower half of the ranks on one, the others on the other
+        hosts[rank * len(hosts) // ranks].enter()
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        store = dist.TCPStore(hosts[0].ipv4, PORT, ranks, is_master=rank == 0)
+    if ours:
         watch.start(hang_s=HANG_S, check=setup == "checked")
-    store = dist.FileStore(f"{folder}/store", ranks)
     backend = "unisono" if setup == "unisono" else "gloo"
-    ours = setup in ("unisono", "watched", "checked")
     timeout = timedelta(seconds=600 if ours else PEERS_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
     dist.barrier()

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from host_jobs import Places, moment, places, set_moment, world
-from namespaces import MakeNetwork, start_ranks
+from namespaces import MakeNetwork, Network, start_ranks, start_torchrun
 
 from ranks import RankPool, attempt
 from unisono import watch
@@ -23,6 +23,7 @@ from unisono.comm.communicator import Communicator
 from unisono.errors import GroupError
 from unisono.watch import top
 from unisono.watch.report import Report, from_text
+from user_programs import WriteProgram, plain_environment
 
 
 class Verdicts(logging.Handler):
@@ -103,6 +104,58 @@ def test_one_verdict_for_all_hosts(
     texts = [text for of_rank in told for text in of_rank]
     assert len(told[0]) == len(texts) == 1, told
     assert re.match(f"unisono.watch: {VERDICTS[how]}", texts[0]), texts[0]
+
+
+# -- other backends ------------------------------------------------------------------------------
+
+ON_GLOO = """
+    import sys, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    odd = dist.new_group([1, 3], group_desc="odd")
+    rank = dist.get_rank()
+    dist.barrier()
+    if sys.argv[1] == "late" and rank == 3:
+        time.sleep(8)
+    if rank in (1, 3):
+        dist.all_reduce(torch.ones(4), group=odd)
+    differs = sys.argv[1] == "differs" and rank == 3
+    dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if differs else dist.ReduceOp.SUM)
+    if sys.argv[1] == "differs":
+        time.sleep(12)
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+OF_GLOO = {
+    "late": r"rank 1 \(global 3\) on host1 never reached all_reduce #1 of group odd "
+    r"\(program.py:11\): it is in program.py:9, in time.sleep",
+    "differs": r"rank 3 called all_reduce of float32, 4 elements, max at program.py:13 where the "
+    r"others called all_reduce of float32, 4 elements, sum: call #2 of group world",
+}
+
+
+@pytest.mark.parametrize("how", OF_GLOO)
+def test_gloo_under_torchrun_has_one_verdict(
+    two_hosts: Network, program: WriteProgram, tmp_path: Path, how: str
+) -> None:
+    environment = plain_environment() | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "UNISONO_WATCH": "1",
+        "UNISONO_WATCH_HANG_S": "2",
+    }
+    command = [str(program(ON_GLOO).path), how]
+    nodes = start_torchrun(two_hosts.hosts, (2, 2), command, tmp_path, environment)
+    for node in nodes:
+        assert node.wait() == 0, node.text()
+    said = [
+        line.partition("unisono.watch: ")[2]
+        for node in nodes
+        for line in node.text().splitlines()
+        if "unisono.watch: " in line and " went on after " not in line
+    ]
+    assert len(said) == 1, said
+    assert re.match(OF_GLOO[how], said[0]), said
 
 
 # -- what exceptions carry -----------------------------------------------------------------------

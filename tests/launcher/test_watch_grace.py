@@ -23,6 +23,33 @@ MISMATCH = """
     time.sleep(600)  # should gloo find a way to go on
     """
 
+DEAD_THREAD = """
+    import queue, threading
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    batches = queue.Queue()
+    def load():
+        raise ValueError("no such sample")
+    if dist.get_rank() == 1:
+        threading.Thread(target=load, name="loader").start()
+        batches.get()
+    dist.all_reduce(torch.ones(4))
+    """
+
+
+@pytest.mark.slow
+@pytest.mark.provokes
+def test_a_rank_that_waits_for_a_dead_thread_ends_the_job(program: WriteProgram) -> None:
+    done = program(DEAD_THREAD).run(
+        before=("-m", "unisono", "run", "-n", "2", "--watch", "--watch-grace", "0.5"),
+        environment=SOON,
+    )
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.partition("unisono run: ended 0.5 s after the watch's report")[2]
+    assert "rank 1 never reached all_reduce #1 of group world (program.py:11)" in error
+    said = "rank 1's thread loader raised ValueError (no such sample) at program.py:7 in load"
+    assert said in error
+
 
 @pytest.mark.slow
 @pytest.mark.provokes

@@ -20,12 +20,7 @@ static void *pass_messages(void *argument) {
 }
 
 int main(void) {
-    open_messages(1);
-    prepare_messages(MESSAGES, 1);
-    for (int i = 0; i < MESSAGES; i++) {
-        start_sending(&ranks[0], &messages[0][i]);
-        start_receiving(&ranks[1], &messages[1][i]);
-    }
+    start_messages(MESSAGES, 1);
     run_ranks(pass_messages);
     return 0;
 }

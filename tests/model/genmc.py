@@ -47,7 +47,8 @@ SMALLER = (
     ("layout.h", "#define DECISIONS 64 ", "#define DECISIONS 2 "),
     ("layout.h", "char payload[280];", "char payload[1];"),
     ("wait.h", "spins < 16;", "spins < 1;"),
-    # GenMC knows no accesses of mixed sizes: what has fields is copied field by field.
+    # GenMC knows no accesses of mixed sizes, and fills nothing that has a double: what has fields
+    # is copied field by field.
     (
         "receive.c",
         "memcpy(kept, seen, sizeof *kept);",
@@ -60,6 +61,23 @@ SMALLER = (
         "m->match = (un_match){.number = ++g->messages.matches, .tag = m->tag, .source = m->peer};",
         "m->match.number = ++g->messages.matches;\n"
         "        m->match.tag = m->tag, m->match.source = m->peer;",
+    ),
+    (
+        "worker.c",
+        "un_call alone = {.timeout_ns = work->call.timeout_ns};",
+        "static un_call alone;\n    alone.timeout_ns = work->call.timeout_ns;",
+    ),
+    (
+        "worker.c",
+        "un_call waiting = *hooks;",
+        "static un_call waiting;\n"
+        "        waiting.block = hooks->block, waiting.pause = hooks->pause;\n"
+        "        waiting.argument = hooks->argument;",
+    ),
+    (
+        "hosts.c",
+        "all.unclaimed = others;",
+        "all.unclaimed.first = others.first, all.unclaimed.last = others.last;",
     ),
     (
         "send.c",

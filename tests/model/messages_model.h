@@ -63,6 +63,25 @@ static void prepare_messages(int count, size_t bytes) {
         }
 }
 
+/* Start them all. */
+static void start_messages(int count, size_t bytes) {
+    open_messages((int64_t)bytes);
+    prepare_messages(count, bytes);
+    for (int i = 0; i < count; i++) {
+        start_sending(&ranks[0], &messages[0][i]);
+        start_receiving(&ranks[1], &messages[1][i]);
+    }
+}
+
+/* Both sides of one that goes through the ring have agreed on it already. */
+static void start_moving(size_t bytes) {
+    open_messages(-1);
+    prepare_messages(1, bytes);
+    messages[0][0].phase = messages[1][0].phase = MOVING;
+    traffics[0][1].passed = &messages[0][0];
+    enqueue(&traffics[1][0].receives, &messages[1][0]);
+}
+
 static void check_messages(int count, size_t bytes) {
     for (int i = 0; i < count; i++)
         for (size_t byte = 0; byte < bytes; byte++) assert(data[1][i][byte] == (char)(i + byte + 1));

@@ -75,25 +75,25 @@ static struct {
     _Atomic int woken[MOST_SLEEPS];
 } futexes;
 
-/* Words of the segment that ranks sleep on are flags, but for the doorbell: an access has the size of
- * the word, of which the kernel looks at the lower half. */
-static uint32_t load_lower_half(const void *word);
+/* A process's own words have 32 bits. Those of the segment that ranks sleep on are flags, but for the
+ * doorbell: an access has the size of the word, of which the kernel looks at the lower half. */
+static uint32_t load_lower_half(const void *word, bool is_private);
 
 #ifdef SLICES
 
-static void model_wait(const void *word, uint32_t seen) {
+static void model_wait(const void *word, uint32_t seen, bool is_private) {
     static int slept; /* of one sleeper */
     __VERIFIER_assume(slept++ < SLICES);
 }
 
-static void model_wake(const void *word) {}
+static void model_wake(const void *word, uint32_t most) {}
 
 #else
 
-static void model_wait(const void *word, uint32_t seen) {
+static void model_wait(const void *word, uint32_t seen, bool is_private) {
     atomic_thread_fence(memory_order_seq_cst);
     pthread_mutex_lock(&futexes.lock);
-    uint32_t now = load_lower_half(word);
+    uint32_t now = load_lower_half(word, is_private);
     int me = now == seen ? futexes.sleeps++ : -1;
     if (me >= 0) futexes.word[me] = word;
     pthread_mutex_unlock(&futexes.lock);
@@ -102,18 +102,24 @@ static void model_wait(const void *word, uint32_t seen) {
         ;
 }
 
-static void model_wake(const void *word) {
+static void model_wake(const void *word, uint32_t most) {
     atomic_thread_fence(memory_order_seq_cst);
     pthread_mutex_lock(&futexes.lock);
-    for (int i = 0; i < futexes.sleeps; i++)
-        if (futexes.word[i] == word) atomic_store_explicit(&futexes.woken[i], 1, memory_order_relaxed);
+    for (int i = 0; i < futexes.sleeps && most; i++) {
+        if (futexes.word[i] != word) continue;
+        futexes.word[i] = NULL;
+        most--;
+        atomic_store_explicit(&futexes.woken[i], 1, memory_order_relaxed);
+    }
     pthread_mutex_unlock(&futexes.lock);
 }
 
 #endif
 
 #define syscall(number, word, operation, value, ...)                                                \
-    (((operation) & FUTEX_CMD_MASK) == FUTEX_WAIT ? model_wait(word, value) : model_wake(word))
+    (((operation) & FUTEX_CMD_MASK) == FUTEX_WAIT                                                   \
+         ? model_wait(word, value, (operation) & FUTEX_PRIVATE_FLAG)                                \
+         : model_wake(word, value))
 
 /* -- ranks: threads over one segment -------------------------------------------------------------- */
 
@@ -151,11 +157,10 @@ static void open_ranks(void) {
     }
 }
 
-static uint32_t load_lower_half(const void *word) {
-    for (int rank = 0; rank < RANKS; rank++)
-        if (word == &control_of(&ranks[0], rank)->doorbell)
-            return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
-    return (uint32_t)read_word(word);
+static uint32_t load_lower_half(const void *word, bool is_private) {
+    for (int rank = 0; rank < RANKS; rank++) is_private |= word == &control_of(&ranks[0], rank)->doorbell;
+    return is_private ? atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed)
+                      : (uint32_t)read_word(word);
 }
 
 /* Each rank in a thread of its own, to the end. */

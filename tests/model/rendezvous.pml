@@ -1,5 +1,5 @@
 /* How a group is made on one host: src/unisono/comm/rendezvous/leading.py, Leader.make_group, _receive,
- * _admit and _hand_over; membership.py, _follow and _await_invitation. new_group and split meet in the
+ * _admit and _hand_over; membership.py, follow and _await_invitation. new_group and split meet in the
  * same way.
  *
  * Followers say hello. Once all have, rank 0 makes the segment and sends every one an invitation;

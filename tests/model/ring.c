@@ -15,11 +15,7 @@ static void *pass_bytes(void *argument) {
 }
 
 int main(void) {
-    open_messages(-1);
-    prepare_messages(1, BYTES);
-    messages[0][0].phase = messages[1][0].phase = MOVING;
-    traffics[0][1].passed = &messages[0][0];
-    enqueue(&traffics[1][0].receives, &messages[1][0]);
+    start_moving(BYTES);
     run_ranks(pass_bytes);
     return 0;
 }

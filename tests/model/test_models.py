@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from ranks import RankPool, connect
 from unisono import Communicator
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.frames import Session
+from unisono.comm.rendezvous.growing import Growth
+from unisono.comm.rendezvous.membership import JoinRequest
 from unisono.comm.rendezvous.unix_socket import Connection
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.training.weights.protocol import UpdateProtocol
 
 RANKS = 3
@@ -66,25 +71,91 @@ def test_a_vote_takes_the_steps_of_its_model(pool: RankPool) -> None:
     assert dict(enumerate(pool.run(vote, RANKS))) == steps_in("vote.pml")
 
 
-def meet(rank: int, size: int, path: str) -> list[str]:
-    sent: list[str] = []
+_KINDS = {
+    "places": "plan",
+    "key": "hello",
+    "nonce": "invitation",
+    "opened": "opened",
+    "go": "go",
+    "again": "dismissal",
+}
+
+
+@contextmanager
+def noting_messages(steps: list[str]) -> Iterator[pytest.MonkeyPatch]:
+    """Note what this process sends while groups are made."""
     send = Connection.send
-    kinds = {"key": "hello", "nonce": "invitation", "opened": "opened", "go": "go"}
 
     def note_send(self: Connection, message: dict[str, Any], *descriptors: int) -> None:
-        sent.append("sends " + next(kinds[key] for key in kinds if key in message))
+        steps.append("sends " + next(kind for key, kind in _KINDS.items() if key in message))
         send(self, message, *descriptors)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "send", note_send)
-        with connect(path, rank, size):
-            return sent
+        yield patch
+
+
+def meet(rank: int, size: int, path: str) -> list[str]:
+    steps: list[str] = []
+    with noting_messages(steps), connect(path, rank, size):
+        return steps
+
+
+def split(comm: Communicator) -> list[str]:
+    steps: list[str] = []
+    with noting_messages(steps):
+        part = comm.split(range(comm.size))
+    assert part is not None
+    part.close()
+    return steps
 
 
 @needs_spin
-def test_a_group_is_made_by_the_messages_of_its_model(pool: RankPool) -> None:
-    recorded = pool.run(meet, RANKS, connected=False)
+@pytest.mark.parametrize("made_by", [meet, split])
+def test_a_group_is_made_by_the_messages_of_its_model(
+    pool: RankPool, made_by: Callable[..., list[str]]
+) -> None:
+    recorded = pool.run(made_by, RANKS, connected=made_by is split)
     assert dict(enumerate(recorded)) == steps_in("rendezvous.pml")
+
+
+def grow(rank: int, size: int, path: str) -> list[str]:
+    """Ranks 0 and 1 are a group, and rank 2 comes into it."""
+    steps: list[str] = []
+    if rank == 2:
+        with noting_messages(steps), Communicator.join(path):
+            return steps
+    exchange, request = SharedMemory.exchange_integers, Growth.request
+
+    def note_exchange(self: SharedMemory, integers: tuple[int, ...]) -> Any:
+        steps.append("exchanges")
+        return exchange(self, integers)
+
+    def note_request(
+        self: Growth,
+        number: int,
+        timeout_s: float,
+        check: Callable[[], None],
+        settle: Callable[[bool], bool],
+    ) -> JoinRequest:
+        def note_settled(made: bool) -> bool:
+            is_made = settle(made)
+            steps.append("settles made" if is_made else "settles failed")
+            return is_made
+
+        return request(self, number, timeout_s, check, note_settled)
+
+    with connect(path, rank, 2) as comm, noting_messages(steps) as patch:
+        patch.setattr(Growth, "request", note_request)
+        patch.setattr(SharedMemory, "exchange_integers", note_exchange)
+        with comm.grow(path):
+            return steps
+
+
+@needs_spin
+def test_a_newcomer_is_let_in_by_the_steps_of_the_model(pool: RankPool) -> None:
+    recorded = pool.run(grow, RANKS, connected=False)
+    assert dict(enumerate(recorded)) == steps_in("grow.pml")
 
 
 @needs_spin

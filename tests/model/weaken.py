@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,59 +46,91 @@ def _order(
     return _weaken(row, f"{what}: {orders}", harness, file, old, new, would_do)
 
 
-def _publishing(row: str, harness: str, file: str, word: str, value: str, order: str) -> Weakening:
-    """A call of publish_to_peer, which stores with seq_cst."""
-    new = f"atomic_store_explicit({word}, {value}, memory_order_{order})"
-    old = f"publish_to_peer({word}, {value})"
-    return _weaken(row, f"store: seq_cst -> {order}", harness, file, old, new)
+_PLAIN = re.compile(r"(atomic_\w+|publish_to_peer|read_from_peer)(\((?:[^()]|\([^()]*\))*)\)")
 
 
-def _reading(row: str, harness: str, file: str, before: str, word: str, order: str) -> Weakening:
-    """A call of read_from_peer, which loads with seq_cst."""
-    new = f"{before}atomic_load_explicit({word}, memory_order_{order})"
-    old = f"{before}read_from_peer({word})"
-    return _weaken(row, f"load: seq_cst -> {order}", harness, file, old, new)
+def _plain(
+    row: str, what: str, harness: str, file: str, old: str, order: str, would_do: str = ""
+) -> Weakening:
+    """`old` has an operation without an order, which is seq_cst; the rest of it says which one."""
+
+    def with_order(plain: re.Match[str]) -> str:
+        name = {"publish_to_peer": "atomic_store", "read_from_peer": "atomic_load"}
+        orders = f"memory_order_{order}" + ", memory_order_relaxed" * ("compare" in plain[1])
+        return f"{name.get(plain[1], plain[1])}_explicit{plain[2]}, {orders})"
+
+    new = _PLAIN.sub(with_order, old, count=1)
+    return _weaken(row, f"{what}: seq_cst -> {order}", harness, file, old, new, would_do)
+
+
+def _passed(
+    row: str, file: str, old: str, what: str, asleep: str, awake: str
+) -> tuple[Weakening, Weakening]:
+    """A store or load of publish_to_peer or read_from_peer: `asleep` finds that somebody sleeps
+    through it where it is weaker, `awake` that what it guards is not there where it is relaxed."""
+    weaker = "release" if what == "store" else "acquire"
+    return (
+        _plain(row, what, asleep, file, old, weaker),
+        _plain(row, what, awake, file, old, "relaxed"),
+    )
 
 
 _PUBLISH = "atomic_store_explicit(flag, value, {});\n    if"
 _AWAIT = "if (atomic_load_explicit(flag, {}) >= target) return UN_OK;"
+_REACHED = """static bool reached(const flag_t *flag, uint64_t target) {
+    return atomic_load_explicit(flag, {})"""
+_CLOSED = "atomic_store_explicit(&mine->closed, 1, {});"
+_RELEASED = "atomic_fetch_add(&header_of(b)->released, 1)"
 _ABORT = "atomic_compare_exchange_strong(&g->segment.header->abort, &none, word)"
-_ABORT_AS = (
-    "atomic_compare_exchange_strong_explicit(&g->segment.header->abort, &none, word, "
-    "memory_order_{}, memory_order_relaxed)"
-)
 _ABORT_LOAD = "atomic_load_explicit(&g->segment.header->abort, memory_order_{})"
 _RECORD_FENCE = (
     "atomic_thread_fence(memory_order_release); /* nothing below before the line above */"
 )
 _NOTE_FENCE = "atomic_thread_fence(memory_order_release); /* as above */"
-_READ_FENCE = "atomic_thread_fence(memory_order_acquire);"
+_NOTE_READ_FENCE = "atomic_thread_fence(memory_order_acquire);"
+_READ_FENCE = "    atomic_thread_fence(memory_order_acquire);\n"
+_GIVER_FENCE = "atomic_thread_fence(memory_order_release); /* see look_at_abort */"
+_WRITING_LOAD = "atomic_load(&control_of(g, rank)->writing)"
+_LOCKED = "atomic_exchange_explicit(&g->worker.call_lock, 2, {})"
+_UNLOCKED = "atomic_exchange_explicit(&g->worker.call_lock, 0, {})"
+_TRIED = "&none, 1,\n                                                   {}"
+
+_MIRROR = "atomic_store_explicit(flag, value, {});"
+_MIRROR_LOAD = "atomic_load_explicit(&control_of(g, rank)->sleepers, {})"
+
 _KERNEL = "FUTEX_WAIT has a full barrier before it looks at the word"
 _SAME = "the same instruction on Arm"
 _COURTESY = "who misses this wake-up looks around after 50 ms"
 _ONE_WORD = "there is no other word to order"
+_RMW = "it only continues what the adds have begun"
 
 WEAKENINGS = (
     _order("post.call", "store", "sleep.c", "wait.h", _PUBLISH, "seq_cst -> release"),
     _order("post.call", "store", "meet.c", "wait.h", _PUBLISH, "seq_cst -> relaxed"),
     _order("post.call", "load", "meet.c", "wait.h", _AWAIT, "acquire -> relaxed"),
-    _order(
-        "post.call",
-        "load, after sleeping",
-        "sleep.c",
-        "wait.c",
-        "static bool reached(const flag_t *flag, uint64_t target) {\n"
-        "    return atomic_load_explicit(flag, {})",
-        "acquire -> relaxed",
-    ),
+    _order("post.call", "load, asleep", "sleep.c", "wait.c", _REACHED, "acquire -> relaxed"),
     _order("progress", "store", "slots.c", "wait.h", _PUBLISH, "seq_cst -> relaxed"),
     _order("progress", "load", "slots.c", "wait.h", _AWAIT, "acquire -> relaxed"),
+    _order("progress", "store", "given.c", "wait.h", _PUBLISH, "seq_cst -> relaxed"),
+    _order("progress", "load", "given.c", "wait.h", _AWAIT, "acquire -> relaxed"),
     _order("tube.written, read", "store", "tubes.c", "wait.h", _PUBLISH, "seq_cst -> relaxed"),
     _order("tube.written, read", "load", "tubes.c", "wait.h", _AWAIT, "acquire -> relaxed"),
-    _publishing("entry.number", "message.c", "send.c", "&e->number", "++t->announced", "release"),
-    _publishing("entry.number", "entries.c", "send.c", "&e->number", "++t->announced", "relaxed"),
-    _reading("entry.number", "message.c", "messages.h", "seen = ", "number", "acquire"),
-    _reading("entry.number", "entries.c", "messages.h", "seen = ", "number", "relaxed"),
+    *_passed(
+        "entry.number",
+        "send.c",
+        "publish_to_peer(&e->number, ++t->announced)",
+        "store",
+        "message.c",
+        "entries.c",
+    ),
+    *_passed(
+        "entry.number",
+        "messages.h",
+        "seen = read_from_peer(number)",
+        "load",
+        "message.c",
+        "entries.c",
+    ),
     _order(
         "taken",
         "store",
@@ -106,50 +139,63 @@ WEAKENINGS = (
         "atomic_store_explicit(word, now, {});",
         "release -> relaxed",
     ),
-    _publishing("taken", "room.c", "channels.c", "word", "now", "release"),
-    _publishing("taken", "entries.c", "channels.c", "word", "now", "relaxed"),
-    _reading("taken", "room.c", "channels.c", "now = ", "word", "acquire"),
-    _reading("taken", "entries.c", "channels.c", "now = ", "word", "relaxed"),
-    _publishing("reply.number", "message.c", "receive.c", "&r->number", "++t->replied", "release"),
-    _publishing("reply.number", "message.c", "receive.c", "&r->number", "++t->replied", "relaxed"),
-    _publishing(
+    *_passed("taken", "channels.c", "publish_to_peer(word, now)", "store", "room.c", "entries.c"),
+    *_passed("taken", "channels.c", "now = read_from_peer(word)", "load", "room.c", "entries.c"),
+    *_passed(
+        "reply.number",
+        "receive.c",
+        "publish_to_peer(&r->number, ++t->replied)",
+        "store",
+        "message.c",
+        "message.c",
+    ),
+    *_passed(
         "channel.written",
-        "ring_sleep.c",
         "send.c",
-        "&c->written",
-        "t->written + m->moved",
-        "release",
+        "publish_to_peer(&c->written, t->written + m->moved)",
+        "store",
+        "ring_sleep.c",
+        "ring.c",
     ),
-    _publishing(
-        "channel.written", "ring.c", "send.c", "&c->written", "t->written + m->moved", "relaxed"
+    *_passed(
+        "channel.written",
+        "receive.c",
+        "there = read_from_peer(&c->written)",
+        "load",
+        "ring_sleep.c",
+        "ring.c",
     ),
-    _reading("channel.written", "ring_sleep.c", "receive.c", "there = ", "&c->written", "acquire"),
-    _reading("channel.written", "ring.c", "receive.c", "there = ", "&c->written", "relaxed"),
-    _publishing(
-        "channel.read", "ring_full.c", "receive.c", "&c->read", "t->read + m->moved", "release"
+    *_passed(
+        "channel.read",
+        "receive.c",
+        "publish_to_peer(&c->read, t->read + m->moved)",
+        "store",
+        "ring_full.c",
+        "ring.c",
     ),
-    _publishing("channel.read", "ring.c", "receive.c", "&c->read", "t->read + m->moved", "relaxed"),
-    _reading(
-        "channel.read", "ring_full.c", "send.c", "t->written + m->moved - ", "&c->read", "acquire"
+    *_passed(
+        "channel.read",
+        "send.c",
+        "t->written + m->moved - read_from_peer(&c->read)",
+        "load",
+        "ring_full.c",
+        "ring.c",
     ),
-    _reading("channel.read", "ring.c", "send.c", "t->written + m->moved - ", "&c->read", "relaxed"),
-    _publishing("opened_by", "message.c", "send.c", "&opened_by(g, g->rank)[peer]", "1", "release"),
-    _reading(
+    *_passed(
         "opened_by",
+        "send.c",
+        "publish_to_peer(&opened_by(g, g->rank)[peer], 1)",
+        "store",
         "message.c",
-        "channels.c",
-        "t->open = ",
-        "&opened_by(g, source)[g->rank]",
-        "acquire",
+        "message.c",
     ),
-    _publishing("opened_by", "message.c", "send.c", "&opened_by(g, g->rank)[peer]", "1", "relaxed"),
-    _reading(
+    *_passed(
         "opened_by",
-        "message.c",
         "channels.c",
-        "t->open = ",
-        "&opened_by(g, source)[g->rank]",
-        "relaxed",
+        "t->open = read_from_peer(&opened_by(g, source)[g->rank])",
+        "load",
+        "message.c",
+        "message.c",
     ),
     _order(
         "listeners",
@@ -191,6 +237,11 @@ WEAKENINGS = (
         "->sleepers, {}))\n        wake(flag",
         "seq_cst -> acquire",
     ),
+    _order("mirrors", "store", "mirror.c", "hosts.c", _MIRROR, "seq_cst -> release"),
+    _order("mirrors", "store", "mirror.c", "hosts.c", _MIRROR, "seq_cst -> relaxed"),
+    _order(
+        "mirrors", "load of sleepers", "mirror.c", "hosts.c", _MIRROR_LOAD, "seq_cst -> acquire"
+    ),
     _order(
         "sleepers",
         "add",
@@ -209,30 +260,13 @@ WEAKENINGS = (
         "seq_cst -> relaxed",
         _KERNEL,
     ),
-    _weaken(
-        "writing",
-        "store: seq_cst -> release",
-        "writers.c",
-        "direct.c",
-        "atomic_store(writing, x->number);",
-        "atomic_store_explicit(writing, x->number, memory_order_release);",
+    _plain(
+        "writing", "store", "writers.c", "direct.c", "atomic_store(writing, x->number);", "release"
     ),
-    _weaken(
-        "writing",
-        "store of 0: seq_cst -> relaxed",
-        "writers.c",
-        "direct.c",
-        "atomic_store(writing, 0);",
-        "atomic_store_explicit(writing, 0, memory_order_relaxed);",
+    _plain(
+        "writing", "store of 0", "writers.c", "direct.c", "atomic_store(writing, 0);", "relaxed"
     ),
-    _weaken(
-        "writing",
-        "load: seq_cst -> acquire",
-        "writers.c",
-        "direct.c",
-        "atomic_load(&control_of(g, rank)->writing)",
-        "atomic_load_explicit(&control_of(g, rank)->writing, memory_order_acquire)",
-    ),
+    _plain("writing", "load", "writers.c", "direct.c", _WRITING_LOAD, "acquire"),
     _order(
         "writing",
         "load of abort",
@@ -241,39 +275,20 @@ WEAKENINGS = (
         "atomic_load_explicit(&g->segment.header->abort, {})",
         "seq_cst -> acquire",
     ),
-    _weaken(
+    _plain("released", "add", "blocks_released.c", "blocks.c", _RELEASED, "acq_rel", _SAME),
+    _plain("released", "add", "blocks_released.c", "blocks.c", _RELEASED, "release"),
+    _plain("released", "add", "blocks_released.c", "blocks.c", _RELEASED, "acquire"),
+    _plain(
         "released",
-        "add: seq_cst -> acq_rel",
-        "blocks_released.c",
+        "compare-and-swap",
+        "blocks_reopened.c",
         "blocks.c",
-        "atomic_fetch_add(&header_of(b)->released, 1)",
-        "atomic_fetch_add_explicit(&header_of(b)->released, 1, memory_order_acq_rel)",
-        _SAME,
-    ),
-    _weaken(
-        "released",
-        "add: seq_cst -> release",
-        "blocks_released.c",
-        "blocks.c",
-        "atomic_fetch_add(&header_of(b)->released, 1)",
-        "atomic_fetch_add_explicit(&header_of(b)->released, 1, memory_order_release)",
-    ),
-    _weaken(
-        "released",
-        "add: seq_cst -> acquire",
-        "blocks_released.c",
-        "blocks.c",
-        "atomic_fetch_add(&header_of(b)->released, 1)",
-        "atomic_fetch_add_explicit(&header_of(b)->released, 1, memory_order_acquire)",
+        "atomic_compare_exchange_weak(&header_of(b)->released, &seen, seen - 1)",
+        "relaxed",
+        _RMW,
     ),
     _order(
-        "closed",
-        "store",
-        "closed_early.c",
-        "group.c",
-        "atomic_store_explicit(&mine->closed, 1, {});",
-        "seq_cst -> release",
-        _COURTESY,
+        "closed", "store", "closed_early.c", "group.c", _CLOSED, "seq_cst -> release", _COURTESY
     ),
     _order(
         "closed",
@@ -284,14 +299,7 @@ WEAKENINGS = (
         "seq_cst -> acquire",
         _COURTESY,
     ),
-    _order(
-        "closed",
-        "store",
-        "closed.c",
-        "group.c",
-        "atomic_store_explicit(&mine->closed, 1, {});",
-        "seq_cst -> relaxed",
-    ),
+    _order("closed", "store", "closed.c", "group.c", _CLOSED, "seq_cst -> relaxed"),
     _order(
         "closed",
         "load",
@@ -300,47 +308,31 @@ WEAKENINGS = (
         "atomic_load_explicit(&control_of(g, peer)->closed, {})",
         "acquire -> relaxed",
     ),
-    _weaken(
-        "abort",
-        "compare-and-swap: seq_cst -> acq_rel",
-        "writers.c",
-        "group.c",
-        _ABORT,
-        _ABORT_AS.format("acq_rel"),
-    ),
-    _weaken(
-        "abort",
-        "compare-and-swap: seq_cst -> relaxed",
-        "abort.c",
-        "group.c",
-        _ABORT,
-        _ABORT_AS.format("relaxed"),
-    ),
+    _plain("abort", "compare-and-swap", "writers.c", "group.c", _ABORT, "acq_rel"),
+    _plain("abort", "compare-and-swap", "abort.c", "group.c", _ABORT, "relaxed"),
     Weakening(
         "abort",
         "both loads: acquire -> relaxed",
         "abort.c",
-        (
+        tuple(
             Change(
                 "group.c",
-                f"{_ABORT_LOAD.format('acquire')};\n    if (!word)",
-                f"{_ABORT_LOAD.format('relaxed')};\n    if (!word)",
-            ),
-            Change(
-                "group.c",
-                f"status_of(g, {_ABORT_LOAD.format('acquire')})",
-                f"status_of(g, {_ABORT_LOAD.format('relaxed')})",
-            ),
+                around.format(_ABORT_LOAD.format("acquire")),
+                around.format(_ABORT_LOAD.format("relaxed")),
+            )
+            for around in ("{};\n    if (!word)", "status_of(g, {})")
         ),
     ),
-    _weaken(
+    _weaken("abort", "reader's fence -> none", "given_failed.c", "direct.c", _READ_FENCE, ""),
+    _weaken("abort", "reader's fence -> none", "given_block.c", "direct.c", _READ_FENCE, ""),
+    _weaken("abort", "giver's fence -> none", "given_failed.c", "call.c", _GIVER_FENCE, ""),
+    _plain(
         "decisions",
-        "compare-and-swap: seq_cst -> relaxed",
+        "compare-and-swap",
         "decide.c",
         "group.c",
         "atomic_compare_exchange_weak(word, &seen, proposed)",
-        "atomic_compare_exchange_weak_explicit(word, &seen, proposed, memory_order_relaxed, "
-        "memory_order_relaxed)",
+        "relaxed",
         _ONE_WORD,
     ),
     _weaken("record.number", "fence: release -> none", "record.c", "records.c", _RECORD_FENCE, ""),
@@ -353,14 +345,44 @@ WEAKENINGS = (
         "release -> relaxed",
     ),
     _weaken("note.about", "fence: release -> none", "note.c", "records.c", _NOTE_FENCE, ""),
-    _weaken("note.about", "fence: acquire -> none", "note.c", "records.c", _READ_FENCE, ""),
-    _weaken(
-        "note.about",
-        "store: seq_cst -> relaxed",
-        "note.c",
-        "records.c",
-        "atomic_store(&n->about, about);",
-        "atomic_store_explicit(&n->about, about, memory_order_relaxed);",
+    _weaken("note.about", "fence: acquire -> none", "note.c", "records.c", _NOTE_READ_FENCE, ""),
+    _plain(
+        "note.about", "store", "note.c", "records.c", "atomic_store(&n->about, about);", "relaxed"
+    ),
+    _order("call_lock", "try", "lock.c", "worker.c", _TRIED, "acquire -> relaxed"),
+    _order("call_lock", "lock", "lock.c", "worker.c", _LOCKED, "acquire -> relaxed"),
+    _order("call_lock", "unlock", "lock.c", "worker.c", _UNLOCKED, "release -> relaxed"),
+    _plain(
+        "parked",
+        "store",
+        "parked.c",
+        "courier.c",
+        "atomic_store(&g->courier.parked, 1);",
+        "release",
+    ),
+    _plain(
+        "parked",
+        "load of stops",
+        "parked.c",
+        "courier.c",
+        "!needed && !atomic_load(&g->courier.stops)",
+        "acquire",
+    ),
+    _plain(
+        "parked",
+        "store of stops",
+        "parked.c",
+        "courier.c",
+        "atomic_store(&g->courier.stops, 1);",
+        "release",
+    ),
+    _plain(
+        "parked",
+        "exchange",
+        "parked.c",
+        "courier.c",
+        "atomic_exchange(&g->courier.parked, 0)",
+        "acq_rel",
     ),
 )
 

@@ -45,10 +45,25 @@ static void run_largest(membership *me) {
     run_scenario(me, &c);
 }
 
+/* Where each rank has cores to spare, and further threads take part. */
+static void run_with_copiers(membership *me) {
+    for (un_operation o = UN_ALL_REDUCE; o <= UN_ALL_TO_ALL; o++) {
+        scenario c = {.operation = o,
+                      .type = COMPLEX128,
+                      .items = 70 * 1000 + (size_t)o,
+                      .shape = (enum shape)(o % SHAPES),
+                      .seed = o};
+        run_scenario(me, &c);
+        c.shape = 0;
+        run_scenario(me, &c);
+    }
+}
+
 void test_collectives(void) {
     static const int ranks[] = {1, 2, 3, 4, 8};
     for (int i = 0; i < 5; i++) run_ranks(ranks[i], i % 2 ? 1 : 2 * MOST_RANKS, run_all, NULL);
     run_ranks(2, 2, run_largest, NULL);
+    run_ranks(2, 16, run_with_copiers, NULL);
 }
 
 /* -- types ------------------------------------------------------------------------------------- */

@@ -298,7 +298,10 @@ def test_many_tensors_in_one_call(process_group: Any, async_op: bool) -> None:
 
 @pytest.mark.ranks(RANKS)
 @pytest.mark.parametrize("async_op", [False, True])
-def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_the_coalescing_manager(
+    process_group: Any, async_op: bool, device: torch.device | None
+) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     summed = [full(rank + 1, count) for count in (2, 7)]
     wide = [torch.zeros(size * count) for count in (2, 7)]
@@ -310,7 +313,7 @@ def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
     ]
     managers = []
     for call in calls:
-        with _coalescing_manager(async_ops=async_op) as manager:
+        with _coalescing_manager(device=device, async_ops=async_op) as manager:
             managers.append(manager)
             for index in range(2):
                 call(index)
@@ -323,14 +326,21 @@ def test_the_coalescing_manager(process_group: Any, async_op: bool) -> None:
         assert part.tolist() == [size * (count * rank + i) for i in range(count)]
 
 
-@pytest.mark.ranks(2)
-def test_a_device_is_nothing_that_coalescing_needs(process_group: Any) -> None:
-    with (
-        pytest.raises(NotImplementedError, match="without a device"),
-        _coalescing_manager(device=torch.device("cpu")),
-    ):
-        pass
-    dist.barrier()
+@pytest.mark.ranks(SEVERAL)
+@pytest.mark.parametrize("async_op", [False, True])
+def test_coalesced_messages_wait_for_nobody(process_group: Any, async_op: bool) -> None:
+    """Every rank sends first: what blocks does so at the end."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    taken, everybody = torch.zeros(3), [torch.zeros(2) for _ in range(size)]
+    with _coalescing_manager(device=torch.device("cpu"), async_ops=async_op) as manager:
+        dist.send(full(rank, 3), (rank + 1) % size)
+        dist.recv(taken, (rank - 1) % size)
+        dist.all_gather(everybody, full(rank, 2), async_op=True)
+    if async_op:
+        assert manager.works[0].get_future().wait()[1] is taken
+        manager.wait()
+    assert taken.eq((rank - 1) % size).all()
+    assert [tensor.tolist() for tensor in everybody] == [[float(peer)] * 2 for peer in range(size)]
 
 
 # -- objects -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from implementations import on_backends
-from torch_names import all_gather_single, since_2_13, since_2_15
+from torch_names import all_gather_single, before_2_15, since_2_13, since_2_15
 from unisono.comm.rendezvous import announcements as boards
 from unisono.errors import GroupAborted, GroupClosed, RendezvousError, UnisonoError
 from unisono.torch_backend import creation
@@ -64,6 +64,7 @@ def test_what_torch_knows_about_the_group(process_group: Any) -> None:
     assert config["backend_config"] == "cpu:unisono,cuda:unisono"
 
 
+@before_2_15
 def test_a_backend_for_another_device_is_refused() -> None:
     with pytest.raises(UnisonoError, match=r"new_group\(backend=\"unisono\"\)"):
         dist.init_process_group(

@@ -1,19 +1,28 @@
-"""After a death torch.distributed goes on over the group of the survivors, and over a grown one."""
+"""After a death torch.distributed goes on over the group of the survivors, and over a grown one:
+by `set_world`, and by torch's own shrink_group and reconfigure."""
 
 from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # it registers "fake"
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import unisono
 from ranks import RankPool, raised
-from unisono import PeerLost
+from torch_names import since_2_15
+from unisono import GroupClosed, PeerLost, UnisonoError
+from unisono.torch_backend.groups import connect_group
 from unisono.training import catch_up
+
+MIXED = "cpu:unisono,meta:fake"
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:
@@ -69,3 +78,128 @@ def count() -> float:
     x = torch.tensor([float(dist.get_rank() + 1)])
     dist.all_reduce(x)
     return float(x)
+
+
+# -- shrink_group --------------------------------------------------------------------------------
+
+
+def after_shrink_group(rank: int, size: int, path: str, flags: int) -> object:
+    """Rank 1 of 4 dies; the others shrink the default group, train on, and shrink again."""
+    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raised(PeerLost, dist.barrier)
+    group = dist.shrink_group([1], shrink_flags=flags)
+    assert group is dist.group.WORLD
+    assert unisono.get_world().size == dist.get_world_size() == 3
+    found = [(dist.get_rank(), count())]
+    train(*make(rank))
+    if dist.get_rank() == 0:  # lives on, and takes no part
+        dist.destroy_process_group()
+        return found
+    dist.shrink_group([0])
+    found.append((dist.get_rank(), count()))
+    dist.destroy_process_group()
+    return found
+
+
+@since_2_15
+@pytest.mark.parametrize("flags", [0, 1])
+def test_torch_shrinks_groups_of_ours(fresh_pool: RankPool, flags: int) -> None:
+    outcomes = fresh_pool.outcomes(after_shrink_group, 4, flags, connected=False)
+    for rank, expected in {0: [(0, 6.0)], 2: [(1, 6.0), (0, 3.0)], 3: [(2, 6.0), (1, 3.0)]}.items():
+        assert outcomes[rank].value == expected, outcomes[rank].error
+
+
+@since_2_15
+def test_a_subgroup_shrinks_alone(pool: RankPool) -> None:
+    pool.run(shrink_a_subgroup, 3, connected=False)
+
+
+def shrink_a_subgroup(rank: int, size: int, path: str) -> None:
+    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
+    group = dist.new_group([0, 1, 2])
+    if rank < 2:
+        pair = dist.shrink_group([2], group=group)
+        dist.all_reduce(x := torch.ones(1), group=pair)
+        assert (float(x), pair.size(), pair.rank()) == (2, 2, rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.ranks(2)
+def test_torch_does_not_shrink_a_group_that_is_ours_alone(process_group: Any) -> None:
+    with pytest.raises(TypeError, match="does not support shrinking"):
+        dist.shrink_group([1 - dist.get_rank()])
+
+
+# -- reconfigure ---------------------------------------------------------------------------------
+
+
+def meet(store: dist.Store, step: int, names: list[str], name: str) -> None:
+    """The processes of these names, as the ranks of the default group."""
+    store.set(f"{step} {name}", dist._get_reconfigure_handle())
+    handles = [store.get(f"{step} {name}").decode() for name in names]
+    dist._reconfigure(step, handles, timeout=timedelta(seconds=20)).wait()
+    assert dist.get_process_group_ranks(None) == list(range(len(names)))
+
+
+@since_2_15
+def test_members_are_named_anew_after_a_death(fresh_pool: RankPool) -> None:
+    """Ranks a, b and c begin; b dies, a and c go on; d comes in the place of b."""
+    outcomes = fresh_pool.outcomes(reconfigure, 4, connected=False)
+    for rank, found in {
+        0: [(0, 3, 6.0), (0, 2, 3.0), (0, 3, 6.0)],
+        2: [(2, 3, 6.0), (1, 2, 3.0), (2, 3, 6.0)],
+        3: [(1, 3, 6.0)],
+    }.items():
+        assert outcomes[rank].value == found, outcomes[rank].error
+
+
+def reconfigure(rank: int, size: int, path: str) -> object:
+    name, found = "abcd"[rank], []
+    store = dist.FileStore(path, -1)
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, enable_reconfigure=True
+    )
+    raised(GroupClosed, dist.barrier)  # before anybody has said who is in it
+    for step, names in enumerate(("abc", "ac", "adc")):
+        if name in names:
+            meet(store, step, list(names), name)
+            found.append((dist.get_rank(), dist.get_world_size(), count()))
+            train(*make(rank))
+            if name == "b":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == 0:
+                raised(PeerLost, dist.barrier)
+    assert dist._supports_reconfigure()
+    handle = dist._get_reconfigure_handle()
+    error = raised(UnisonoError, dist._reconfigure, 2, [handle])
+    assert "already used" in str(error)
+    error = raised(UnisonoError, dist._reconfigure, 3, ["nobody"])
+    assert "own handle" in str(error)
+    assert count() == 6  # as it was
+    dist._reconfigure(4 + rank, {handle}).wait()
+    assert (dist.get_world_size(), count()) == (1, 1.0)
+    dist.destroy_process_group()
+    return found
+
+
+# -- for those who wrap a group --------------------------------------------------------------------
+
+
+def test_a_group_for_wrappers_needs_no_world(pool: RankPool) -> None:
+    pool.run(use_wrapped, 2, connected=False)
+
+
+def use_wrapped(rank: int, size: int, path: str) -> None:
+    assert not dist.is_initialized()
+    group = connect_group(dist.FileStore(path, size), rank, size, timedelta(seconds=20))
+    assert isinstance(group, dist.ProcessGroup)
+    assert (group.rank(), group.size(), group.comm.timeout_s) == (rank, size, 20)
+    group.allreduce([x := torch.full((2,), float(rank))], dist.AllreduceOptions()).wait()
+    assert x.tolist() == [1, 1]
+    group.barrier().wait()
+    group.shutdown()
+    raised(GroupClosed, group.barrier)

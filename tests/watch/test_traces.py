@@ -53,6 +53,34 @@ def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
     assert {event["args"]["state"] for event in found} == {"finished"}
 
 
+def test_steps_arrows_and_counters(tmp_path: Path, program: WriteProgram) -> None:
+    """Rank 1 comes last to every call, by more than the first call of a step takes."""
+    done = program("""
+        import time
+        import numpy, unisono
+        comm = unisono.init()
+        for _ in range(3):
+            unisono.watch.step()
+            if comm.rank == 1:
+                time.sleep(0.05)
+            comm.all_reduce(numpy.ones(4))
+    """).run(before=RUN)
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    found = [event for event in trace["traceEvents"] if event["ph"] != "M"]
+    steps = [event for event in found if event.get("cat") == "step"]
+    assert Counter((e["pid"], e["name"]) for e in steps) == {
+        (rank, f"step {number}"): 1 for rank in (0, 1) for number in (1, 2, 3)
+    }
+    flows = [event for event in found if event.get("cat") == "flow"]
+    assert Counter((e["pid"], e["ph"]) for e in flows) == {(1, "s"): 3, (0, "f"): 3}
+    calls = [event for event in found if event["name"] == "all_reduce"]
+    for end in (event for event in flows if event["ph"] == "f"):  # it falls into a call
+        assert any(e["ts"] <= end["ts"] <= e["ts"] + e["dur"] for e in calls if e["pid"] == 0)
+    counts = [e["args"]["bytes"] for e in found if e["ph"] == "C" and e["pid"] == 0]
+    assert counts == [32, 0] * 3
+
+
 def test_a_rank_that_is_killed_leaves_its_calls_and_the_one_that_it_was_in(
     tmp_path: Path, program: WriteProgram
 ) -> None:

@@ -35,7 +35,7 @@ from unisono.watch import top
 from unisono.watch.alignment import find_shift
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import debug
-from unisono.watch.diagnose import Whereabouts, hang, mismatch
+from unisono.watch.diagnose import Whereabouts, hang, is_certain, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of
@@ -178,6 +178,33 @@ def test_the_sentence() -> None:
     assert (report.kind, report.culprits, report.site) == ("hang", (2,), "data.py:41")
     assert "last call that it finished: all_reduce #1 (train.py:1)" in str(report)
     assert "ranks 0 and 1" in str(report)
+
+
+def test_of_a_receive_from_anybody_who_could_have_sent_is_to_blame() -> None:
+    receives = record(2, "waiting", operation="recv", call=None, tag=0)
+    stuck = group([record(1), receives], [record(1), record(2, "waiting")], [record(1)])
+    states = {102: Whereabouts(location="train.py:9 in main", doing="time.sleep", in_call=False)}
+    report = hang([stuck], waits([stuck], 101)[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    assert report.verdict.startswith("rank 2 does not come to meet rank 0's recv from any rank (")
+    assert report.site == "train.py:9"
+
+
+@pytest.mark.parametrize(
+    ("whereabouts", "expected"),
+    [
+        (Whereabouts(state="has ended"), True),
+        (Whereabouts(state="is stopped"), False),
+        (Whereabouts(location="a.py:1 in f", in_call=False), False),
+        (Whereabouts(location="a.py:1 in f", in_call=False, is_abandoned=True), True),
+    ],
+)
+def test_which_hangs_cannot_resolve(whereabouts: Whereabouts, expected: bool) -> None:
+    stuck = group([record(1), record(2, "waiting")], [record(1)])
+    ask: Any = where({101: whereabouts})
+    report = hang([stuck], waits([stuck])[0], ask)
+    assert report is not None
+    assert is_certain(report, ask) == expected
 
 
 def test_whoever_waits_for_nobody_is_to_blame() -> None:

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 import command_line
+import notebooks
 import reference
 import sources
 from pictures import players, runs
@@ -36,8 +37,9 @@ def build(output: Path, work: Path) -> int:
     pictures = runs.draw_all(source)
     pictures |= players.write_all(source)
     sources.write_pages(ROOT, source, pictures)
+    notebooks.write_all(ROOT / "docs", source / "_static/notebooks")
     names = [*reference.write_pages(source), command_line.write_page(source)]
-    sources.write_start_page(ROOT, source, names)
+    sources.write_start_page(ROOT, source, names, pictures)
     shutil.rmtree(output, ignore_errors=True)
     # -n is left out: types of torch and NumPy in signatures have no page here.
     options = ["-W", "--keep-going", "-q", "-E", "-b", "html", "-c", str(HERE)]

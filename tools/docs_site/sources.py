@@ -46,6 +46,9 @@ def write_pages(root: Path, source: Path, pictures: Mapping[str, str]) -> None:
         if name in ("README.md", "docs/index.md"):
             continue
         text = _PICTURE.sub(lambda found: _picture(found[1], pictures, name), file.read_text())  # noqa: B023
+        if file.name.startswith("course-"):
+            notebook = f"_static/notebooks/{file.stem}.ipynb"
+            text += f'\n<p><a href="{notebook}" download>This chapter as a notebook</a></p>\n'
         _write(source / page_of(name), with_site_links(text, name, root, programs))
     for folder in ("images", "plots"):
         for picture in (root / "docs" / folder).iterdir():
@@ -57,20 +60,23 @@ def write_pages(root: Path, source: Path, pictures: Mapping[str, str]) -> None:
         _write(source / page_of(program), _program_page(root / program))
 
 
-def write_start_page(root: Path, source: Path, names: Iterable[str]) -> None:
-    """Write the start page: docs/index.md, whose lists are the site's table of contents, with the
-    pages `names` as its reference. Raises BadSource for a page that no list has."""
-    text = (root / "docs/index.md").read_text()
+def write_start_page(
+    root: Path, source: Path, names: Iterable[str], pictures: Mapping[str, str]
+) -> None:
+    """Write the start page: docs/index.md up to `<!-- contents -->`. The lists after it are the
+    site's table of contents, which stands in the margin, with the pages `names` as its reference.
+    Raises BadSource for a page that no list has."""
+    text, _, contents = (root / "docs/index.md").read_text().partition("<!-- contents -->\n")
+    text = _PICTURE.sub(lambda found: _picture(found[1], pictures, "docs/index.md"), text)
     pages: Pages = {}
-    for section in text.split("\n## ")[1:]:
+    for section in contents.split("\n## ")[1:]:
         pages[section.partition("\n")[0]] = {
             page_of(_resolve("docs/index.md", file)).removesuffix(".md"): title
             for title, file in _ITEM.findall(section)
         }
     pages["Reference"] = {name: _title(source / f"{name}.md") for name in names}
     _check_that_all_are_listed(source, pages)
-    text = with_site_links(text, "docs/index.md", root, set()) + "\n## Reference\n\n"
-    text += "".join(f"- [{title}]({name}.md)\n" for name, title in pages["Reference"].items())
+    text = with_site_links(text, "docs/index.md", root, set())
     for heading, entries in pages.items():
         lines = "".join(f"{title} <{name}>\n" for name, title in entries.items())
         text += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{lines}```\n"

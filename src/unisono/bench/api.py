@@ -36,17 +36,9 @@ def measure(
     In a program that runs alone, `ranks` processes are started for it and end with it. In a world
     of several ranks every rank calls this with the same arguments, and every rank has the rows.
 
-    - `sizes`: "8,1K,64M", "8:256M" (by powers of 4), a number of bytes, or a list of these
-    - `backends`: "unisono,gloo" or a list; from unisono, unisono-torch, gloo, nccl, mpi
-    - `algo`: unisono by these algorithms: "ring,tree" or a list
-    - `device`: "cpu", or "cuda": CUDA tensors, also of ranks that share a GPU
-    - `dtype`, `op`: of which numbers, and how they are reduced
-    - `root`: of those that have one; by default each rank in turn
-    - `budget_s`: seconds for one row, all backends together
-    - `floor`: whether to measure the local floor, too
-    - `progress`: called with rows done, rows in all, and what comes next (in a world: on rank 0)
-
-    A `Row` has `as_dict()`; docs/bench.md says what its fields mean.
+    `sizes`, `backends` and `algo` are the command's, as texts or lists; `device`, `dtype`, `op`,
+    `root`, `budget_s` and `floor` are the command's, too. `progress` is called with rows done, rows
+    in all, and what comes next (in a world: on rank 0). docs/bench.md says what a row's fields are.
 
     Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
 
@@ -63,9 +55,7 @@ def measure(
 def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:
     """Measure `collectives` as `measure` does, with its options and `progress`, and return
     everything that belongs to the rows: machine, versions, settings, what was left out and why.
-    `unisono.bench.results.to_json` makes the command's file of it.
-
-    Raises as `measure`.
+    `unisono.bench.results.to_json` makes the command's file of it. Raises as `measure`.
 
     >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01)
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]

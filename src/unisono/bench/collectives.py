@@ -18,12 +18,8 @@ BIAS_SHARE = 64
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective: how its bytes are counted, and how its buffers lie.
-
-    `wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
-    the bandwidth that a caller sees (algbw) into the one that the machine has to bring (busbw).
-    `in_place` is whether the result replaces the input, as in torch's own form of the call.
-    """
+    """`wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
+    algbw into busbw. `in_place` is as in torch's own form of the call."""
 
     name: str
     factor: Literal["2(n-1)/n", "(n-1)/n", "1", "0"]
@@ -96,7 +92,6 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32",
 
 
 def item_bytes(dtype: str) -> int:
-    """The bytes of one element."""
     digits = "".join(character for character in dtype if character.isdigit())
     return int(digits) // 8
 

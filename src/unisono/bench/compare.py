@@ -38,7 +38,6 @@ class Change:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs got in the way of either."""
         return self.old.disturbed or self.new.disturbed
 
 
@@ -57,15 +56,11 @@ class Comparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether anything became slower or wrong beyond noise."""
         return bool(self.of_kind("slower") or self.of_kind("wrong"))
 
 
 def compare_runs(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
-    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone.
-
-    Raises UnisonoError if the tensors lay on different devices.
-    """
+    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone."""
     devices = [run.settings.get("device", "cpu") for run in (old, new)]
     if devices[0] != devices[1]:
         raise UnisonoError(
@@ -99,7 +94,6 @@ def lines(comparison: Comparison) -> list[str]:
 
 
 def describe_change(change: Change) -> str:
-    """What was measured, before and after."""
     row = change.new
     disturbed = " (disturbed by other programs)" if change.disturbed else ""
     times = f"{text.time_text(change.old.time_us.p50)} -> {text.time_text(row.time_us.p50)} us"

@@ -1,8 +1,5 @@
-"""Inputs whose exact result is known, and how many elements of a result are not what they must be.
-
-Values repeat after `PERIOD` elements, a prime number, so that no cut of a large tensor falls on a
-repetition. They are small whole numbers: every sum, product or mean of them is exact.
-"""
+"""Inputs whose exact result is known: small whole numbers, which repeat after `PERIOD` elements, a
+prime number, so that no cut of a large tensor falls on a repetition."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ class CheckedCall:
     # -- what goes in --------------------------------------------------------------------------
 
     def fill(self, input: torch.Tensor) -> None:
-        """Write this rank's input."""
         for part, piece in _parts(self.collective, "input", input, self.size):
             for target, values in _chunks(self._sent(self.rank, part), piece):
                 target.copy_(values)

@@ -1,17 +1,5 @@
 """The floor under a row: what a rank must do with its own memory at least, done by all ranks at
-once; and over several hosts what the links between them must carry.
-
-The link's limit is the least that one host's link carries in the direction that carries more, over
-the rate that a plain stream reaches on the slowest link, and the latency of one message. With N
-ranks on H hosts, R of them on a host, and S the size of a row (docs/bench.md), a link carries
-
-    all_reduce, gradients    2 (H-1)/H S    its part from each other host, its result to each
-    broadcast, reduce        S              it leaves the root's host, or comes to it, once
-    all_gather               (N-R)/N S      what the ranks of other hosts bring
-    reduce_scatter           (N-R)/N S      what the ranks of other hosts keep, reduced inside
-    all_to_all               R (N-R)/N S    what each rank has for ranks of other hosts
-    gather, scatter          (N-R)/N S      on the root's host: what is not from there
-"""
+once; and over several hosts what the links between them must carry (docs/bench.md)."""
 
 from __future__ import annotations
 
@@ -32,11 +20,7 @@ _STREAM_S = 0.3
 
 def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
     """A local add or copy of the bytes that the collective combines or moves; None if it has none.
-
-    all_reduce, reduce, gradients: add a tensor to another. reduce_scatter: add all parts but one
-    into one. all_gather, broadcast, all_to_all, messages: copy the size; gather and scatter too,
-    for the root.
-    """
+    A reduce_scatter adds all parts but one into one."""
     if not case.collective.sized:
         return None
     if case.collective.name == "reduce_scatter":
@@ -50,7 +34,6 @@ def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
 
 
 def floor_bytes(case: Case, item_bytes: int) -> int:
-    """How much memory a rank needs for it."""
     counts = case.collective.counts(case.size_bytes, item_bytes, case.ranks)
     wide = max(counts.output, counts.input)
     return item_bytes * (counts.output if case.collective.name == "reduce_scatter" else wide)
@@ -101,7 +84,6 @@ class LinkLimit:
         return 0.0 if name == "barrier" else None  # messages may stay on a host
 
     def facts(self) -> dict[str, Any]:
-        """For the results."""
         return {
             "hosts": [{"name": name, "ranks": ranks} for name, ranks in self.hosts],
             "link": {
@@ -113,7 +95,6 @@ class LinkLimit:
 
 
 def ranks_by_host(comm: Communicator) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each host, of a group of all ranks."""
     from unisono.comm.hosts.hosts_transport import HostsTransport
 
     if isinstance(comm.transport, HostsTransport):

@@ -57,7 +57,6 @@ def duels(run: Run) -> list[Duel]:
 
 
 def headline(run: Run) -> str:
-    """The run in a sentence."""
     against = duels(run)
     if not against:
         return (
@@ -86,7 +85,6 @@ def _first(run: Run) -> str:
 
 
 def page(run: Run) -> str:
-    """The page of a run."""
     said = headline(run)
     body = (
         _header(run, said)

@@ -28,7 +28,6 @@ def caches_bytes() -> tuple[int, ...]:
 
 
 def machine() -> dict[str, Any]:
-    """What of the machine matters to a reader of the figures."""
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "host": platform.node(),
@@ -42,7 +41,6 @@ def machine() -> dict[str, Any]:
 
 
 def describe_gpu(device: str) -> dict[str, Any]:
-    """What of the GPU matters to a reader of the figures; nothing for a CPU."""
     if device == "cpu":
         return {}
     import torch
@@ -51,7 +49,6 @@ def describe_gpu(device: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that was measured or measures."""
     found = {"python": platform.python_version()}
     for package in ("unisono", "torch", "numpy", "mpi4py"):
         try:

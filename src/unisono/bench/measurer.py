@@ -69,7 +69,6 @@ class _Contestant:
     """Samples in one turn."""
 
     def synchronise(self) -> None:
-        """Return once the device has done all that was asked of it."""
         if self.device != "cpu":
             import torch
 
@@ -86,11 +85,9 @@ class _Samples:
 
     @classmethod
     def of(cls, turns: Sequence[NDArray[numpy.float64]]) -> _Samples:
-        """From what `_turn` returned, one turn after the other."""
         return cls(*numpy.moveaxis(numpy.concatenate(turns, axis=1), 2, 0))
 
     def without_last(self) -> _Samples:
-        """Those of all ranks but the last."""
         return _Samples(self.begin_s[:-1], self.end_s[:-1], self.queued_s[:-1])
 
     def took_s(self) -> NDArray[numpy.float64]:
@@ -100,10 +97,7 @@ class _Samples:
 
 
 class Control:
-    """The ranks' own channel: a Communicator that is not the one which is measured.
-
-    `same_clock` says whether the ranks' clocks are one: they are on one machine.
-    """
+    """The ranks' own channel: a Communicator that is not the one which is measured."""
 
     def __init__(self, comm: Communicator, same_clock: bool = True) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
@@ -209,10 +203,8 @@ class Measurer:
         return contestants, skipped
 
     def _check(self, case: Case, contestant: _Contestant, phase: int) -> int:
-        """How many elements are wrong on all ranks after one call; the buffers are zero then.
-
-        Sums of zeros stay zero, however often they are taken in place.
-        """
+        """How many elements are wrong on all ranks after one call. The buffers are zero then, for
+        sums of zeros stay zero, however often they are taken in place."""
         which = 0 if phase else -1
         root = case.roots[which] if case.collective.rooted else 0
         buffers = self._buffers[contestant.device]

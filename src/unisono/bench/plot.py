@@ -1,8 +1,4 @@
-"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size.
-
-A line per backend, always in its own colour; a band for the middle half of the samples, dashes for
-what was expected, dots for the floor.
-"""
+"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ _STYLE: Any = {
 
 
 def is_available() -> bool:
-    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -72,8 +67,7 @@ def _hue(name: str) -> int:
 
 
 def save(run: Run, path: Path) -> None:
-    """All collectives of a run in one picture; the format follows from the name. Raises
-    UnisonoError where no collective has two sizes."""
+    """All collectives of a run in one picture; the format follows from the name."""
     groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
     if not groups:
         raise UnisonoError("there is nothing to plot: no collective has two sizes")

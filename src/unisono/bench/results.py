@@ -18,6 +18,10 @@ from unisono.plan.predict import mean_absolute_error
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
 """A row is disturbed if other programs got in the way of this share of its samples."""
+TOLERANCE = 1.25
+"""A model is no better than this factor, whatever the samples say."""
+AGREEING = 0.2
+"""Samples agree where half of them lie in a range of this width, relative to the median."""
 
 
 _TWO_SIDED_95 = 1.96
@@ -51,7 +55,6 @@ class Summary:
 
 
 def summarise(samples: Sequence[float] | Any) -> Summary:
-    """The summary of at least one sample."""
     ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
     count = len(ordered)
     if count == 0:
@@ -110,16 +113,18 @@ class Row:
     samples: int
     calls_per_sample: int
     disturbed_share: float
+    expected_low_us: float | None = None
+    expected_high_us: float | None = None
+    """Between these lies the middle half of what the rows that calibrate let expect."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, by the names that JSON files have (docs/bench.md), with the figures that
-        follow from others."""
+        """As plain values (docs/bench.md), with the figures that follow from others."""
         return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
-        """The row that `as_dict` described, also after a round trip through JSON."""
-        known = {item.name: values[item.name] for item in dataclasses.fields(cls)}
+        names = [item.name for item in dataclasses.fields(cls)]
+        known = {name: values[name] for name in names if name in values}  # older files lack some
         return cls(**known | {"time_us": Summary(**values["time_us"])})
 
     @property
@@ -130,22 +135,37 @@ class Row:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs took so much of the cores that the median may suffer."""
         return self.disturbed_share > DISTURBED_SHARE
 
     @property
     def verdict(self) -> str:
-        """How the time compares with the one that was expected."""
         if self.expected_us is None:
             return "calibrates" if self.calibrates else ""
         ratio = self.time_us.p50 / self.expected_us
-        # Nobody can be surer than the samples are alike.
-        tolerance = 1.25 + min(self.time_us.spread, 1.0)
-        if ratio > tolerance:
+        low, high = self.range_us
+        if self.time_us.p25 > high:
             return f"slow by {ratio:.1f}x"
-        if ratio < 1 / tolerance:
+        if self.time_us.p75 < low:
             return f"fast by {1 / ratio:.1f}x"
         return "normal"
+
+    @property
+    def range_us(self) -> tuple[float, float]:
+        """What was expected, where something was: the middle half of the row's samples should not
+        lie outside."""
+        expected = self.expected_us or 0.0
+        low, high = self.expected_low_us or expected, self.expected_high_us or expected
+        return low / TOLERANCE, high * TOLERANCE
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its samples agree, and those of the rows which let expect something of it: a
+        number can then be expected, and not only a range."""
+        if not self.expected_us:
+            return False
+        low, high = self.range_us
+        width = (high / TOLERANCE - low * TOLERANCE) / self.expected_us
+        return max(self.time_us.spread, width) <= AGREEING
 
 
 @dataclass(frozen=True)
@@ -175,24 +195,20 @@ class Run:
 
     @property
     def wrong(self) -> int:
-        """How many elements of any result were not what they had to be."""
         return sum(row.wrong for row in self.rows)
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """Backend -> mean absolute error of the expected times of rows outside the fit.
-
-        A row that other programs disturbed says nothing about the model and is left out.
-        """
+        """By backend, the mean error of what was expected of undisturbed rows outside the fit whose
+        samples agree."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
-            if row.expected_us is not None and not row.disturbed:
+            if row.expected_us is not None and row.agrees and not row.disturbed:
                 pairs.setdefault(row.backend, []).append((row.expected_us, row.time_us.p50))
         return {backend: mean_absolute_error(of_backend) for backend, of_backend in pairs.items()}
 
     @property
     def backends(self) -> list[str]:
-        """Those that were measured, in order."""
         return list(dict.fromkeys(row.backend for row in self.in_order))
 
     @property
@@ -204,7 +220,6 @@ class Run:
 
 
 def to_json(run: Run) -> str:
-    """The run as a document."""
     document: dict[str, Any] = {"schema": SCHEMA, **dataclasses.asdict(run)}
     document["rows"] = [row.as_dict() for row in run.in_order]
     document["held_out_error"] = run.held_out_error
@@ -227,7 +242,6 @@ def from_json(text: str, where: str = "the file") -> Run:
 
 
 def read(path: Path) -> Run:
-    """The run in a file. Raises UnisonoError where it cannot be read."""
     try:
         return from_json(path.read_text(), str(path))
     except OSError as error:

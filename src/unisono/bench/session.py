@@ -17,7 +17,7 @@ import numpy
 from unisono.bench import machine
 from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.measurer import Control, Measurer
-from unisono.bench.results import Row, Run, Skipped
+from unisono.bench.results import Row, Run, Skipped, Summary
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import show_files
@@ -40,10 +40,7 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 def find_ranks() -> RankInfo | None:
     """This process among the ranks that are there already: those of its world, or those that
-    torchrun, `unisono run` or mpirun has started; None where it is alone.
-
-    Raises UnisonoError where an mpirun does not say which rank this is.
-    """
+    torchrun, `unisono run` or mpirun has started; None where it is alone."""
     if worlds.is_begun():
         world = worlds.resolve()
         return RankInfo(world.rank, world.size) if world.size > 1 else None
@@ -64,10 +61,7 @@ def run(
     everywhere: bool = False,
 ) -> None:
     """Measure on the ranks that are there, else on new ones, which end with the run. `listener`
-    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides.
-
-    Raises UnisonoError if ranks fail, and KeyboardInterrupt; events until then are right.
-    """
+    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides."""
     require_torch("unisono bench")
     if find_ranks() is not None:
         run_rank(settings, listener, everywhere=everywhere)
@@ -95,7 +89,6 @@ def _run_new_rank(settings: BenchSettings) -> None:
 
 
 def apply_event(run: Run | None, event: Event) -> Run:
-    """The run, with what an event adds to it."""
     if event["event"] == "begin":
         skipped = [Skipped(**skipped) for skipped in event["skipped"]]
         return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
@@ -241,22 +234,28 @@ class Forecast:
     """What each row should take, by models fitted to the rows of the same run that calibrate."""
 
     def __init__(self) -> None:
-        self._times_s: defaultdict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        self._times: defaultdict[tuple[str, str], dict[int, Summary]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Add rows of calibration sizes."""
         for row in rows:
-            self._times_s[_series(row)][row.size_bytes] = row.time_us.p50 / 1e6
+            self._times[_series(row)][row.size_bytes] = row.time_us
 
     def expect(self, row: Row, calibrates: bool) -> Row:
         """The row with what was expected of it. Only calibration rows were looked at for that."""
         if calibrates:
             return dataclasses.replace(row, calibrates=True)
-        times_s = self._times_s.get(_series(row))
-        if not times_s:
+        times = self._times.get(_series(row))
+        if not times:
             return row
-        expected_us = fit(times_s).predict_s(row.size_bytes) * 1e6
-        return dataclasses.replace(row, expected_us=expected_us)
+
+        def expect_us(quartile: str) -> float:
+            model = fit({size: getattr(us, quartile) / 1e6 for size, us in times.items()})
+            return model.predict_s(row.size_bytes) * 1e6
+
+        us = [expect_us(quartile) for quartile in ("p25", "p50", "p75")]
+        return dataclasses.replace(
+            row, expected_us=us[1], expected_low_us=min(us), expected_high_us=max(us)
+        )
 
 
 def _series(row: Row) -> tuple[str, str]:

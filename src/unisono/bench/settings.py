@@ -72,10 +72,8 @@ class BenchSettings:
         return Case(collective, size, self.dtype, op, roots, self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
-        """What the largest row needs on all ranks together, and what that row is.
-
-        Buffers and the floor's, and once more the wide side: gloo and MPI keep copies.
-        """
+        """What the largest row needs on all ranks together, and what that row is: buffers, the
+        floor's, and once more the wide side, for gloo and MPI keep copies."""
         from unisono.plan.sizes import format_size
 
         items = item_bytes(self.dtype)
@@ -102,11 +100,9 @@ def check_settings(
     budget_s: float | None = None,
     **others: Any,
 ) -> BenchSettings:
-    """The settings for what a user asked for, by the command or in a program; None is the default.
-    `there` is how many ranks there are already, if any; `others` are fields of BenchSettings.
-
-    Raises ValueError, in one sentence, for what cannot be met.
-    """
+    """The settings for what a user asked for; None is the default. `there` is how many ranks there
+    are already, if any; `others` are fields of BenchSettings. Raises ValueError, in one sentence,
+    for what cannot be met."""
     names = _split(collectives)
     known = tuple(COLLECTIVES)
     (device,) = _known("device", [device], DEVICES)

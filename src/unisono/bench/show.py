@@ -43,7 +43,6 @@ class Show:
         self._live.stop()
 
     def handle_event(self, event: Event) -> None:
-        """Add an event of rank 0 to the run, and show it."""
         if event["event"] == "next":
             if self._next is None or event["collective"] != self._next["collective"]:
                 self._print_rest()
@@ -57,7 +56,6 @@ class Show:
         self._live.update(self._progress(), refresh=self.console.is_terminal)
 
     def print_line(self, line: str) -> None:
-        """Something else that a rank has written."""
         self.console.print(line, markup=False, highlight=False)
 
     # -- parts ---------------------------------------------------------------------------------
@@ -78,7 +76,6 @@ class Show:
             self.console.print(table(rows, self.console.width))
 
     def _progress(self) -> Text:
-        """What is being measured, and how far we are."""
         if self._next is None:
             return Text("")
         done, of = self._next["done"], self._next["of"]
@@ -88,7 +85,6 @@ class Show:
 
 
 def table(rows: Sequence[Row], width: int) -> Table:
-    """One collective's rows."""
     kept = [width >= column.least_width for column in text.COLUMNS]
     shown = Table(
         title=text.title(rows),

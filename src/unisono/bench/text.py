@@ -51,14 +51,12 @@ def bandwidth_text(bandwidth: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times as much."""
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, what it means, how a number is shown, and how wide a terminal must
-    be to show it."""
+    """Its heading and meaning, how a number is shown, and how wide a terminal must be."""
 
     heading: str
     meaning: str
@@ -95,8 +93,7 @@ COLUMNS = (
 
 
 def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
-    """A row's value under each of COLUMNS, and how it is shown; `first` is the first backend's row
-    of this size."""
+    """A row's value under each of COLUMNS, and how it is shown."""
     times = row.time_us
     values = [
         row.size_bytes,
@@ -114,10 +111,20 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
         times.p50 / row.floor_us if row.floor_us else None,
         times.p50 / first.time_us.p50 if first else None,
     ]
+    texts = {"expected": _expected_text(row)}
     return [
-        (value, "-" if value is None else column.show(value))
+        (value, "-" if value is None else texts.get(column.heading) or column.show(value))
         for column, value in zip(COLUMNS, values, strict=True)
     ]
+
+
+def _expected_text(row: Row) -> str:
+    """A range where the samples do not agree on a number; "": a number."""
+    return "" if row.expected_us is None or row.agrees else _range_text(row)
+
+
+def _range_text(row: Row) -> str:
+    return "-".join(map(time_text, row.range_us))
 
 
 def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
@@ -131,7 +138,6 @@ def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def about(run: Run) -> str:
-    """On what and with what, in a line or two."""
     facts, versions = run.machine, run.versions
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
@@ -141,14 +147,12 @@ def about(run: Run) -> str:
 
 
 def _about_gpus(facts: dict[str, Any]) -> str:
-    """On which GPUs, where tensors lie there."""
     if not facts.get("gpu"):
         return ""
     return f" on {facts['gpu']}" if facts["gpus"] == 1 else f" on {facts['gpus']} {facts['gpu']}"
 
 
 def _about_hosts(facts: dict[str, Any]) -> str:
-    """Which hosts there are, and what the slowest link between them carries."""
     if not facts.get("hosts"):
         return ""
     hosts = ", ".join(f"{host['name']} ({host['ranks']})" for host in facts["hosts"])
@@ -167,20 +171,25 @@ def summary(run: Run) -> list[str]:
 
 def model_notes(run: Run) -> list[str]:
     """How well expected times were met."""
-    if not run.held_out_error:
-        return []
     errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
-    held_out = sum(row.expected_us is not None and not row.disturbed for row in run.rows)
-    return [f"expected times: mean absolute error over {held_out} rows outside the fit: {errors}"]
+    expected = [row for row in run.rows if row.expected_us is not None and not row.disturbed]
+    if not expected:
+        return []
+    inside = sum(row.verdict == "normal" for row in expected)
+    agreeing = sum(row.agrees for row in expected)
+    notes = [f"expected times: {inside} of {len(expected)} rows outside the fit lie in their range"]
+    if errors:
+        notes.append(f"mean absolute error over the {agreeing} whose samples agree: {errors}")
+    return notes
 
 
 def verdicts(run: Run) -> list[str]:
-    """What was slow, disturbed, wrong or left out."""
+    """What was slow or fast, disturbed, wrong or left out."""
     lines = []
-    slow = [row for row in run.rows if row.verdict.startswith("slow")]
-    for row in slow:
-        where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
-        lines.append(f"{where} is {row.verdict}: {_reason(row)}")
+    for row in run.rows:
+        if row.verdict.startswith(("slow", "fast")):
+            where = f"{row.collective} of {size_text(row.size_bytes)} on {row.backend}"
+            lines.append(f"{where} is {row.verdict} ({_range_text(row)} us): {_reason(row)}")
     lines += [str(gap) for gap in run.skipped if " " in gap.what]
     if any(row.disturbed for row in run.rows):
         lines.append("* other programs took the cores: measure again on a quiet machine")

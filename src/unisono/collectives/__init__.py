@@ -1,8 +1,7 @@
 """The primitives as plain functions for people, above the Communicator (docs/collectives.md).
 
-primitives.py       all_reduce, all_gather, ...
+primitives.py       all_reduce, all_gather, ...; reduce_tensor, gather_tensor, broadcast_tensor
 messages.py         send, recv, ...
-tensors.py          reduce_tensor, gather_tensor, broadcast_tensor
 objects.py          broadcast_object, gather_object, all_gather_object
 shared.py           shared tensors: share, share_module
 differentiable.py   the same with gradients

@@ -35,7 +35,6 @@ def is_tensor(tensor: Any) -> bool:
 
 
 def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
-    """Refuse what is neither a tensor nor an array."""
     if not is_tensor(tensor):
         why = f"{type(tensor).__name__} is neither a tensor nor an array"
         if operation in ("all_gather", "gather"):
@@ -63,7 +62,6 @@ def copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
 
 
 def empty(like: Any, shape: Any) -> Any:
-    """A tensor or array of the same kind and another shape."""
     if isinstance(like, _Tensor):
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return numpy.empty(shape, like.dtype)
@@ -123,8 +121,7 @@ def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
 
 
 def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
-    """The rank of the group that was passed as `src` or `dst`, or as `root`; 0 if none was. Refuses
-    what is not one."""
+    """The rank that was passed, by whichever name; 0 if none was. Refuses what is not one."""
     if root is not None:
         rank = one_root(comm, operation, rank, root)
     if rank is None:
@@ -135,7 +132,6 @@ def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) 
 
 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
-    """Refuse an `out` of another dtype or shape than the result has."""
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
         comm.refuse(operation, f"out is {given}, and the result {wanted}")
@@ -158,11 +154,7 @@ def reduction(
     op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
 ) -> Reduction:
     """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
-    at `where` in a structure.
-
-    Raises, on every rank, ValueError for an unknown reduction and TypeError for one that
-    has no meaning for a tensor's dtype.
-    """
+    at `where` in a structure. Refuses what is unknown, or has no meaning for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):
@@ -211,8 +203,7 @@ class ResultWork(Work[Any]):
 def result_or_work(
     work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of a call or, with `async_op`, a work whose `wait()` returns it. `finish` makes
-    the result from what has arrived."""
+    """The result of a call, by `finish` if given; with `async_op`, a work that returns it."""
     if async_op:
         return ResultWork(work, result, finish)
     return result if finish is None else finish()
@@ -222,8 +213,7 @@ def result_or_work(
 
 
 def inputs_first(function: Function) -> Function:
-    """Have a function refuse torch's outputs before its inputs: what cannot be its second argument,
-    or more arguments than it takes by position."""
+    """Have a function refuse torch's order, outputs before inputs."""
     name, code = function.__name__, function.__code__
     second, most = code.co_varnames[1], code.co_argcount
 

@@ -1,14 +1,11 @@
 """Collectives with gradients: results are new tensors that autograd can go back through.
 
-The loss is the sum of all ranks' local losses. So where every rank gets a sum (all_reduce), the
-gradient of its input is the sum of all ranks' gradients; what is gathered forward is summed and
-scattered backward, and the other way round. A program that computes the same loss on every rank
+The loss is the sum of all ranks' local losses. A program that computes the same loss on every rank
 counts it once per rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
 
 Backward passes are collective, too: every rank must go backward through the same calls, in
-reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Ranks
-agree before each call whether gradients are wanted: where one rank's input requires a gradient,
-every rank's result does.
+reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Where
+one rank's input requires a gradient, every rank's result does.
 """
 
 from __future__ import annotations

@@ -38,22 +38,16 @@ _DEEPEST = 200
 
 
 def encode(value: Any, allow_pickle: bool = False) -> bytearray:
-    """The bytes of a value.
-
-    Raises TypeError, with the path, for what is not plain data, unless it may be pickled, and
-    ValueError for what is nested too deeply.
-    """
+    """The bytes of a value. Raises TypeError, with the path, for what is not plain data, unless it
+    may be pickled, and ValueError for what is nested too deeply."""
     out = bytearray()
     _put(out, value, (), allow_pickle)
     return out
 
 
 def decode(data: bytes | bytearray | memoryview, allow_pickle: bool = False) -> Any:
-    """The value of these bytes.
-
-    Raises ValueError if they are not what `encode` makes, or hold a pickle that is not allowed.
-    Never takes more memory than the bytes account for.
-    """
+    """The value of these bytes. Raises ValueError if they are not what `encode` makes, or hold a
+    pickle that is not allowed. Never takes more memory than the bytes account for."""
     reader = _Reader(memoryview(data).cast("B"), allow_pickle)
     try:
         value = reader.value(0)

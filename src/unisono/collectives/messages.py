@@ -12,10 +12,7 @@ from unisono.world.world import resolve
 
 def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None:
     """Send `tensor` to rank `dst` of `group` with a `tag`; returns once a receiver has matched it,
-    at every size.
-
-    Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError where ranks
-    wait for each other in a circle, ValueError if `dst` is not a rank of the group.
+    at every size. Raises what `Communicator.send` raises.
 
     >>> if comm.rank == 0:
     ...     unisono.send(torch.ones(2), dst=1)
@@ -27,10 +24,7 @@ def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None
 
 def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0) -> TensorT:
     """Receive into `tensor` from rank `src` of `group`, or from anybody, the first message with
-    that `tag`, and return it.
-
-    Raises MessageMismatch if the message has another dtype or size, DeadlockError where ranks wait
-    for each other in a circle, ValueError if `src` is not a rank of the group.
+    that `tag`, and return it. Raises what `Communicator.recv` raises.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2))
@@ -42,8 +36,8 @@ def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: i
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Work:
-    """As `send` of `tensor` to `dst` in `group` with a `tag`, but go on at once. Raises ValueError
-    if `dst` is not a rank of the group; what goes wrong later, the work's `wait()` raises.
+    """As `send` of `tensor` to `dst` in `group` with a `tag`, but go on at once. Raises what
+    `Communicator.isend` raises.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2), comm.prev)
@@ -57,8 +51,7 @@ def irecv(
     tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0
 ) -> Work[TensorT]:
     """As `recv` into `tensor` from `src` in `group` with a `tag`, but go on at once: the work's
-    `wait()` returns the tensor, and its `source_rank()` says who sent it. Raises ValueError if
-    `src` is not a rank of the group; what goes wrong later, `wait()` raises.
+    `wait()` returns the tensor. Raises what `Communicator.irecv` raises.
 
     >>> work = unisono.irecv(torch.empty(2))
     >>> unisono.send(torch.ones(2), comm.next)
@@ -70,8 +63,7 @@ def irecv(
 
 def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
     """Start many `messages` in `group` together, with a work for each; no order among them can make
-    them block each other. Raises ValueError for a message to or from what is not a rank of the
-    group.
+    them block each other. Raises what `Communicator.batch_isend_irecv` raises.
 
     >>> x = torch.empty(1)
     >>> receive = unisono.Message("recv", x, peer=comm.prev)

@@ -1,10 +1,5 @@
-"""Objects between ranks: plain data by an encoding of our own, anything else only if asked for.
-
-Plain data is None, bool, int, float, complex, str, bytes, list, tuple, dict, set, torch tensors
-and NumPy arrays and scalars, nested as you like. It needs no pickle, so that a peer can send data
-and nothing else. With `allow_pickle=True` on every rank the parts that are not plain data are
-pickled: a peer can then run any code here.
-"""
+"""Objects between ranks: plain data by an encoding of our own (encoding.py), so that a peer can
+send data and nothing else; anything else is pickled, and only if asked for."""
 
 from __future__ import annotations
 

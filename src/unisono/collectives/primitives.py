@@ -6,9 +6,6 @@ other name, are ranks of that group.
 With `async_op` a function returns a Work at once, whose `wait()` returns the result; until then
 its tensors must not be touched. `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max",
 "band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
-
-Every member of the group calls the same function. Where that is not so, or an argument makes no
-sense on one of them, every rank raises: see `unisono.Communicator`.
 """
 
 from __future__ import annotations
@@ -319,3 +316,27 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
         return result_or_work(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
     result = ragged.all_to_all(comm, parts(comm, "all_to_all", tensors), async_op)
     return in_given_type(tensors[0], result)
+
+
+# -- for training loops; one process is enough -----------------------------------------------------
+
+
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
+) -> TensorT | Work[TensorT]:
+    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
+    With `async_op` a Work is returned, whose `wait()` returns the result.
+
+    Raises what `all_reduce` raises.
+
+    >>> loss = torch.tensor(comm.rank + 1.0)
+    >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2
+    tensor(1.5000)
+    >>> unisono.reduce_tensor(loss, "sum", async_op=True).wait()
+    tensor(3.)
+    """
+    return all_reduce(copy_of(tensor), op, group, async_op=async_op)
+
+
+gather_tensor = gather
+broadcast_tensor = broadcast

@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from typing import Literal as _Literal
 from typing import overload as _overload
 
-import torch
-
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.communicator import Algorithm, Group
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.work import Work
-
-_Tensor = torch.Tensor
 
 @_overload
 def all_reduce(
@@ -249,3 +245,18 @@ def all_to_all(
     out: Sequence[TensorT] | None = None,
     async_op: bool,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: _Literal[False] = False
+) -> TensorT: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: _Literal[True]
+) -> Work[TensorT]: ...
+@_overload
+def reduce_tensor(
+    tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool
+) -> TensorT | Work[TensorT]: ...
+
+gather_tensor = gather
+broadcast_tensor = broadcast

@@ -1,9 +1,5 @@
-"""Moving tensors whose shapes only their owners know.
-
-Every rank says first what it has, in a few integers: dtype and shape, its *spec*. A second message
-moves the elements into tensors of the right shapes. Over shared memory the engine gathers small
-tensors in one, and has tensors made for them when it knows the shapes.
-"""
+"""Moving tensors whose shapes only their owners know: every rank says first what it has, in a few
+integers, its *spec*. Over shared memory the engine gathers small tensors in one message."""
 
 from __future__ import annotations
 
@@ -22,8 +18,7 @@ from unisono.comm.work import Work
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as a row of bytes: in the same memory where the tensor is contiguous, else in
-    a copy."""
+    """The elements as a row of bytes: in the tensor's own memory where it is contiguous."""
     row = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
     # The stride of no or one element may be anything, and view() wants 1.
     return row.as_strided(row.shape, (1,)).view(torch.uint8)

@@ -1,10 +1,8 @@
 """Sums, means, norms and softmax over tensors whose parts lie on different ranks.
 
-A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors lie on top of each
-other and are combined element by element, which is the same with a new first dimension of which
-each rank has one row. Shards may differ in length, and be empty: every element counts once, whoever
-has it. Halves are computed in float32. All but clipping have gradients, by the convention of
-`unisono.differentiable`.
+A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors are combined element
+by element. Shards may differ in length, and be empty. Halves are computed in float32. All but
+clipping have gradients, by the convention of `unisono.differentiable`.
 """
 
 from __future__ import annotations
@@ -56,13 +54,8 @@ def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
     """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
-    ranks' means. With `dim=None` it is the mean over the ranks, element by element.
-
-    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
-    one element in its place. `group` is a Communicator, a torch process group, or None for the
-    world.
-
-    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+    ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
+    every rank unless `x` is a floating-point or complex tensor.
 
     >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
     >>> unisono.mean(shard, dim=0)
@@ -88,10 +81,8 @@ def variance(
     keepdim: bool = False,
 ) -> torch.Tensor:
     """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
-    from the mean, divided by the number of elements less `correction`.
-
-    `x`, `dim`, `group` and `keepdim` are as in `mean`. Raises TypeError on every rank unless `x` is
-    a floating-point tensor.
+    from the mean, divided by the number of elements less `correction`. `x`, `dim`, `group` and
+    `keepdim` are as in `weighted_sum`. Raises TypeError on every rank unless `x` is floating-point.
 
     >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
     tensor(5.)
@@ -110,13 +101,8 @@ def variance(
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank.
-
-    `x` is this rank's shard of a tensor that is cut along `dim`; `keepdim` leaves a dimension of
-    one element in its place. With `dim=None` the sum is over the ranks of `group` (None: the
-    world), element by element.
-
-    Raises TypeError on every rank unless `x` is a floating-point or complex tensor.
+    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises.
 
     >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
     tensor(5.)
@@ -237,9 +223,7 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
 
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
-    its shard's part.
-
-    `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
+    its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
 
     >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
     tensor(True)
@@ -258,10 +242,8 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> 
 def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank.
-
-    `x`, `dim` and `group` are those of `softmax`; `keepdim` leaves a dimension of one element in
-    the place of `dim`. Raises what `softmax` raises.
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises.
 
     >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
     tensor(4.)
@@ -279,11 +261,13 @@ def _maximum_and_sum(
     if x.size(dim):
         maximum = x.amax(dim, keepdim=True)
     else:
-        maximum = x.new_full(reduced_shape(x, dim), -torch.inf)
-    finite = _finite(maximum)
-    if is_small(comm, maximum, maximum):
-        total = torch.exp(x - finite).sum(dim, keepdim=True)
-        maxima, totals = gather_statistics(comm, maximum, total)
+        maximum = x.new_full([*x.shape[:dim], 1, *x.shape[dim + 1 :]], -torch.inf)
+    if comm.size * 2 * maximum.nbytes <= _GATHERED_BYTES:
+        total = torch.exp(x - _finite(maximum)).sum(dim, keepdim=True)
+        mine = torch.stack([maximum, total])
+        everyone = mine.new_empty((comm.size, *mine.shape))
+        comm.all_gather(everyone, mine)
+        maxima, totals = everyone.unbind(1)
         shift = _finite(maxima.amax(0))
         # A shard of -inf alone has m = -inf and s = 0: exp(m - M) and not exp(0 - M), which may
         # be infinite.
@@ -384,27 +368,8 @@ def widen_to_64_bits(x: torch.Tensor) -> torch.Tensor:
     return x.to(_64_BITS.get(x.dtype, torch.float64))
 
 
-def is_small(comm: Communicator, *statistics: torch.Tensor) -> bool:
-    """Whether to gather these from all ranks rather than reduce them."""
-    return comm.size * sum(tensor.nbytes for tensor in statistics) <= _GATHERED_BYTES
-
-
-def reduced_shape(x: torch.Tensor, dim: int) -> list[int]:
-    """The shape of `x` with `dim` reduced to one element."""
-    return [1 if i == dim else length for i, length in enumerate(x.shape)]
-
-
 def sum_gradients(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor:
     """The sum of all ranks' gradients of a result that every rank has."""
     total = gradient.clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total)
     return total
-
-
-def gather_statistics(comm: Communicator, *statistics: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Every rank's statistics, of one shape and dtype, in one message: for each, a tensor whose
-    first dimension is the rank."""
-    mine = torch.stack(statistics)
-    everyone = torch.empty((comm.size, *mine.shape), dtype=mine.dtype, device=mine.device)
-    comm.all_gather(everyone, mine)
-    return everyone.unbind(1)

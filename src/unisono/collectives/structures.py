@@ -1,9 +1,5 @@
-"""Collectives on structures: many tensors and numbers in few messages.
-
-A structure is children of dicts, lists, tuples, namedtuples and dataclasses, with tensors, arrays,
-plain numbers and None at its ends, the *leaves*. Dicts are taken in the order of their keys, so
-that ranks which filled theirs in different orders agree. A *skeleton* says how leaves hang
-together; equal skeletons are equal tuples.
+"""Collectives on structures: dicts, lists, tuples, namedtuples and dataclasses of tensors, arrays,
+plain numbers and None, the *leaves*, in few messages. A *skeleton* says how leaves hang together.
 
 Every rank says first, in 16 bytes, what its structure looks like. Where two differ, all ranks
 raise, and the group goes on. Numbers travel as float64, int64, complex128 or bool.
@@ -53,7 +49,6 @@ def all_reduce(
     async_op: bool,
     algorithm: str | Schedule | None = None,
 ) -> Any:
-    """Reduce every leaf over all ranks."""
     known = reduction(op, comm, "all_reduce")
     tree = _take_apart_alike(comm, "all_reduce", structure, known)
     call = partial(comm.all_reduce, op=known, async_op=async_op, algorithm=algorithm)
@@ -61,7 +56,6 @@ def all_reduce(
 
 
 def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> Any:
-    """Copy every leaf of rank `src` to all ranks."""
     tree = _take_apart_alike(comm, "broadcast", structure, None)
     return _call_in_place(
         comm, structure, tree, async_op, lambda row: comm.broadcast(row, src, async_op=async_op)
@@ -131,7 +125,7 @@ def _call_in_place(
     def finish() -> Any:
         queues = {kind: iter(row.tolist()) for kind, row in packed.items()}
         numbers = [next(queues[type(number)]) for number in tree.numbers]
-        return put_together(structure, tree.tensors, numbers)
+        return _rebuild(structure, iter(tree.tensors), iter(numbers))
 
     return result_or_work(work, async_op, None, finish)
 
@@ -166,11 +160,6 @@ def take_apart(structure: Any) -> Tree:
         tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
         tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
     return tree
-
-
-def put_together(structure: Any, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-    """A structure like this one, with other leaves instead of its own."""
-    return _rebuild(structure, iter(tensors), iter(numbers))
 
 
 def signature(tree: Tree) -> bytes:
@@ -273,6 +262,7 @@ def _step(name: str, key: Any) -> str:
 
 
 def _rebuild(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    """A structure like this one, with other leaves instead of its own."""
     if isinstance(node, _TENSORS):
         return next(tensors)
     if type(node) in _NUMBERS:

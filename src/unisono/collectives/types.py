@@ -35,8 +35,6 @@ __all__ = [
 
 
 class Dataclass(Protocol):
-    """An instance of any dataclass."""
-
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 

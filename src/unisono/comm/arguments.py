@@ -1,8 +1,7 @@
 """The arguments of a call: what makes no sense is said here, in one sentence, for every transport.
 
 Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation
-and the group, and tells the peers. The engine looks at the arguments of the calls that it takes by
-itself, for speed; what it does not take comes here, to be worded or to go the general way.
+and the group, and tells the peers.
 """
 
 from __future__ import annotations
@@ -50,11 +49,9 @@ class WideSide:
 
 
 class Call(NamedTuple):
-    """A collective whose arguments make sense.
-
-    In place, `outputs` are its tensors and there are no `inputs`. Elsewhere there is one of each
-    side, or of a coalesced call several; a wide side is a WideSide. Of a gather or scatter, ranks
-    other than the root have nothing on that side."""
+    """A collective whose arguments make sense. In place there are no `inputs`; elsewhere there is
+    one of each side, or of a coalesced call several, and a wide side is a WideSide. Of a gather or
+    scatter, ranks other than the root have nothing on that side."""
 
     operation: Operation
     outputs: list[Any]
@@ -85,7 +82,6 @@ def flatten(sides: Sequence[Any]) -> list[Any]:
 def check_call(
     operation: Operation, output: Any, input: Any, root: Any, op: Any, transport: Transport
 ) -> Call:
-    """A call that a transport can carry out."""
     rank, size, devices = transport.rank, transport.size, transport.devices
     if operation in _ROOTED:
         root = check_root(root, size)
@@ -147,9 +143,8 @@ def _check_own_part(to: Any, source: Any, rank: int) -> None:
 def check_message(
     tensor: Any, sends: bool, peer: Any, tag: Any, transport: Transport, devices: Collection[str]
 ) -> None:
-    """A message that a transport can carry."""
-    if sends or peer is not None:
-        check_peer(peer, transport.size)
+    if (sends or peer is not None) and (type(peer) is not int or not 0 <= peer < transport.size):
+        raise NotARank("peer", peer, transport.size)
     if type(tag) is not int:
         raise TypeError(f"a tag is a whole number, not {tag!r}")
     if tag not in transport.tags:
@@ -159,7 +154,6 @@ def check_message(
 
 
 def check_seconds(seconds: Any) -> None:
-    """A limit must be a number."""
     try:
         is_number = float(seconds) == float(seconds)
     except (TypeError, ValueError):
@@ -172,7 +166,6 @@ def check_seconds(seconds: Any) -> None:
 
 
 def check_reduction(op: Any, dtypes: Iterable[str]) -> Reduction:
-    """A reduction that means something for all of these dtypes."""
     reduction = op if isinstance(op, Reduction) else _reduction_of(op)
     for dtype in dtypes:
         if not has_meaning(reduction.name, dtype):
@@ -195,12 +188,10 @@ def _reduction_of(op: Any) -> Reduction:
 
 
 def describe_unknown_reduction(op: object) -> str:
-    """The reason for refusing what is not a reduction."""
     return f"unknown reduction {op!r}: use {', '.join(REDUCTIONS)}, PremulSum or a torch ReduceOp"
 
 
 def describe_meaningless(name: str, dtype: str) -> str:
-    """The reason for refusing a reduction of this dtype, and what to do instead."""
     remedy = ""
     if name == "avg":
         remedy = ': pass a floating tensor (x.float()), or use op="sum" and divide'
@@ -249,17 +240,10 @@ def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
         raise ValueError(f"only the root passes an {side}: pass None")
 
 
-def check_peer(peer: object, size: int) -> None:
-    """A message's peer must be a rank of the group."""
-    if type(peer) is not int or not 0 <= peer < size:
-        raise NotARank("peer", peer, size)
-
-
 # -- sizes and dtypes ------------------------------------------------------------------------------
 
 
 def check_coalesced(output: Any, input: Any) -> None:
-    """A coalesced call has two lists of one length."""
     if not isinstance(output, LISTS) or not isinstance(input, LISTS):
         raise TypeError("a coalesced call takes a list on both sides")
     if len(output) != len(input):
@@ -287,7 +271,6 @@ def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, 
 
 
 def check_tensors(given: Any, writable: bool, devices: Collection[str]) -> list[Any]:
-    """The tensors of one argument: one, or a list."""
     tensors = list(given) if isinstance(given, LISTS) else [given]
     for tensor in tensors:
         check_tensor(tensor, writable, devices)
@@ -436,8 +419,7 @@ def check_overlaps(
 
 
 def _memory(tensor: Any) -> Any:
-    """An array that lies where the tensor does, whatever its device; it is only looked at from
-    outside."""
+    """An array that lies where the tensor does, whatever its device; nobody reads it."""
     import numpy as np  # which tensors of torch do without
 
     name = dtype_name(tensor)

@@ -14,10 +14,6 @@ Autograd does not see what these methods write. Where it has saved a tensor that
 backward computes a wrong gradient without an error: pass a `.clone()`, or call
 `torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
 `torch.distributed` do that by themselves.
-
-A blocking call on plain CPU tensors is one call into the engine, the transport's short way. What
-the engine does not take as it is (`ASK_AGAIN`: no peer has heard of it) goes the general way:
-`_go_on` checks the arguments, says what is wrong with them, and hands the rest to the transport.
 """
 
 from __future__ import annotations
@@ -87,12 +83,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     >>> comm.size, comm.global_ranks, comm.name, comm.backend
     (2, (0, 1), 'world', 'unisono')
-    >>> comm.next == comm.prev == 1 - comm.rank
-    True
-    >>> comm.errored is None
-    True
-    >>> comm.timeout_s > 0
-    True
+    >>> comm.next == comm.prev == 1 - comm.rank, comm.errored is None, comm.timeout_s > 0
+    (True, True, True)
     """
 
     rank: int = -1  # every group has its own; dir(Communicator) shows what has a value
@@ -138,20 +130,17 @@ class Communicator(SharedTensors, WithoutTorchNames):
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
-        """Meet processes that were started separately, by a name, and make a group of `size` ranks,
-        in which this process is `rank`.
+        """Meet processes that were started separately, by a `name` that no other job of this user
+        has at that time, and make a group of `size` ranks, in which this process is `rank`.
 
-        Every rank passes the same `name`, which no other job of this user has at that time. Ranks
-        on several hosts also pass a torch Store that all can reach, a TCPStore or part of one, as
-        `store`; on one host any Store will do, or none. Whoever comes first waits, and says after
-        5 s for whom (logger `unisono`, a warning); a process that ends while it waits may start
-        again. When a member of the group ends, the others' calls raise PeerLost: they close the
-        group, call `join` again, and meet whoever takes its place. `global_ranks` is None: the
-        members have no world in common.
+        Ranks on several hosts also pass a torch Store that all can reach, a TCPStore or part of
+        one, as `store`; on one host any Store will do, or none. Whoever comes first waits, and says
+        after 5 s for whom (logger `unisono`, a warning); a process that ends while it waits may
+        start again. When a member of the group ends, the others' calls raise PeerLost: they close
+        the group, call `join` again, and meet whoever takes its place. `global_ranks` is None.
 
-        `timeout_s` is how long each call waits for the others, 30 minutes unless it is given.
-        `join_timeout_s` is how long the meeting may take: unless it is given, `timeout_s` where
-        that is given, else 300 s.
+        `timeout_s` is how long each call waits for the others, 30 minutes unless it is given, and
+        `join_timeout_s` how long the meeting may take: else `timeout_s`, if given, or 300 s.
 
         Without a `size` this process comes into a group that is at work, once its members let it in
         by `grow` under this name; as `rank`, where that is given. It waits until the group that

@@ -1,8 +1,4 @@
-"""Which transport a group has: the choice for ranks that have nothing in common yet.
-
-Ranks meet by announcements on one host, in a store wherever they are, or, started separately, by a
-name. A group of another library's is wrapped.
-"""
+"""Which transport a group has: the choice for ranks that have nothing in common yet."""
 
 from __future__ import annotations
 
@@ -31,15 +27,13 @@ def solo(
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    """A group of one."""
     from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
 
     return Communicator(Solo(name, global_ranks, timeout_s))
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
-    """The group of `size` processes of this host, which meet by announcements; other arguments are
-    those of `SharedMemory.connect`."""
+    """The group of `size` processes of this host; `how` is that of `SharedMemory.connect`."""
     return Communicator(SharedMemory.connect(announcements, rank, size, **how))
 
 
@@ -58,16 +52,17 @@ def connect(
     on_one_host: bool = False,
     in_world: bool = True,
 ) -> Communicator:
-    """Meet the other `size - 1` ranks through a torch Store and make a group with them: by shared
-    memory alone where all are on one host, or known to be; by gloo alone where they are not, and
-    UNISONO_HOSTS asks for it. Without a world in common they have no
-    global ranks. Other arguments are those of `SharedMemory.connect`."""
+    """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without a
+    world in common they have no global ranks. Other arguments are those of
+    `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
     if variables.HOSTS.read() != "gloo":
         check_size(name, size)  # before they meet
     deadline = deadline or Deadline(join_timeout_s)
     global_ranks = global_ranks or tuple(range(size)) if in_world else None
+    if size == 1:
+        return solo(name, global_ranks, timeout_s)
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
     if hosts is None or hosts.count == 1:
         made = SharedMemory.connect(
@@ -111,7 +106,6 @@ def join(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """As `Communicator.join`, which says it all."""
     from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
@@ -261,8 +255,7 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: always the same, until somebody closes
-    it or the group goes."""
+    """The Communicator of another library's process group: the same until that or it is closed."""
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)

@@ -61,8 +61,7 @@ REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
 
 
 class Reduction:
-    """A reduction as transports have it: its name, the engine's number of it, and what each
-    contribution is multiplied by."""
+    """A reduction as transports have it: the engine's number of it, and a factor."""
 
     __slots__ = ("factor", "name", "number")
 

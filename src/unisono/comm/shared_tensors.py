@@ -200,7 +200,6 @@ def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
 
 
 def _is_of_torch(dtype: Any) -> bool:
-    """Whether a dtype is one of torch's, and not of NumPy's."""
     return type(dtype).__module__ == "torch"
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from unisono.comm.arguments import Call, flatten
 from unisono.comm.schedules import flat
-from unisono.comm.schedules.arithmetic import scale
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import FinishedWork, Work
 from unisono.errors import GroupAborted, GroupClosed, GroupError, NoQuorum
@@ -41,7 +40,7 @@ class Solo(Transport):
         if call.reduction is not None and call.reduction.factor != 1.0:
             for tensor in call.outputs:
                 row = flat.flat(tensor)
-                scale(row, call.reduction.factor)
+                flat.scale(row, call.reduction.factor)
                 flat.write_back(tensor, row)
         return FinishedWork() if async_op else None
 

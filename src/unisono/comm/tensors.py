@@ -16,7 +16,6 @@ Tensors: TypeAlias = "Tensor | Sequence[Tensor]"
 
 
 def count(tensor: Any) -> int:
-    """How many elements a tensor or array has."""
     return int(tensor.numel() if hasattr(tensor, "numel") else tensor.size)
 
 
@@ -32,8 +31,7 @@ def name_of_dtype(dtype: Any) -> str:
 
 
 def gpu_of(tensors: Any, depth: int = 2) -> torch.device | None:
-    """The GPU on which a tensor lies, or the first of a list that lies on one, or of a list of such
-    lists: no call takes deeper ones."""
+    """The first GPU on which a tensor lies, of a list or a list of lists."""
     if isinstance(tensors, (list, tuple)):
         given = tensors if depth else ()
         return next(filter(None, (gpu_of(tensor, depth - 1) for tensor in given)), None)

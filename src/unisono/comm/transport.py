@@ -1,9 +1,5 @@
-"""What a Communicator moves data with.
-
-A Communicator checks the arguments of every call, words what is refused and raises; a transport
-carries out what is left. There are five: shared memory, hosts, CUDA, over torch and solo. What only
-some of them can do has a default here that says so; callers ask before they use it.
-"""
+"""What a Communicator moves data with. What only some transports can do has a default here that
+says so; callers ask before they use it."""
 
 from __future__ import annotations
 
@@ -114,16 +110,14 @@ class Transport(ABC):
     # -- what some can do ------------------------------------------------------------------------
 
     def run_short(self, operation: Operation, output: Any, op: Any) -> int:
-        """A blocking call on a tensor of a GPU with as little as possible around it; ASK_AGAIN: it
-        has not begun."""
+        """A blocking call on a GPU's tensor with little around it; ASK_AGAIN: it has not begun."""
         return Status.ASK_AGAIN
 
     run_schedule: Callable[[Call, Schedule, bool], Work | None] | None = None
     """An all_reduce by a schedule that the engine carries out itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory in which this rank has so many bytes and which all ranks see; all call. None:
-        there is no such memory."""
+        """Memory in which this rank has so many bytes and which all ranks see, if any; all call."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:

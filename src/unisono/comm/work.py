@@ -96,8 +96,6 @@ class FinishedWork(Work):
 
 
 class JoinedWork(Work):
-    """Several works as one."""
-
     def __init__(self, works: list[Work]) -> None:
         self._works = works
 

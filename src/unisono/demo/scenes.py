@@ -1,9 +1,5 @@
-"""The primitives on real ranks, on numbers that a reader can follow, each result checked; then two
-programs with a fault.
-
-A rank returns only what its tensors held before and after. What they must hold is computed from
-what all ranks returned, in the process that draws the pictures.
-"""
+"""The primitives on real ranks, on numbers that a reader can follow; then two faulty programs. A
+rank returns what its tensors held before and after, and the process that draws checks it."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ class Scene:
 
     @property
     def adds(self) -> bool:
-        """Whether data is added up on the way."""
         return self.title.endswith("(sum)")
 
 

@@ -74,10 +74,16 @@ def doctor(
         well = _check_hosts(as_json)
     elif variables:
         _check_options(context, "--variables", "variables")
-        well = _show_variables()
+        from unisono.doctor.diagnosis import print_variables
+
+        print_variables(Console(), every=True)
+        well = True
     else:
         _check_options(context, "a check of this machine", "as_json", "ranks", "backends")
-        well = _check_machine(ranks, backends, as_json)
+        from unisono.doctor.diagnosis import print_json, run_doctor
+
+        names = [name.strip().lower() for name in backends.split(",") if name.strip()]
+        well = print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
     raise SystemExit(0 if well else 1)
 
 
@@ -86,13 +92,6 @@ def _check_options(context: click.Context, what: str, *fitting: str) -> None:
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if given and name not in ("reports", *fitting):
             raise Misuse(f"--{name.removeprefix('as_')} does not go with {what}")
-
-
-def _check_machine(ranks: int, backends: str, as_json: bool) -> bool:
-    from unisono.doctor.diagnosis import print_json, run_doctor
-
-    names = [name.strip().lower() for name in backends.split(",") if name.strip()]
-    return print_json(ranks, names) if as_json else run_doctor(ranks, names, Console())
 
 
 def _check_hosts(as_json: bool) -> bool:
@@ -105,13 +104,6 @@ def _check_hosts(as_json: bool) -> bool:
     from unisono.doctor.host_links import check_hosts
 
     check_hosts(as_json, Console())
-    return True
-
-
-def _show_variables() -> bool:
-    from unisono.doctor.diagnosis import print_variables
-
-    print_variables(Console(), every=True)
     return True
 
 

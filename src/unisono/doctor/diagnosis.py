@@ -59,7 +59,6 @@ def print_json(ranks: int, backends: Sequence[str]) -> bool:
 
 
 def print_variables(console: Console, every: bool = False) -> None:
-    """A table of variables: name, value here, meaning."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("name", no_wrap=True)
     table.add_column("value", overflow="fold")

@@ -109,8 +109,7 @@ def _read_number(interface: str, what: str) -> int:
 
 
 def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
-    """The links with their verdicts, and a sentence for everything that is slow: by what is usual
-    among these links, each way counted by itself."""
+    """The links with their verdicts, by what is usual among them, and what is slow in sentences."""
     if not links:
         return [], []
     usual_mbit = statistics.median_high([m for k in links for m in (k.there_mbit, k.back_mbit)])

@@ -65,7 +65,6 @@ _ADVICE = {
 
 
 def incident_page(reading: Reading) -> str:
-    """All incidents of `reading` on one page, each with its verdict first."""
     articles = "".join(_article(incident.report) for incident in reading.incidents)
     problems = "".join(f'<p class="problem">{escape(problem)}</p>' for problem in reading.problems)
     first = reading.incidents[0].report.verdict if reading.incidents else "no incident"

@@ -120,8 +120,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def findings(environment: Mapping[str, str], gpus: bool = True) -> Iterator[Finding]:
-    """Variables that do nothing, or not what was meant. Those of NCCL and CUDA are judged only on a
-    machine with `gpus`."""
+    """Variables that do nothing, or not what was meant."""
     for name, value in sorted(environment.items()):
         if name.startswith("UNISONO_"):
             yield from _ours(name, value)

@@ -52,7 +52,6 @@ def fail(topic: str, text: str, advice: str) -> Finding:
 
 
 def findings(ranks: int) -> Iterator[Finding]:
-    """Everything about this machine that matters to `ranks` ranks."""
     yield _kernel()
     yield _memory(ranks)
     yield _shared_folder()

@@ -22,8 +22,7 @@ LAUNCH_S = 90.0
 
 
 def try_backend(backend: str, ranks: int) -> SelfTest:
-    """Start ranks that run the self-test on this backend. If that fails, the only check is "start",
-    which says why."""
+    """Start ranks that run the self-test. If they fail, the only check, "start", says why."""
     problem = _unavailable(backend, ranks)
     if not problem:
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
@@ -55,7 +54,6 @@ def _unavailable(backend: str, ranks: int) -> str:
 
 
 def _run(backend: str, folder: str) -> SelfTest:
-    """Run by every rank."""
     import torch
     import torch.distributed as dist
 

@@ -18,8 +18,7 @@ from unisono.watch.report import RankReport, Report, load
 
 @dataclass(frozen=True)
 class Incident:
-    """What happened once, though several ranks may have saved it: `report` is the one of theirs
-    that says most."""
+    """What happened once: `report` is the one that says most of those that ranks have saved."""
 
     report: Report
     files: tuple[Path, ...]
@@ -66,7 +65,6 @@ def _how_much(report: Report) -> tuple[int, int]:
 
 
 def print_json(reading: Reading) -> None:
-    """Everything, all stacks included."""
     incidents = [
         {"files": [str(file) for file in incident.files], **asdict(incident.report)}
         for incident in reading.incidents
@@ -75,8 +73,7 @@ def print_json(reading: Reading) -> None:
 
 
 def print_reports(reading: Reading, every_stack: bool, console: Console) -> None:
-    """Each incident: the verdict, what led to it, where each rank was, and the stacks of the ranks
-    to blame, or of every rank."""
+    """Each incident: verdict, details, where each rank was, and the stacks of those to blame."""
     for number, incident in enumerate(reading.incidents):
         if number:
             console.print()
@@ -117,8 +114,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
 
 
 def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Heads and a row for each rank. Its number in the world is shown where that is another one,
-    its host where the job has several."""
+    """Heads and a row for each rank, with global ranks and hosts where these say something."""
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     over_hosts = any(rank.host for rank in report.ranks)
     heads = ["rank", "global rank", "pid", "host", "came", "where it was", "last call it finished"]

@@ -30,8 +30,7 @@ JSON needs six bytes for every letter."""
 
 @dataclass(frozen=True)
 class Check:
-    """One primitive: whether it did what it promises, the median time of a call (None if no call
-    returned), and what went wrong."""
+    """One primitive: `ok` or not, the median time of a call, and what went wrong."""
 
     primitive: str
     ok: bool
@@ -137,8 +136,7 @@ class _Primitive:
 
 
 def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iterator[_Primitive]:
-    """Every primitive, with what must come out: computed here from the inputs of all ranks, without
-    any communication."""
+    """Every primitive, with what must come out, computed here without any communication."""
     import numpy
     import torch
 

@@ -19,7 +19,6 @@ _SHARED_GPU = "shared gpu"
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, the engine, what torch can do, UCX, GPUs."""
     version = platform.python_version()
     yield ok("python", f"Python {version} on {platform.system()} {platform.machine()}")
     yield from _torch()
@@ -100,7 +99,6 @@ def _usable_gpus() -> int:
 
 @functools.cache
 def _nvidia_gpus() -> int:
-    """How many the driver has."""
     return sum(1 for _ in Path("/proc/driver/nvidia/gpus").glob("*"))
 
 

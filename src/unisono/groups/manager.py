@@ -7,10 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from unisono.comm.communicator import Communicator, Group
+from unisono.comm.communicator import Group
 from unisono.errors import name_ranks
-from unisono.groups.axis_group import AxisGroup
-from unisono.groups.parents import Parent, parent_of
+from unisono.groups.parents import AxisGroup, Parent, parent_of
 from unisono.plan.mesh import Mesh
 from unisono.torch_support import require_torch
 from unisono.world.environment import read_local_rank, read_rank_info
@@ -42,28 +41,10 @@ class _GroupAttribute(Generic[T]):
         return self._read(manager.along(*self._axes))
 
 
-def _attributes(
-    *axes: str,
-) -> tuple[
-    _GroupAttribute[Communicator],
-    _GroupAttribute[ProcessGroup],
-    _GroupAttribute[int],
-    _GroupAttribute[int],
-    _GroupAttribute[tuple[int, ...]],
-    _GroupAttribute[list[int]],
-    _GroupAttribute[int],
-    _GroupAttribute[int],
-]:
-    return (
-        _GroupAttribute(axes, lambda own: own.comm),
-        _GroupAttribute(axes, lambda own: own.group),
-        _GroupAttribute(axes, lambda own: own.size),
-        _GroupAttribute(axes, lambda own: own.rank),
-        _GroupAttribute(axes, lambda own: own.ranks),
-        _GroupAttribute(axes, lambda own: list(own.ranks)),
-        _GroupAttribute(axes, lambda own: own.ranks[0]),
-        _GroupAttribute(axes, lambda own: own.ranks[-1]),
-    )
+def _of_each(read: Callable[[AxisGroup], T]) -> list[_GroupAttribute[T]]:
+    """Of tp, cp, ep, pp and dp, and of cp and dp, pp and dp together."""
+    groups = (("tp",), ("cp",), ("ep",), ("pp",), ("dp",), *_JOINT)
+    return [_GroupAttribute(axes, read) for axes in groups]
 
 
 class ProcessGroupManager:
@@ -81,9 +62,8 @@ class ProcessGroupManager:
     launcher says (the global rank where nobody says).
 
     `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
-    asked for, by their members alone; a group of one is made without talking to anybody, and
-    axes with the same members share one group. Nothing is global: any number of managers may
-    live at once, provided that their ranks make them in the same order.
+    asked for, by their members alone. Any number of managers may live at once, provided that their
+    ranks make them in the same order.
 
     `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
     the world. Raises ValueError if the sizes do not multiply to its size.
@@ -102,76 +82,52 @@ class ProcessGroupManager:
     True
     """
 
+    tp, cp, ep, pp, dp, cp_dp, pp_dp = _of_each(lambda own: own.comm)
+    tp_group, cp_group, ep_group, pp_group, dp_group, cp_dp_group, pp_dp_group = _of_each(
+        lambda own: own.group
+    )
     (
-        tp,
-        tp_group,
         tp_world_size,
-        tp_rank,
-        tp_ranks,
-        tp_group_ids,
-        tp_first_rank,
-        tp_last_rank,
-    ) = _attributes("tp")
-    (
-        cp,
-        cp_group,
         cp_world_size,
-        cp_rank,
-        cp_ranks,
-        cp_group_ids,
-        cp_first_rank,
-        cp_last_rank,
-    ) = _attributes("cp")
-    (
-        ep,
-        ep_group,
         ep_world_size,
-        ep_rank,
-        ep_ranks,
-        ep_group_ids,
-        ep_first_rank,
-        ep_last_rank,
-    ) = _attributes("ep")
-    (
-        pp,
-        pp_group,
         pp_world_size,
-        pp_rank,
-        pp_ranks,
-        pp_group_ids,
-        pp_first_rank,
-        pp_last_rank,
-    ) = _attributes("pp")
-    (
-        dp,
-        dp_group,
         dp_world_size,
-        dp_rank,
-        dp_ranks,
-        dp_group_ids,
-        dp_first_rank,
-        dp_last_rank,
-    ) = _attributes("dp")
-    (
-        cp_dp,
-        cp_dp_group,
         cp_dp_world_size,
-        cp_dp_rank,
-        cp_dp_ranks,
-        cp_dp_group_ids,
-        cp_dp_first_rank,
-        cp_dp_last_rank,
-    ) = _attributes("cp", "dp")
-    (
-        pp_dp,
-        pp_dp_group,
         pp_dp_world_size,
-        pp_dp_rank,
-        pp_dp_ranks,
+    ) = _of_each(lambda own: own.size)
+    tp_rank, cp_rank, ep_rank, pp_rank, dp_rank, cp_dp_rank, pp_dp_rank = _of_each(
+        lambda own: own.rank
+    )
+    tp_ranks, cp_ranks, ep_ranks, pp_ranks, dp_ranks, cp_dp_ranks, pp_dp_ranks = _of_each(
+        lambda own: own.ranks
+    )
+    (
+        tp_group_ids,
+        cp_group_ids,
+        ep_group_ids,
+        pp_group_ids,
+        dp_group_ids,
+        cp_dp_group_ids,
         pp_dp_group_ids,
+    ) = _of_each(lambda own: list(own.ranks))
+    (
+        tp_first_rank,
+        cp_first_rank,
+        ep_first_rank,
+        pp_first_rank,
+        dp_first_rank,
+        cp_dp_first_rank,
         pp_dp_first_rank,
+    ) = _of_each(lambda own: own.ranks[0])
+    (
+        tp_last_rank,
+        cp_last_rank,
+        ep_last_rank,
+        pp_last_rank,
+        dp_last_rank,
+        cp_dp_last_rank,
         pp_dp_last_rank,
-    ) = _attributes("pp", "dp")
+    ) = _of_each(lambda own: own.ranks[-1])
 
     def __init__(
         self,
@@ -355,11 +311,12 @@ class ProcessGroupManager:
         for axis in names:
             if mesh[axis] > 1:
                 ranks = [manager._parent_ranks[rank] for rank in mesh.members(manager._rank, axis)]
+                made = device_mesh.get_group(axis)
                 manager._groups[axis,] = AxisGroup(
                     ranks,
                     manager.global_rank,
                     lambda own: resolve(own.group),
-                    _always(device_mesh.get_group(axis)),
+                    lambda own, made=made: made,  # type: ignore[misc]
                     owned=False,
                 )
         return manager
@@ -445,5 +402,41 @@ class ProcessGroupManager:
         return f"<{type(self).__name__} rank {self.global_rank}: {', '.join(coordinates)}>"
 
 
-def _always(group: ProcessGroup) -> Callable[[AxisGroup], ProcessGroup]:
-    return lambda own: group
+# -- the one manager that a program may set up for all of its modules ---------------------------
+
+_default: ProcessGroupManager | None = None
+
+
+def setup_process_group_manager(
+    tp_size: int = 1,
+    cp_size: int = 1,
+    pp_size: int = 1,
+    dp_size: int = 1,
+    ep_size: int = 1,
+    group: Group = None,
+) -> ProcessGroupManager:
+    """Make a ProcessGroupManager of `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and
+    `group`, and let `get_process_group_manager` return it from now on, on this rank. Raises what
+    ProcessGroupManager raises.
+
+    >>> manager = unisono.setup_process_group_manager(dp_size=2)
+    >>> unisono.get_process_group_manager() is manager  # in any module of the program
+    True
+    >>> manager.cleanup()
+    """
+    global _default
+    _default = ProcessGroupManager(tp_size, cp_size, pp_size, dp_size, ep_size, group)
+    return _default
+
+
+def get_process_group_manager() -> ProcessGroupManager | None:
+    """The manager that `setup_process_group_manager` has made; None where none was, or where it
+    is closed or the world that it was made in has ended.
+
+    >>> with unisono.setup_process_group_manager(dp_size=2):
+    ...     unisono.get_process_group_manager().dp_ranks
+    (0, 1)
+    >>> unisono.get_process_group_manager() is None
+    True
+    """
+    return None if _default is None or _default.is_closed else _default

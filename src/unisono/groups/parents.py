@@ -1,4 +1,4 @@
-"""What a manager's ranks are taken from, and how it makes their groups.
+"""The groups of a manager, what their ranks are taken from, and how they are made.
 
 A Communicator splits; of a process group of another backend torch makes the groups.
 """
@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 
 from unisono.comm.communicator import Communicator
 from unisono.errors import GroupClosed, UnisonoError, name_ranks
-from unisono.groups.axis_group import AxisGroup
 from unisono.processes import boot_id
 from unisono.world.world import get_world, resolve
 
@@ -29,6 +28,69 @@ if TYPE_CHECKING:
 _managers: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # of each parent, by layout
 _managers_lock = threading.Lock()
 _NODES_LIMIT_S = 10
+
+
+class AxisGroup:
+    """`ranks` are its members as global ranks, `rank` is ours among them, `size` their number. The
+    Communicator `comm` and the torch process group `group` are made when they are first asked for,
+    by the members alone."""
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        global_rank: int,
+        make_comm: Callable[[AxisGroup], Communicator],
+        make_group: Callable[[AxisGroup], ProcessGroup],
+        owned: bool = True,
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks.index(global_rank)
+        self.size = len(self.ranks)
+        self._make_comm, self._make_group, self._owned = make_comm, make_group, owned
+        self._comm: Communicator | None = None
+        self._group: ProcessGroup | None = None
+        self._closed = False
+        # A lock for each group: threads of different ranks may ask for groups in different orders.
+        self._lock = threading.RLock()
+
+    @property
+    def comm(self) -> Communicator:
+        with self._lock:
+            self._check()
+            if self._comm is None:
+                self._comm = self._make_comm(self)
+            return self._comm
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The torch process group. Raises UnisonoError where torch.distributed is not started."""
+        with self._lock:
+            self._check()
+            if self._group is None:
+                self._group = self._make_group(self)
+            return self._group
+
+    def neighbour(self, step: int) -> int:
+        """The global rank that is `step` ranks further, in a ring."""
+        return self.ranks[(self.rank + step) % self.size]
+
+    def close(self) -> None:
+        """Give back what was made. Closing twice does nothing."""
+        with self._lock:
+            comm, group, self._comm, self._group = self._comm, self._group, None, None
+            self._closed = True
+        if not self._owned:
+            return
+        if group is not None:
+            from unisono.comm.over_torch import process_groups
+
+            process_groups.destroy(group)  # and with it the Communicator
+        elif comm is not None:
+            comm.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UnisonoError(f"the manager of the group of ranks {self.ranks} is closed")
 
 
 class Parent:
@@ -67,10 +129,6 @@ class Parent:
         return layout + (f"#{number}" if number > 1 else "")
 
     def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
-        def split(own: AxisGroup) -> Communicator:
-            comm: Communicator = self.source.split(members, label)
-            return comm
-
         def group_over(own: AxisGroup) -> ProcessGroup:
             from unisono.torch_backend import groups as torch_groups
 
@@ -78,42 +136,32 @@ class Parent:
             group: ProcessGroup = torch_groups.group_over(own.comm)
             return group
 
-        return self._axis_group(members, split, group_over)
-
-    def _axis_group(
-        self,
-        members: Sequence[int],
-        make_comm: Callable[[AxisGroup], Communicator],
-        make_group: Callable[[AxisGroup], ProcessGroup],
-    ) -> AxisGroup:
-        ranks = [self.global_ranks[member] for member in members]
-        return AxisGroup(ranks, self.global_ranks[self.rank], make_comm, make_group)
+        return AxisGroup(
+            [self.global_ranks[member] for member in members],
+            self.global_ranks[self.rank],
+            lambda own: self.source.split(members, label),
+            group_over,
+        )
 
 
 class TorchParent(Parent):
     """A torch process group of another backend: torch makes the groups, and we wrap them."""
 
     def __init__(self, group: Any, rank: int, global_ranks: Sequence[int]) -> None:
+        from unisono.comm.over_torch import process_groups  # it needs torch
+
         super().__init__(group, rank, global_ranks, group)
-        store = self._store()
-        if store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
-            store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
-
-    def _store(self) -> Any:
-        from unisono.comm.over_torch import process_groups
-
-        return process_groups.default_store()
+        self._torch, self._store = process_groups, process_groups.default_store()
+        if self._store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+            self._store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
 
     def is_closed(self) -> bool:
-        from unisono.comm.over_torch import process_groups
-
-        return not process_groups.exists(self.source)
+        return not self._torch.exists(self.source)
 
     def nodes(self, members: Sequence[int]) -> list[str]:
-        """The name of each member's node, as it has said when it made its manager."""
         ranks = [self.global_ranks[member] for member in members]
         keys = [_node_key(rank) for rank in ranks]
-        store = self._store()
+        store = self._store
         if store is None:
             raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
         try:
@@ -134,19 +182,18 @@ class TorchParent(Parent):
         ranks = [self.global_ranks[member] for member in members]
         # Groups with one label have no member in common: the first one tells them apart.
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
-
-        def new_group(own: AxisGroup) -> ProcessGroup:
-            from unisono.comm.over_torch import process_groups
-
-            group: ProcessGroup = process_groups.new_group(self.source, ranks, name)
-            return group
-
-        return self._axis_group(members, lambda own: resolve(own.group), new_group)
+        return AxisGroup(
+            ranks,
+            self.global_ranks[self.rank],
+            lambda own: resolve(own.group),
+            lambda own: self._torch.new_group(self.source, ranks, name),
+        )
 
 
 def parent_of(group: Any) -> Parent:
     if group is None:
-        group = _our_world()
+        with contextlib.suppress(UnisonoError):
+            group = get_world()
     if "torch" in sys.modules:
         import torch.distributed as dist
 
@@ -184,10 +231,3 @@ def _this_node() -> tuple[str, str]:
     with contextlib.suppress(OSError):  # not Linux
         boot = boot_id()
     return socket.gethostname(), boot
-
-
-def _our_world() -> Communicator | None:
-    try:
-        return get_world()
-    except UnisonoError:
-        return None

@@ -22,7 +22,7 @@ from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
-from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SITES, WATCH
+from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SITES, WATCH, WATCH_EQUAL
 from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
 
@@ -84,7 +84,12 @@ _OF_TORCHRUN = (
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="With --watch: end everything this long after a report of a mismatch; inf: never.",
+    help="With --watch: end all this long after a report of what cannot resolve; inf: never.",
+)
+@click.option(
+    "--check-equal",
+    is_flag=True,
+    help="Compare what the ranks' DDP models hold every 100 passes. Implies --watch.",
 )
 @click.option(
     "--trace",
@@ -106,6 +111,7 @@ def run(
     capture: bool,
     watch: bool,
     watch_grace_s: float,
+    check_equal: bool,
     trace: Path | None,
     program: str,
     args: tuple[str, ...],
@@ -143,7 +149,8 @@ def run(
     wanted = {
         BACKEND.name: None if backend is None else _known_backend(backend),
         REPLACE.name: replace,
-        WATCH.name: "1" if watch or trace is not None else None,
+        WATCH.name: "1" if watch or check_equal or trace is not None else None,
+        WATCH_EQUAL.name: "100" if check_equal else None,
         SITES.name: "1" if trace is not None else None,
     }
     variables = {name: text for name, text in wanted.items() if text is not None}

@@ -84,7 +84,8 @@ class RecordKeeper:
         def whereabouts(process: Process) -> Whereabouts:
             return Whereabouts(state=endings.get(process[1], "has ended"))
 
-        for wait in [*waits(groups), *failed_calls(groups)]:
+        found = [*waits(groups), *failed_calls(groups)]
+        for wait in sorted(found, key=lambda wait: wait.is_for_anybody()):
             if wait.missing():
                 return hang(groups, wait, whereabouts)
         return None

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
-
-_MOST_ROWS = 100
 
 # Whatever a page holds, it cannot reach the network: the browser refuses.
 _POLICY = (
@@ -32,10 +30,7 @@ def as_data(name: str, data: Any) -> str:
 
 
 def build_page(title: str, body: str, assets: Sequence[str] = ()) -> str:
-    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js.
-
-    page.css comes first, scripts come last. The page follows the reader's light or dark setting.
-    """
+    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js."""
     styles = "".join(_read(name) for name in ("page.css", *assets) if name.endswith(".css"))
     scripts = "".join(
         f"<script>\n{_read(name)}</script>\n" for name in assets if name.endswith(".js")
@@ -56,36 +51,6 @@ def in_frame(page: str, height_px: int, title: str) -> str:
         f'<iframe title="{escape(title)}" sandbox="allow-scripts" loading="lazy" '
         f'style="width:100%;height:{height_px}px;border:0;border-radius:10px" '
         f'srcdoc="{escape(page)}"></iframe>'
-    )
-
-
-def html_table(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    caption: str = "",
-    marked: Collection[int] = (),
-) -> str:
-    """A table for a notebook, in its colours: the first hundred rows, escaped. Those numbered in
-    `marked` stand out."""
-    head = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in heads)
-    shown = [
-        f'<tr style="font-weight:bold;color:#c02f2f">{_cells(row)}</tr>'
-        if number in marked
-        else f"<tr>{_cells(row)}</tr>"
-        for number, row in enumerate(rows[:_MOST_ROWS])
-    ]
-    left_out = len(rows) - len(shown)
-    if left_out:
-        shown.append(f'<tr><td colspan="{len(heads)}">{left_out:,} more rows</td></tr>')
-    above = f"<p><b>{escape(caption)}</b></p>" if caption else ""
-    body = "".join(shown)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div>{above}{table}</div>"
-
-
-def _cells(row: Sequence[object]) -> str:
-    return "".join(
-        f'<td style="text-align:left;white-space:pre">{escape(cell)}</td>' for cell in row
     )
 
 

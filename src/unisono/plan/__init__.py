@@ -6,7 +6,7 @@ schedule.py       a collective algorithm as data; proof.py: it does what its col
 expectations.py   what each rank has after a collective, as numbers
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; simulate.py: a schedule on them
-stages.py         what messages pass; in_network.py: SHARP
+in_network.py     an all_reduce by switches that add (SHARP)
 choose.py         which algorithm is fastest, and why; complexity.py: steps, bytes and time of all
 predict.py        from a few measured times to what all others should be
 mesh.py           named axes over ranks: who is with whom (docs/groups.md)

@@ -42,10 +42,7 @@ class Algorithm:
         return tuple(inspect.signature(self.make).parameters)[1:]
 
     def schedule(self, ranks: int, **options: int) -> Schedule:
-        """The schedule for `ranks` ranks. Options that this algorithm does not know are left out.
-
-        Raises ValueError where it does not work for that many ranks, or they exceed `most_ranks`.
-        """
+        """The schedule for `ranks` ranks, or ValueError; unknown options are ignored."""
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
         if ranks > (self.most_ranks or ranks):

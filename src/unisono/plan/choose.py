@@ -35,7 +35,6 @@ class Choice:
 
     @property
     def time_s(self) -> float:
-        """How long it takes."""
         return self.timeline.time_s
 
     @property
@@ -46,7 +45,6 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """The algorithm's name, and its pieces if it has any."""
         return self.algorithm.name + (
             f" ({self.pieces} pieces)" if self.pieces and self.pieces > 1 else ""
         )
@@ -75,7 +73,6 @@ class Ranking:
 
     @property
     def best(self) -> Choice:
-        """The fastest algorithm."""
         return self.choices[0]
 
     @property

@@ -9,16 +9,24 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
+from rich.console import Console
 
 from unisono.errors import Misuse, name_choices, name_number
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from unisono.plan import Algorithm, Ranking, Schedule, Topology
+from unisono.plan import tables
+from unisono.plan.catalog import Algorithm, catalog, find
+from unisono.plan.choose import Ranking, explain, rank_algorithms, rank_sizes
+from unisono.plan.complexity import costs_and_left_out
+from unisono.plan.draw import to_svg
+from unisono.plan.in_network import PIECES
+from unisono.plan.player import schedule_page
+from unisono.plan.proof import verify
+from unisono.plan.schedule import COLLECTIVES, Schedule
+from unisono.plan.sizes import format_size, parse_size, parse_sizes
+from unisono.plan.topology import Topology, find_topology
 
 _QUIET_S = 5.0
 """How often somebody who is not at a terminal hears of progress."""
@@ -115,9 +123,6 @@ class _Asked:
 
     @cached_property
     def cluster(self) -> Topology:
-        """The topology, with as many nodes as were asked for."""
-        from unisono.plan import find_topology
-
         found = find_topology(self.topology)
         if self.nodes is None:
             return found
@@ -127,22 +132,16 @@ class _Asked:
 
     @cached_property
     def options(self) -> dict[str, int]:
-        """What algorithms may take."""
         found = {"node_size": min(self.cluster.node_size, self.ranks)}
         return found if self.pieces is None else found | {"pieces": self.pieces}
 
     def rank(self, sizes: tuple[int, ...], say: Callable[[str], None]) -> list[Ranking]:
-        """The algorithms that were asked for, or all, for each of these sizes."""
-        from unisono.plan.choose import rank_sizes
-        from unisono.plan.in_network import PIECES
-
         names = [name for name in (self.algorithm, self.against) if name is not None]
         pieces = PIECES if self.pieces is None else (self.pieces,)
         collective = self.what or ""
         return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces)
 
     def schedule(self, entry: Algorithm, pieces: int | None = None) -> Schedule:
-        """What `entry` does, as it was asked for."""
         options = {"root": self.root} | ({} if pieces is None else {"pieces": pieces})
         try:
             return entry.schedule(self.ranks, **options | self.options)
@@ -153,8 +152,6 @@ class _Asked:
 
 
 def _given_options(context: click.Context) -> frozenset[str]:
-    from click.core import ParameterSource
-
     return frozenset(
         parameter.opts[-1]
         for parameter in context.command.params
@@ -164,10 +161,6 @@ def _given_options(context: click.Context) -> frozenset[str]:
 
 
 def _answer(asked: _Asked) -> None:
-    from rich.console import Console
-
-    from unisono.plan import COLLECTIVES
-
     console, what = Console(highlight=False), asked.what
     for file in (asked.output, asked.html):
         if file is not None and not file.resolve().parent.is_dir():
@@ -204,8 +197,6 @@ def _answer(asked: _Asked) -> None:
 
 def _named(asked: _Asked) -> Algorithm:
     """The algorithm of that name that takes what was asked for."""
-    from unisono.plan import COLLECTIVES, catalog, find
-
     entries = []
     for collective in COLLECTIVES if asked.collective is None else (asked.collective,):
         with suppress(ValueError):
@@ -228,10 +219,6 @@ def _named(asked: _Asked) -> Algorithm:
 
 
 def _play(console: Console, asked: _Asked, path: Path) -> None:
-    from unisono.plan import find, rank_algorithms, verify
-    from unisono.plan.player import schedule_page
-    from unisono.plan.sizes import parse_size
-
     collective, total = asked.what or "", parse_size(asked.size)
     name, pieces = asked.algorithm, None
     if name is None:
@@ -250,8 +237,6 @@ def _play(console: Console, asked: _Asked, path: Path) -> None:
 @contextmanager
 def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
     """Say on stderr what is being done: a spinner on a terminal, else a line now and then."""
-    from rich.console import Console
-
     what = f"simulating {ranks:,} ranks"
     console = Console(stderr=True)
     if console.is_terminal:
@@ -278,65 +263,48 @@ def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> No
 
 
 def _rank(console: Console, asked: _Asked) -> None:
-    from unisono.plan import explain
-    from unisono.plan.sizes import parse_size
-    from unisono.plan.tables import print_table, ranking_as_json, ranking_table, where
-
     with _progress(asked.ranks) as say:
         (ranking,) = asked.rank((parse_size(asked.size),), say)
         say("why the fastest is")
         why = explain(ranking)
     if asked.as_json:
-        _print_json(ranking_as_json(ranking) | {"why": why})
+        _print_json(tables.ranking_as_json(ranking) | {"why": why})
         return
-    console.print(where(ranking))
-    print_table(console, ranking_table(ranking))
+    console.print(tables.where(ranking))
+    tables.print_table(console, tables.ranking_table(ranking))
     console.print(why)
     _print_left_out(console, ranking.left_out)
 
 
 def _sweep(console: Console, asked: _Asked, range_of_sizes: str) -> None:
-    from unisono.plan.sizes import format_size, parse_sizes
-    from unisono.plan.tables import (
-        check_chart,
-        crossovers,
-        ranking_as_json,
-        save_chart,
-        series,
-        where,
-    )
-
     sizes, output = parse_sizes(range_of_sizes), asked.output
     if len(sizes) < 2 or sizes[0] < 1:
         raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {range_of_sizes!r}")
     if output is not None:
-        check_chart(output)
+        tables.check_chart(output)
     with _progress(asked.ranks) as say:
         rankings = asked.rank(sizes, say)
-    title = where(rankings[0], with_size=False)
+    title = tables.where(rankings[0], with_size=False)
     if asked.as_json:
-        _print_json([ranking_as_json(ranking) for ranking in rankings])
+        _print_json([tables.ranking_as_json(ranking) for ranking in rankings])
     else:
         console.print(f"{title}: the fastest")
-        for first, last, name in crossovers(rankings):
+        for first, last, name in tables.crossovers(rankings):
             console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
         _print_left_out(console, rankings[0].left_out)
     if output is not None:
-        save_chart(output, sizes, series(rankings), title)
+        tables.save_chart(output, sizes, tables.series(rankings), title)
         click.echo(f"Wrote {output}.", err=asked.as_json)
 
 
 def _table(console: Console, asked: _Asked) -> None:
-    from unisono.plan.complexity import costs_and_left_out
-    from unisono.plan.tables import costs_as_json, costs_table, print_table
-
     collective = asked.what or asked.collective
     found, left_out = costs_and_left_out(asked.ranks, collective, **asked.options)
     if asked.as_json:
-        _print_json(costs_as_json(found))
+        _print_json(tables.costs_as_json(found))
         return
     console.print(f"{name_number(asked.ranks, 'rank')}, computed from the schedules")
-    print_table(console, costs_table(found))
+    tables.print_table(console, tables.costs_table(found))
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
         "message costs, beta times a tensor on a port, gamma times adding a tensor."
@@ -345,9 +313,6 @@ def _table(console: Console, asked: _Asked) -> None:
 
 
 def _show(console: Console, asked: _Asked) -> None:
-    from unisono.plan import verify
-    from unisono.plan.draw import to_svg
-
     entry, output = _named(asked), asked.output
     if "--topology" in asked.given and "node_size" not in entry.options:
         raise ValueError(f"{entry.name} is the same on every topology: leave out --topology")

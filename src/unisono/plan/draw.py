@@ -20,11 +20,7 @@ _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
-    """The trees along which chunks travel, each with its chunks; none where they are no trees.
-
-    Each chunk must reach all ranks from one rank, or come together at one, along a tree; and there
-    are at most two trees.
-    """
+    """The trees, two at most, along which chunks travel, each with its chunks; or none."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
     ways: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for step in schedule.steps:
@@ -134,7 +130,6 @@ def _tree_svg(
 
 
 def depth_in(tree: Tree, rank: int) -> int:
-    """How far below the root a rank stands."""
     depth = 0
     while rank in tree and depth <= len(tree):
         rank, depth = tree[rank], depth + 1

@@ -38,10 +38,7 @@ class Origin:
 
 
 def origins(collective: str, rank: int, size: int, root: int = 0) -> list[Origin] | None:
-    """The parts of a rank's result, in order; None where it has none and its memory stays as it is.
-
-    `ring` stands for a message from each rank to the next one.
-    """
+    """The parts of a rank's result, in order; None where it has none."""
     everyone = range(size)
     if collective in ("reduce", "gather") and rank != root:
         return None

@@ -1,10 +1,7 @@
 """An all_reduce in which switches add (SHARP), simulated: no rank runs a schedule for it.
 
 Graham and others, "Scalable hierarchical aggregation protocol (SHArP): a hardware architecture for
-efficient data reduction", 2016. The ranks of a node first reduce and scatter, straight to each
-other, so that each card has an equal share of the node's sum. Cards with the same number are the
-leaves of a tree of switches. A switch waits for a piece from all below it, adds, and passes the sum
-up; the root's sum comes back down to all at once. At last each node gathers.
+efficient data reduction", 2016; docs/scale.md says how it goes.
 
 | steps                                | a card sends        | a rank adds              |
 |--------------------------------------|---------------------|--------------------------|
@@ -63,9 +60,7 @@ class InNetwork:
 
 def switch_tree(nodes: int, ports: int) -> list[NDArray[np.int64]]:
     """For each level, from the nodes up, the switch above each node or switch; the last is one.
-
-    Half of a switch's ports lead down. Raises ValueError for fewer than 4 ports.
-    """
+    Half of a switch's ports lead down."""
     if ports < 4:
         raise ValueError(f"a switch that adds has at least 4 ports, not {ports}")
     levels: list[NDArray[np.int64]] = []

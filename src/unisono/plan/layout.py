@@ -1,9 +1,5 @@
-"""Where the ranks of a schedule stand in a picture: a circle, a tree, two trees, a grid.
-
-By who talks to whom: one tree, or two, where chunks travel along trees; a grid where everybody
-talks to neighbours of its row and column; a circle for all others, with an arc around each host's
-ranks. Coordinates go from 0 to 1 to the right and downwards.
-"""
+"""Where the ranks of a schedule stand in a picture, by who talks to whom: one tree or two, a grid,
+a circle for all others. Coordinates go from 0 to 1 to the right and downwards."""
 
 from __future__ import annotations
 
@@ -27,11 +23,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height.
-
-    Two trees are two places, and `second_place_chunks` are those that travel along the second.
-    `arcs` are where each host begins and ends on a circle, as angles.
-    """
+    """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height. Two trees are two
+    places; `arcs` are where each host begins and ends on a circle, as angles."""
 
     kind: str
     aspect: float
@@ -41,7 +34,6 @@ class Layout:
 
 
 def arrange(schedule: Schedule, node_size: int) -> Layout:
-    """The layout of a schedule whose ranks lie in hosts of `node_size`."""
     ranks = schedule.ranks
     pairs = talking_pairs(schedule)
     if tree := _as_tree(ranks, pairs, schedule.root):

@@ -53,7 +53,6 @@ class Mesh:
 
     @cached_property
     def size(self) -> int:
-        """How many ranks there are."""
         return prod(self.shape)
 
     def __getitem__(self, axis: str) -> int:

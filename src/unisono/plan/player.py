@@ -1,8 +1,5 @@
-"""Schedules that play: a page on which the messages of one or two schedules move.
-
-The page has the schedule as it is written down, the simulated time of every message, and where
-the ranks stand; assets/player.js works out the rest. Two schedules share one clock.
-"""
+"""Schedules that play: the page has the schedule as it is written down, the simulated time of every
+message, and where the ranks stand; assets/player.js works out the rest."""
 
 from __future__ import annotations
 
@@ -35,11 +32,8 @@ def schedule_page(
     topology: Topology = PRESETS[TOPOLOGY],
     total_bytes: int = TOTAL_BYTES,
 ) -> str:
-    """The text of an HTML file that plays one schedule, or two on one clock.
-
-    It needs no network. Times are those of `simulate` on `topology` with a tensor of
-    `total_bytes`. Raises ValueError for a schedule too large to be played.
-    """
+    """The text of an HTML file that plays one schedule, or two on one clock, on `topology` with a
+    tensor of `total_bytes`. Raises ValueError for a schedule too large to be played."""
     chosen = [schedules] if isinstance(schedules, Schedule) else list(schedules)
     if not 1 <= len(chosen) <= 2:
         raise ValueError(f"a page plays one schedule or two, not {len(chosen)}")
@@ -68,8 +62,6 @@ def schedule_frame(schedule: Schedule) -> str:
 
 
 class _Recording:
-    """What a page needs to know of one schedule."""
-
     def __init__(self, schedule: Schedule, topology: Topology, total_bytes: int) -> None:
         moves = sum(int(phase.step.count.sum()) * phase.times for phase in schedule.phases)
         buffers = schedule.ranks * schedule.chunks
@@ -91,10 +83,8 @@ class _Recording:
         ready_s: NDArray[np.float64],
         done_s: NDArray[np.float64],
     ) -> None:
-        """When each message of a step begins to leave, and is in its buffer.
-
-        A port sends the messages of a step one after the other, as they are listed.
-        """
+        """When each message of a step begins to leave, and is in its buffer: a port sends them one
+        after the other, as they are listed."""
         order = np.argsort(source, kind="stable")
         busy = sending_s[order]
         before = np.cumsum(busy) - busy

@@ -1,11 +1,8 @@
 """How long a collective should take: a model fitted to a few measured points, for all other sizes.
 
-t(S) = latency + S x cost(S). The cost of a byte (the inverse of the bandwidth) is not a constant,
-since it depends on the cache that the bytes lie in: between the sizes that were measured it is
-taken to be a power of the size. Collectives that reduce have a cost of their own.
-
-The shape is the alpha-beta-gamma model of Thakur, Rabenseifner and Gropp (2005), with a beta for
-each regime.
+t(S) = latency + S x cost(S), the model of Thakur, Rabenseifner and Gropp (2005) with a beta for
+each cache that the bytes may lie in: between the sizes that were measured, the cost of a byte is
+taken to be a power of the size.
 """
 
 from __future__ import annotations
@@ -40,15 +37,11 @@ class CostModel:
         return float(numpy.exp(numpy.interp(math.log(size_bytes), logarithms, numpy.log(costs))))
 
     def predict_s(self, size_bytes: int) -> float:
-        """How long a call of this size should take."""
         return self.latency_s + size_bytes * self.cost_s_per_byte(size_bytes)
 
 
 def fit(times_s: Mapping[int, float]) -> CostModel:
-    """The model through these measured times, by size in bytes.
-
-    Raises ValueError without a point, or where a time is not above zero.
-    """
+    """The model through these measured times, by size in bytes."""
     if not times_s:
         raise ValueError("a fit needs at least one measured time")
     if min(times_s.values()) <= 0:
@@ -65,11 +58,7 @@ def fit(times_s: Mapping[int, float]) -> CostModel:
 
 
 def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float]) -> float:
-    """The time of a message without bytes, by the line through the two smallest points.
-
-    Where they lie far apart the line misses the cost of few bytes, but then the first point has so
-    few of them that its time is the latency.
-    """
+    """The time of a message without bytes, by the line through the two smallest points."""
     first, first_s = sizes[0], times_s[sizes[0]]
     if len(sizes) == 1:
         return first_s
@@ -80,12 +69,8 @@ def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float]) -> float:
 
 
 def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) -> tuple[int, ...]:
-    """Which of the sizes to measure first, so that the others can be predicted.
-
-    The smallest and the largest; the one nearest to the size of each cache, where the cost of a
-    byte changes, and the first one well behind the last cache; and more wherever two of them would
-    lie further apart than `WIDEST_GAP`.
-    """
+    """Which of the sizes to measure first, so that the others can be predicted: the smallest and
+    the largest, those about the caches, and more wherever a gap is wider than `WIDEST_GAP`."""
     ordered = sorted(set(sizes))
     if len(ordered) <= 2:
         return tuple(ordered)

@@ -1,23 +1,6 @@
-"""What each collective promises, and the proof that a schedule keeps it.
-
-Before and after (rank r; chunk c; "owner" of c: rank c // (chunks / ranks); s -> d: chunk
-c // (chunks / ranks**2) = s * ranks + d):
-
-| collective     | before: who holds chunk c | after: who holds chunk c, made of what  |
-|----------------|---------------------------|-----------------------------------------|
-| all_reduce     | every rank, its own       | every rank, the sum of all              |
-| reduce_scatter | every rank, its own       | the owner, the sum of all               |
-| all_gather     | the owner                 | every rank, the owner's                 |
-| broadcast      | the root                  | every rank, the root's                  |
-| reduce         | every rank, its own       | the root, the sum of all                |
-| scatter        | the root                  | the owner, the root's                   |
-| gather         | the owner                 | the root, the owner's                   |
-| all_to_all     | s, for the chunk s -> d   | d, what s had                           |
-| barrier        | every rank                | every rank, something of each rank      |
-
-What lies in other buffers afterwards is nobody's business. "The sum of all" has each rank's
-contribution exactly once; a barrier may count one twice, for it adds nothing.
-"""
+"""What each collective promises (docs/schedules.md has the table), and the proof that a schedule
+keeps it. A sum has each rank's contribution exactly once; a barrier may count one twice, for it
+adds nothing."""
 
 from __future__ import annotations
 
@@ -32,16 +15,9 @@ _Held = tuple[int, int]
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that `schedule` does what its collective promises. Raises ScheduleError if it does not.
-
-    Every transfer is simulated, with a count of contributions in place of numbers. The proof
-    says of every rank and chunk: nothing is read before it is there; no two transfers of a step
-    write over each other; at the end each buffer holds every contribution that it should, once,
-    and no other. The error names rank, chunk and step.
-
-    It cannot deadlock either, if ranks keep a step's transfers in flight together: both ends of a
-    transfer stand in the same step, so that a rank in step t waits only for ranks in steps up to
-    t, and those in the earliest step wait for nobody behind them.
+    """Prove that `schedule` does what its collective promises, by simulating every transfer with a
+    count of contributions in place of numbers (docs/schedules.md). Raises ScheduleError, with
+    rank, chunk and step, if it does not.
 
     >>> from unisono import plan
     >>> plan.verify(plan.find("all_reduce", "ring").schedule(8))

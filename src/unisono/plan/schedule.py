@@ -1,18 +1,6 @@
 """A collective algorithm as data: who sends which chunk to whom, at which step.
 
-What a schedule means (docs/schedules.md says the same at length):
-
-- The data of a collective is cut into `chunks` chunks of equal size. Every rank has one buffer for
-  each chunk; where it starts empty and where full, and what must be in it at the end, depends on
-  the collective (`unisono.plan.proof` has the table).
-- A transfer takes `count` consecutive chunks, beginning with `chunk`, from `source` to
-  `destination`, which overwrites its own buffers ("copy") or adds to them ("reduce").
-- All transfers of a step read what was there before the step, and happen together. Several
-  reductions into one buffer are applied in the order in which they are listed. A buffer that is
-  overwritten in a step receives nothing else in it.
-- Transfers of one step between the same two ranks travel as one message, in the order listed.
-- A rank begins a step when it is done with its own transfers of the steps before: there is no
-  barrier between steps, and a rank without a transfer in a step does not know of it.
+docs/schedules.md says what a schedule means.
 """
 
 from __future__ import annotations
@@ -200,15 +188,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A collective on `ranks` ranks as a sequence of steps.
+    """A collective on `ranks` ranks as a sequence of steps: `phases` is what is stored, `steps`
+    what happens. `collective` and `algorithm` are names, `chunks` is into how many the tensor is
+    cut, `root` the rank that some collectives have.
 
-    Two schedules are equal if they are written down equally. `phases` is what is stored; `steps`
-    is what happens. A schedule says nothing about sizes: those come in with `chunk_bytes`.
-
-    Raises ValueError where it makes no sense by itself: no ranks, transfers from or to ranks or
-    chunks that do not exist, a transfer from a rank to itself. Whether it does what the collective
-    promises is for `verify` to say. `collective` and `algorithm` are names, `chunks` is into how
-    many the tensor is cut, `root` the rank that some collectives have.
+    Raises ValueError for transfers from or to ranks or chunks that do not exist, or from a rank to
+    itself. Whether it does what the collective promises is for `verify` to say.
 
     >>> from unisono import plan
     >>> step = plan.Step.of([0, 1], [1, 0], 0, "reduce")
@@ -267,7 +252,6 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
-        """How many steps there are."""
         return sum(phase.times for phase in self.phases)
 
     @property
@@ -299,19 +283,13 @@ class Schedule:
         return 1
 
     def chunk_bytes(self, total_bytes: float) -> float:
-        """The size of a chunk where the collective's tensor has `total_bytes`.
-
-        That is the whole tensor: what each rank reduces or broadcasts, the input of scatter and
-        reduce_scatter, the output of gather and all_gather, one rank's input of all_to_all. A
-        barrier has none.
-        """
+        """The size of a chunk where the whole tensor (docs/schedules.md) has `total_bytes`."""
         if self.collective == "barrier":
             return 0.0
         tensors = self.ranks if self.collective == "all_to_all" else 1
         return total_bytes * tensors / self.chunks
 
     def chunks_sent(self) -> NDArray[np.int64]:
-        """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
         for step, times in self.counted():
             np.add.at(sent, step.source, step.count * times)
@@ -333,7 +311,6 @@ class Schedule:
         return "\n".join([self.title(), *steps])
 
     def title(self) -> str:
-        """The schedule in one line."""
         root = f", root {self.root}" if self.collective in ROOTED else ""
         return (
             f"{self.collective} by {self.algorithm}: {name_number(self.ranks, 'rank')}, "

@@ -17,10 +17,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str, factor: int = 2) -> tuple[int, ...]:
-    """The bytes of "8:1G", from the first to the last size by powers of `factor`.
-
-    One size gives one; "8,1K,64M" gives those. Raises ValueError for anything else.
-    """
+    """The bytes of "8:1G", from the first to the last size by powers of `factor`, or of "8,1K,64M".
+    Raises ValueError for anything else."""
     if ":" not in text:
         return tuple(parse_size(part) for part in text.split(","))
     first, _, last = text.partition(":")

@@ -20,7 +20,6 @@ Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
 
 
 def where(ranking: Ranking, with_size: bool = True) -> str:
-    """What was simulated, and on what."""
     of = f" of {format_size(ranking.total_bytes)}" if with_size else ""
     ranks, topology = ranking.ranks, ranking.topology
     nodes = name_number(topology.nodes(ranks), "node")
@@ -49,7 +48,6 @@ def ranking_table(ranking: Ranking) -> Table:
 
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
-    """The same as plain values; times in seconds, sizes in bytes."""
     by_switches = ranking.in_network
     return {
         "collective": ranking.collective,
@@ -81,7 +79,6 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
 
 
 def costs_table(costs: Sequence[Cost]) -> Table:
-    """Steps, bytes and time of every algorithm."""
     headings = ("steps", "sent", "by all", "alpha", "beta", "gamma")
     table = _table("collective", "algorithm", *headings, left=2)
     before = ""
@@ -101,7 +98,6 @@ def costs_table(costs: Sequence[Cost]) -> Table:
 
 
 def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """The same as plain values, in units of the tensor."""
     names = ("ranks", "steps", "most_sent", "total_sent", "alpha", "beta", "gamma")
     return [
         {"collective": cost.algorithm.collective, "algorithm": cost.algorithm.name}
@@ -140,13 +136,11 @@ def crossovers(rankings: Sequence[Ranking]) -> list[tuple[int, int, str]]:
 
 
 def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
-    """The times of each algorithm, one for each ranking."""
     return {name: [ranking.times_s[name] for ranking in rankings] for name in rankings[0].times_s}
 
 
 def check_chart(path: Path) -> None:
-    """Whether a chart can be written there, before the work: raises ValueError for an ending other
-    than .png and .svg, and RuntimeError if matplotlib is not there."""
+    """Raise ValueError or RuntimeError, before the work, if a chart cannot be written there."""
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
     try:
@@ -160,10 +154,7 @@ def check_chart(path: Path) -> None:
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
-    """A PNG or SVG file, by the ending of `path`.
-
-    Raises what `check_chart` raises.
-    """
+    """A PNG or SVG file, by the ending of `path`. Raises what `check_chart` raises."""
     check_chart(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure

@@ -1,9 +1,4 @@
-"""What ranks are connected by: nodes, links with latency and bandwidth, cards that ranks share.
-
-The picture is the same for all: the ranks of a node each have a port, in and out, on a switch
-inside the node; a node has a few network cards, each shared by an equal part of its ranks; the
-network between the cards is never the bottleneck. Where it is one, give the cards its bandwidth.
-"""
+"""What ranks are connected by: nodes, links with latency and bandwidth, cards that ranks share."""
 
 from __future__ import annotations
 
@@ -94,10 +89,7 @@ class Topology:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
-        """A topology from a small file; its keys are the names of the fields.
-
-        Raises ValueError, in a sentence, where the file does not describe a topology.
-        """
+        """A topology from a small file, whose keys are the names of the fields, or ValueError."""
         try:
             values = tomllib.loads(Path(path).read_text())
         except OSError as error:
@@ -134,11 +126,9 @@ class Topology:
         return "\n".join(lines) + "\n"
 
     def with_nodes_of(self, node_size: int) -> Topology:
-        """The same with another number of ranks per node."""
         return dataclasses.replace(self, node_size=node_size)
 
     def nodes(self, ranks: int) -> int:
-        """How many nodes `ranks` ranks need."""
         return -(-ranks // self.node_size)
 
 

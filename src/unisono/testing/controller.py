@@ -28,11 +28,9 @@ class Controller:
         self._positions: dict[pytest.Item, int] = {}
 
     def close(self, *, gently: bool) -> None:
-        """End the ranks."""
         self._pool.close(gently=gently)
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None, plan: Plan) -> None:
-        """Run a test on its ranks and report how it went."""
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         merged = results.merge(item, self._by_rank(item, nextitem, plan))
         failed_here = self._tear_down_here(item, nextitem)

@@ -26,8 +26,7 @@ class BadMark(Failed):
 
 @dataclass(frozen=True)
 class Plan:
-    """How one test is to run: on `size` ranks, ended after `timeout_s`; `backend` is that of
-    `process_group`."""
+    """On how many ranks a test runs, until when, and with which backend in `process_group`."""
 
     size: int
     backend: str

@@ -44,7 +44,6 @@ class Membership:
     shared: str
 
     def files(self) -> list[Path]:
-        """Every file by which the ranks of this test may have met."""
         return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
 
 
@@ -108,7 +107,6 @@ def _await_connections(store: Any, size: int) -> None:
 
 
 def set_environment(membership: Membership) -> None:
-    """Let `unisono.init()` find the test's ranks."""
     os.environ["UNISONO_RANK"] = str(membership.rank)
     os.environ["UNISONO_SIZE"] = str(membership.size)
     os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"

@@ -1,8 +1,7 @@
-"""Where ranks are born: a process that has imported what takes long, and forks on request.
+"""Where ranks are born: a process that has imported what takes long, and forks on request. It has
+one thread, so that a fork is safe here; in the controller, where tests run, it would not be.
 
-Run as a script, so that nothing of ours is loaded before pytest can rewrite its assertions. It has
-one thread and does nothing but import, fork, and tell of its children's ends, so a fork is safe
-here; in the controller, where tests run, it would not be.
+Run as a script, so that nothing of ours is loaded before pytest can rewrite its assertions.
 """
 
 from __future__ import annotations

@@ -84,7 +84,6 @@ class Pool:
         return [self._await_files(number, path, files) for number, files in enumerate(missing)]
 
     def _start(self, number: int) -> None:
-        """Start a rank, if there is none."""
         rank = self._ranks.get(number)
         if rank is not None and rank.is_alive():
             return
@@ -111,10 +110,7 @@ class Pool:
     # -- running ---------------------------------------------------------------------------------
 
     def run(self, runs: Sequence[Run], timeout_s: float) -> list[Ending]:
-        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended.
-
-        Raises pytest.exit's exception where the test did on a rank.
-        """
+        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended."""
         waiting = {number: self._ranks[number] for number in range(len(runs))}
         for number, run in enumerate(runs):
             waiting[number].send(run)

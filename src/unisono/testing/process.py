@@ -123,7 +123,6 @@ class RankProcess:
             return protocol.Unable(text, repr(error), broken=True)
 
     def has_answered(self) -> bool:
-        """Whether it has answered or ended."""
         try:
             return self.channel.poll() or not self.is_alive()
         except OSError:
@@ -134,7 +133,6 @@ class RankProcess:
         return self._code is None
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for so long at most."""
         if self._code is None and wait([self.sentinel], timeout_s):
             self._code = int(os.read(self.sentinel, 16) or -signal.SIGKILL)
 
@@ -154,12 +152,10 @@ class RankProcess:
         return protocol.Unable(headline, "\n".join(text for text in texts if text))
 
     def ask_for_stacks(self) -> None:
-        """Have it write its stacks down."""
         os.truncate(self._stacks, 0)
         ask_for_stack(self._pid)
 
     def stacks(self) -> str:
-        """What it wrote."""
         return _without_pytest(_read(self._stacks))
 
 

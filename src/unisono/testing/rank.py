@@ -48,7 +48,6 @@ _OWN_OPTIONS: dict[str, Any] = {
 
 
 def stacks_file(folder: str, rank: int) -> Path:
-    """Where a rank writes its stacks."""
     return Path(folder, f"rank-{rank}.stacks")
 
 
@@ -67,8 +66,6 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 class RankSession:
-    """The hooks of a rank."""
-
     def __init__(self, channel: Connection, start: Start) -> None:
         self._channel = channel
         self._start = start

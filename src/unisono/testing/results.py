@@ -37,10 +37,8 @@ def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestRe
 def merge(
     item: pytest.Item, by_rank: Sequence[Sequence[pytest.TestReport]]
 ) -> list[pytest.TestReport]:
-    """The reports of one test, phase by phase, from the reports of every rank.
-
-    A phase failed where it failed on any rank, and was skipped where every rank skipped it.
-    """
+    """The reports of one test, phase by phase, from the reports of every rank: a phase failed where
+    it failed on any rank, and was skipped where every rank skipped it."""
     reports = []
     for phase in PHASES:
         present = {
@@ -120,7 +118,11 @@ def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> Excepti
     alike: dict[str, list[int]] = {}
     for rank, report in reports.items():
         alike.setdefault(without_names(without_notes(report.longreprtext), rank), []).append(rank)
-    ordered = sorted(alike.values(), key=lambda ranks: _is_consequence(reports[ranks[0]]))
+
+    def is_consequence(ranks: list[int]) -> bool:
+        return any(word in _line(reports[ranks[0]]) for word in _CONSEQUENCES)
+
+    ordered = sorted(alike.values(), key=is_consequence)
     chain: list[_Link] = []
     for ranks in ordered:
         texts = {without_addresses(reports[rank].longreprtext) for rank in ranks}
@@ -146,14 +148,9 @@ def _chain(report: pytest.TestReport) -> list[_Link]:
 
 
 def _line(report: pytest.TestReport) -> str:
-    """A failure in one line."""
     crash = _chain(report)[-1][1]
     text = report.longreprtext.strip() if crash is None else crash.message
     return text.partition("\n")[0]
-
-
-def _is_consequence(report: pytest.TestReport) -> bool:
-    return any(word in _line(report) for word in _CONSEQUENCES)
 
 
 def _nothing() -> ReprTraceback:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, solo
@@ -22,20 +21,40 @@ from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
 from unisono.torch_backend.autoload import NAME
-from unisono.torch_backend.process_group import UnisonoProcessGroup
+from unisono.torch_backend.process_group import (
+    HAS_PYTHON_BACKENDS,
+    UnisonoProcessGroup,
+    our_group,
+)
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 
-def create(options: Any, over: Any) -> UnisonoProcessGroup:
-    """What torch calls to make a group; on its members only. Where torch passes a Communicator on
-    as the backend's options (`make_default_group`, `torch_groups.group_over`), the group is made
-    over that one. A group outside the world, which trainers make by torch's own helper, has no
-    global ranks, and members that need not be in this world, nor on its hosts."""
+def create(options: Any, over: Any) -> Any:
+    """What torch calls to make a group; on its members only: a process group of ours, or a Backend
+    where another one serves other devices. Where torch passes a Communicator on as the backend's
+    options (`make_default_group`, `torch_groups.group_over`), it is made over that one."""
     shorten_uncaught()
     given = _given_to_torch()
-    _check_torch(options.group_rank, options.global_ranks_in_group, given)
-    if isinstance(over, Communicator):
-        return group_over(over, options.store)
+    is_one_of_many = _check_torch(options.group_rank, options.global_ranks_in_group, given)
+    if getattr(options, "enable_reconfigure", False) and not is_one_of_many:
+        from unisono.torch_backend.flight_recorder import with_backend
+        from unisono.torch_backend.going_on import ReconfigurableProcessGroup
+
+        timeout_s = options.timeout.total_seconds()
+        return with_backend(ReconfigurableProcessGroup(options.store, options.group_id, timeout_s))
+    ready = isinstance(over, Communicator)
+    comm, store = (over, options.store) if ready else _connect(options, given)
+    if is_one_of_many:
+        from unisono.torch_backend.backend import UnisonoBackend
+
+        return UnisonoBackend(UnisonoProcessGroup(comm, store))
+    return group_over(comm, store)
+
+
+def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]:
+    """The members meet: their Communicator, and their part of the store. A group outside the world,
+    which trainers make by torch's own helper, has no global ranks, and members that need not be in
+    this world, nor on its hosts."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
@@ -43,11 +62,10 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
-    if size == 1:
-        known = ranks if in_world else None
-        return group_over(solo(name, known, timeout_s), options.store)
-    world = _world() if in_world else None
     store = options.store
+    if size == 1:
+        return solo(name, ranks if in_world else None, timeout_s), store
+    world = _world() if in_world else None
     if world is not None:
         store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]
     elif in_world:
@@ -71,22 +89,22 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
 
             assert isinstance(world, HostsTransport)
 
-            comm = Communicator(
-                connect_beside(world, store, ranks, name=name, timeout_s=timeout_s, check=check)
+            transport = connect_beside(
+                world, store, ranks, name=name, timeout_s=timeout_s, check=check
             )
-        else:
-            comm = connect(
-                store,
-                rank,
-                size,
-                name=name,
-                global_ranks=ranks,
-                timeout_s=timeout_s,
-                join_timeout_s=timeout_s,
-                check=check,
-                on_one_host=world is not None and world.is_on_one_host,
-                in_world=in_world,
-            )
+            return Communicator(transport), store
+        comm = connect(
+            store,
+            rank,
+            size,
+            name=name,
+            global_ranks=ranks,
+            timeout_s=timeout_s,
+            join_timeout_s=timeout_s,
+            check=check,
+            on_one_host=world is not None and world.is_on_one_host,
+            in_world=in_world,
+        )
     except GroupError:
         raise
     except (RuntimeError, OSError):
@@ -95,13 +113,13 @@ def create(options: Any, over: Any) -> UnisonoProcessGroup:
             check()
             time.sleep(0.01)
         raise
-    return group_over(comm, store)
+    return comm, store
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator, such that this torch's hooks can be attached."""
     load_soon("unisono.torch_backend.futures")
-    if hasattr(_distributed_c10d, "FlightRecorderHook"):
+    if HAS_PYTHON_BACKENDS:
         from unisono.torch_backend.flight_recorder import recorded_group_over
 
         return recorded_group_over(comm, store)
@@ -110,8 +128,8 @@ def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
 
 def _world() -> Transport | None:
     """What moves the data of torch's default group; None where there is none, or not ours."""
-    group = dist.group.WORLD if dist.is_initialized() else None
-    return group.comm.transport if isinstance(group, UnisonoProcessGroup) else None
+    group = our_group(dist.group.WORLD) if dist.is_initialized() else None
+    return None if group is None else group.comm.transport
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:
@@ -127,27 +145,33 @@ def make_default_group(comm: Communicator, store: Any) -> None:
 
 
 _ALSO_OURS = ("nccl",)
-"""Beside ours: "cpu:unisono,cuda:nccl" is what a group of ours does where every rank has a GPU of
-its own; where they share one, NCCL refuses and ours does not."""
+"""Beside ours, before torch 2.15: "cpu:unisono,cuda:nccl" is what a group of ours does where every
+rank has a GPU of its own; where they share one, NCCL refuses and ours does not."""
 
 
-def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> None:
+def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> bool:
+    """Raise if this torch cannot have such a group. Whether other backends are part of it."""
     version = torch.__version__
     if is_newer(OLDEST_TORCH, than=version):
         raise UnisonoError(f"unisono's backend needs torch {OLDEST_TORCH} or later, not {version}")
     if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
         _warn_if_untried(version)
-    # Which backend each device shall have: a group of ours replaces all others.
+    # Which backend each device shall have: before 2.15 a group of ours replaces all others.
     backends = given.get("backend_config")
     config = dict(backends.get_device_backend_map()) if backends is not None else {}
-    others = sorted({name for name in config.values() if name not in (NAME, *_ALSO_OURS)})
+    others = sorted({name for name in config.values() if name != NAME})
+    if HAS_PYTHON_BACKENDS:
+        return bool(others)
+    others = [name for name in others if name not in _ALSO_OURS]
     if others:
         asked = ",".join(f"{device}:{name}" for device, name in config.items())
         raise UnisonoError(
             f'"{asked}": a group of unisono serves tensors of all devices itself, and takes NCCL '
             f'where every rank has a GPU of its own. Ask for "{NAME}", or make the default group '
-            f'with "{others[0]}" and one for CPU tensors with new_group(backend="{NAME}")'
+            f'with "{others[0]}" and one for CPU tensors with new_group(backend="{NAME}"), or '
+            "install torch 2.15"
         )
+    return False
 
 
 @functools.cache

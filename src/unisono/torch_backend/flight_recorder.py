@@ -17,35 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d
 
 from unisono.comm.communicator import Communicator
-from unisono.torch_backend.autoload import NAME
+from unisono.torch_backend.backend import CALLS, UnisonoBackend
 from unisono.torch_backend.process_group import UnisonoProcessGroup
 from unisono.torch_support import never_compiled
 
 _VARIABLE = "TORCH_FR_BUFFER_SIZE"
-_CALLS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "allgather_coalesced",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "alltoall",
-    "all_to_all_single",
-    "barrier",
-    "send",
-    "recv",
-    "recv_anysource",
-)
 _OLD_NAMES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -54,13 +32,19 @@ _OLD_NAMES = (
     "alltoall_base",
 )
 _ProcessGroup: Any = dist.ProcessGroup
-_Backend: Any = _distributed_c10d.Backend
 
 
 def recorded_group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
     """A torch process group over a Communicator, such that torch's hooks can be attached."""
-    group = (RecordedProcessGroup if _is_asked_for() else UnisonoProcessGroup)(comm, store)
-    group.recorded_backend = RecordedBackend(group)  # torch keeps its C++ half alone
+    return with_backend(
+        (RecordedProcessGroup if _is_asked_for() else UnisonoProcessGroup)(comm, store)
+    )
+
+
+def with_backend(group: UnisonoProcessGroup) -> UnisonoProcessGroup:
+    """The same group, with the stand-in that torch looks at."""
+    held_by_group: Any = weakref.proxy(group)
+    group.recorded_backend = RecordedBackend(held_by_group)  # torch keeps its C++ half alone
     kind = _ProcessGroup.BackendType.CUSTOM
     group._register_backend(torch.device("cpu"), kind, group.recorded_backend)
     group._set_default_backend(kind)
@@ -76,30 +60,19 @@ class RecordedProcessGroup(UnisonoProcessGroup):
     """A group whose calls pass torch's hooks."""
 
 
-class RecordedBackend(_Backend):  # type: ignore[misc]
+class RecordedBackend(UnisonoBackend):
     """What torch's dispatcher takes for the group's backend: it hands calls back to the group."""
 
     def __init__(self, group: UnisonoProcessGroup) -> None:
-        super().__init__(group.comm.rank, group.comm.size)
-        self._group = weakref.ref(group)
+        super().__init__(group)
         self.last = threading.local()
         """`work`: what came of this thread's last call."""
 
-    def getBackendName(self) -> str:
-        return NAME
-
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """What the dispatcher asks for. torch counts a call as over once it has a work, and of one
-        of ours would show only `wait` to the program: it gets another."""
-        self.last.work = getattr(UnisonoProcessGroup, name)(self._group(), *given)
+        """torch counts a call as over once it has a work, and of one of ours would show only `wait`
+        to the program: it gets another."""
+        self.last.work = getattr(UnisonoProcessGroup, name)(self.group, *given)
         return dist.Work()
-
-
-def _handed_back(name: str) -> Callable[..., Any]:
-    def call(self: RecordedBackend, *given: Any) -> Any:
-        return self.carry_out(name, given)
-
-    return call
 
 
 def _recorded(name: str) -> Callable[..., Any]:
@@ -116,10 +89,8 @@ def _recorded(name: str) -> Callable[..., Any]:
     return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
 
 
-for _name in _CALLS:
-    if hasattr(_ProcessGroup, _name) and hasattr(_Backend, _name):
-        setattr(RecordedBackend, _name, _handed_back(_name))
-        setattr(RecordedProcessGroup, _name, _recorded(_name))
+for _name in CALLS:
+    setattr(RecordedProcessGroup, _name, _recorded(_name))
 for _name in _OLD_NAMES:  # torch's own: it asks for them, too, and they come to the new ones
     setattr(RecordedProcessGroup, _name, getattr(_ProcessGroup, _name, None))
 never_compiled(RecordedProcessGroup)

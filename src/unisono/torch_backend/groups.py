@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.factory import connect
 from unisono.comm.over_torch.process_groups import make_group
+from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import UnisonoError
 from unisono.torch_backend.autoload import NAME
-from unisono.torch_backend.process_group import UnisonoProcessGroup
+from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 
 
 def moves_data_elsewhere(group: Any) -> bool:
     """Whether this is a torch process group that another backend than ours moves the data of."""
-    return isinstance(group, dist.ProcessGroup) and not isinstance(group, UnisonoProcessGroup)
+    return isinstance(group, dist.ProcessGroup) and our_group(group) is None
 
 
 def check_started() -> None:
@@ -26,6 +29,22 @@ def check_started() -> None:
             f'torch.distributed.init_process_group("{NAME}") first, or use the Communicator '
             "(manager.dp for manager.dp_group)"
         )
+
+
+def connect_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta = timedelta(seconds=DEFAULT_TIMEOUT_S),
+    name: str = "outside",
+) -> UnisonoProcessGroup:
+    """A torch process group of `size` processes that meet in a torch Store, or a PrefixStore, that
+    serves no other; torch.distributed need not be initialised, and does not know of it. `abort` and
+    `shutdown` end it. Raises RendezvousError if they do not all come within `timeout`, which holds
+    for calls, too."""
+    limits: Any = dict.fromkeys(("timeout_s", "join_timeout_s"), timeout.total_seconds())
+    comm = connect(store, rank, size, name=name, in_world=False, **limits)
+    return UnisonoProcessGroup(comm, store)
 
 
 def group_over(comm: Communicator) -> Any:

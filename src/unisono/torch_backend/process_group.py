@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch._C._autograd import _profiler_enabled
 from torch._C._distributed_c10d import (
     AllgatherOptions,
@@ -35,7 +36,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
-from unisono.comm.work import FinishedWork, Work
+from unisono.comm.work import FinishedWork, JoinedWork, Work
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.given_calls import (
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from unisono.torch_backend.shared_buffers import SharedBuffers
 
 Tensors = Sequence[torch.Tensor]
+HAS_PYTHON_BACKENDS = hasattr(_distributed_c10d, "FlightRecorderHook")
+"""Whether a c10d Backend may be a Python class: torch 2.15."""
 hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
 
 
@@ -90,17 +93,23 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
+    supports_shrinking = False  # a Backend of ours does, one device of many
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
-        self.comm = comm
         self._names_of_ops = reductions_by_hash()
-        self._run_given: Callable[..., int] = comm.transport.short.run_given
-        if variables.ALGO.read() is not None:
-            self._run_given = functools.partial(run_but_all_reduce, self._run_given)
+        self._go_over(comm)
         self._store = store
         self._group_name = comm.name
         self._description = ""
+        self._coalesced: list[tuple[Work, Tensors]] | None = None
+
+    def _go_over(self, comm: Communicator) -> None:
+        """Have this Communicator move the data."""
+        self.comm = comm
+        self._run_given: Callable[..., int] = comm.transport.short.run_given
+        if variables.ALGO.read() is not None:
+            self._run_given = functools.partial(run_but_all_reduce, self._run_given)
 
     # -- identity --------------------------------------------------------------------------------
 
@@ -309,19 +318,29 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def _message(
         self, call: Callable[..., Work], tensors: Tensors, peer: int | None, tag: int
-    ) -> TorchWork:
+    ) -> TorchWork | None:
         (tensor,) = tensors
         if _profiler_enabled():
             call = _seen_by_profiler(call, tensors)
-        return self._work(call(tensor, peer, tag), tensors, self._message_completer)
+        work = self._begun(call(tensor, peer, tag), tensors, self._message_completer)
+        return work if self._coalesced is None else None  # what blocks would wait for its peer
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        raise NotImplementedError(
-            "unisono coalesces without a device: _coalescing_manager(group) takes all_reduce, "
-            "all_gather_single and reduce_scatter_single, batch_isend_irecv messages"
-        )
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        """Messages and works go on as ever; those until the end are waited for as one."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
+        begun, self._coalesced = self._coalesced or [], None
+        result = [tensor for _, tensors in begun for tensor in tensors]
+        return self._work(JoinedWork([work for work, _ in begun]), result, self._message_completer)
 
     # -- life ------------------------------------------------------------------------------------
+
+    def shrink(self, excluded: Sequence[int], flags: int = 0, options: Any = None) -> Any:
+        """What `dist.shrink_group` asks for: a Backend of the ranks that are left."""
+        from unisono.torch_backend.going_on import shrink
+
+        return shrink(self, excluded, aborts=bool(flags))
 
     def abort(self) -> None:
         self.comm.abort("torch.distributed aborted the group")
@@ -329,7 +348,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def shutdown(self) -> None:
         for lazily_made in ("_completer", "_message_completer", "_buffers"):
             if lazily_made in vars(self):
-                getattr(self, lazily_made).close()
+                self.__dict__.pop(lazily_made).close()
         self.comm.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -385,7 +404,12 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
                 work = call(*args, async_op=True)
             finally:
                 self.comm.timeout_s = usual_s
-        return self._work(work or FinishedWork(), result, self._completer)
+        return self._begun(work or FinishedWork(), result, self._completer)
+
+    def _begun(self, work: Work, result: Tensors, completer: Completer) -> TorchWork:
+        if self._coalesced is not None:
+            self._coalesced.append((work, result))
+        return self._work(work, result, completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
         """A Future that holds `result` once a work of the group's Communicator is over; None: it
@@ -457,6 +481,17 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         from unisono.torch_backend.futures import MessageCompleter
 
         return MessageCompleter(self.comm)
+
+
+def our_group(group: Any) -> UnisonoProcessGroup | None:
+    """The group of ours that serves a torch process group, or its CPU tensors; None: there is
+    none."""
+    if HAS_PYTHON_BACKENDS and type(group) is ProcessGroup:
+        try:
+            group = group._get_backend(torch.device("cpu")).group
+        except (AttributeError, RuntimeError):
+            return None
+    return group if isinstance(group, UnisonoProcessGroup) else None
 
 
 def _cut(

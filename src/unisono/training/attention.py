@@ -106,8 +106,7 @@ class _Carrier:
         self._works: list[Work] = []
 
     def pass_on(self, mine: torch.Tensor, next_source: int) -> torch.Tensor:
-        """Start sending `mine`; returns the tensor that will hold what the previous rank sends,
-        after `wait`."""
+        """Start sending `mine`; after `wait`, the result holds what the previous rank sent."""
         shape = [*mine.shape[:-2], self._lengths[next_source], mine.shape[-1]]
         coming = mine.new_empty(shape)
         if self._comm.size == 1:

@@ -1,13 +1,9 @@
 """Gradients in buckets: which travel together, in which memory, and which ranks had none.
 
-A bucket that is kept from step to step is a flat tensor, and the gradients become views of it as
-they arrive: the memory in which backward made one is free for the next, which costs less than new
-pages for all of them. A bucket that is used once is, on unisono, a list of the gradients where they
-lie: one call reduces them all, and nothing is copied but gradients in memory that others see.
-
-Behind its gradients every bucket carries a number for each parameter: 1 from a rank that has no
-gradient for it. So all ranks learn at the same moment what was missing where, and none waits for
-a rank that has nothing to send.
+A bucket that is kept from step to step is a flat tensor, of which the gradients become views as
+they arrive: that costs less than new pages for all of them. A bucket that is used once is, on
+unisono, a list of the gradients where they lie. Behind its gradients every bucket carries a number
+for each parameter: 1 from a rank that has no gradient for it. So none waits for such a rank.
 """
 
 from __future__ import annotations
@@ -48,8 +44,6 @@ class NamedParameter(NamedTuple):  # in a hurry to be made: models have many par
 
 @dataclass(frozen=True)
 class MissingGradient:
-    """A parameter that had no gradient on so many ranks, and whether this is one of them."""
-
     parameter: NamedParameter
     ranks: int
     here: bool
@@ -71,8 +65,7 @@ def named_parameters_of(parameters: Parameters) -> list[NamedParameter]:
 def check_the_same_everywhere(
     comm: Communicator, parameters: Sequence[NamedParameter], options: str = ""
 ) -> None:
-    """Raise ValueError on every rank if the ranks' options differ, or their parameters in name,
-    dtype or shape."""
+    """Raise ValueError on every rank if their options differ, or their parameters."""
     mine = [
         f"{parameter.name} of {str(parameter.tensor.dtype).removeprefix('torch.')} "
         f"{tuple(parameter.tensor.shape)}"
@@ -126,7 +119,6 @@ class GradientBucket:
         self.start_over()
 
     def start_over(self) -> None:
-        """Wait for the gradients of the next step."""
         self.begun = False
         self.waiting_for = len(self.parameters)
         self.arrived = [False] * len(self.parameters)
@@ -149,8 +141,7 @@ class GradientBucket:
             self.move_in(index, gradient)
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """The gradient; raises TypeError, here and on the other ranks, if it has no plain
-        memory."""
+        """The gradient; TypeError, here and on the other ranks, if it has no plain memory."""
         parameter = self.parameters[index]
         gradient = parameter.tensor.grad
         if gradient is None:
@@ -162,8 +153,7 @@ class GradientBucket:
         return gradient.detach() if gradient.requires_grad else gradient
 
     def move_in(self, index: int, gradient: torch.Tensor) -> bool:
-        """Copy a gradient into its view, which takes its place; False where it stays, for others
-        look at its memory."""
+        """Copy a gradient into its view, which takes its place unless others see its memory."""
         view = self.views[index]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
@@ -187,7 +177,6 @@ class GradientBucket:
         return BucketReduction(self)
 
     def forget(self) -> None:
-        """Drop what this bucket's parameters have, reduced or not."""
         for parameter in self.parameters:
             parameter.tensor.grad = None
         self.start_over()
@@ -235,7 +224,11 @@ class BucketReduction:
         """After the work has finished: give the parameters their gradients. Returns which were
         missing, and on how many ranks. Where every rank lacked one, the parameter has none."""
         bucket = self._bucket
-        without = self._ranks_without() if bool(bucket.absent.any()) else {}
+        without: dict[int, int] = {}  # how many ranks lack which
+        if bool(bucket.absent.any()):
+            scale = bucket.comm.size if bucket.op == "avg" else 1
+            counts = (round(abs(number) * scale) for number in bucket.absent.tolist())
+            without = {index: ranks for index, ranks in enumerate(counts) if ranks}
         given = self._zeros
         if bucket.wide:
             given = {
@@ -252,12 +245,6 @@ class BucketReduction:
             MissingGradient(bucket.parameters[index], ranks, index in self._zeros)
             for index, ranks in without.items()
         ]
-
-    def _ranks_without(self) -> dict[int, int]:
-        bucket = self._bucket
-        scale = bucket.comm.size if bucket.op == "avg" else 1
-        counts = [round(abs(number) * scale) for number in bucket.absent.tolist()]
-        return {index: ranks for index, ranks in enumerate(counts) if ranks}
 
 
 def buckets_of(
@@ -291,8 +278,7 @@ def buckets_of(
 
 
 def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParameter]]:
-    """Parameters of one dtype and device, together; in the order in which each pair of these first
-    appears."""
+    """Parameters of one dtype and device, together, in the order in which these first appear."""
     groups: dict[Any, list[NamedParameter]] = {}
     for parameter in parameters:
         kind = parameter.tensor.dtype, parameter.tensor.device

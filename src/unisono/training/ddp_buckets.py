@@ -1,8 +1,5 @@
-"""DDP's buckets in shared memory, by the hook that DDP has for its communication.
-
-DDP makes its buckets itself, and tells nobody where. Its hook shows them, one by one, when they are
-full: there they are given the pages of shared memory, once, and are reduced in their place.
-"""
+"""DDP's buckets in shared memory: the hook that DDP has for its communication shows them when they
+are full, and there they are given the pages of shared memory, once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Evaluation on shards of a dataset: results in its order, each once; averages that are exact.
-
-Shards are seldom equal. The last batch is smaller, and samplers pad shards by giving samples out
-twice (torch's DistributedSampler does). Here every sample counts once, whoever has it.
-"""
+"""Evaluation on shards of a dataset, which are seldom equal, and which samplers pad by giving
+samples out twice: here every sample counts once, whoever has it."""
 
 from __future__ import annotations
 

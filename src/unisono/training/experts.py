@@ -1,11 +1,6 @@
-"""Expert parallelism: tokens travel to the ranks that have their experts, and back.
-
-A mixture of experts sends each token to the few experts that a gate chooses for it. The experts are
-cut over the ranks of a group: of `num_experts`, rank r has the r-th of equal shares, in order. How
-many tokens go from one rank to another is known only when the gate has chosen: so every rank says
-first how many it has for each expert, in one small message, and then one all_to_all moves them.
-Both ways have gradients (Lepikhin et al., GShard, 2020; Fedus et al., Switch Transformers, 2021).
-"""
+"""Expert parallelism: tokens travel to the ranks that have their experts, and back (Lepikhin et
+al., GShard, 2020; Fedus et al., Switch Transformers, 2021). Of `num_experts`, rank r has the r-th
+of equal shares. Every rank says first how many tokens it has for each, in one small message."""
 
 from __future__ import annotations
 
@@ -177,11 +172,10 @@ class ExpertParallel(torch.nn.Module):
     `capacity_factor` is that of `dispatch_tokens`. After a call, `dropped` has the share of this
     rank's choices that found no room.
 
-    An expert's gradient comes from the tokens of all ranks. With `loss="mean"` it is that of the
-    mean of the ranks' losses, as GradientSync and DDP leave it in the other parameters, over the
-    same ranks and any more; with `loss="sum"` that of their sum. So the other parameters are
-    averaged over all ranks that have different tokens, the experts' over those with the same
-    experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
+    With `loss="mean"` an expert's gradient is that of the mean of the ranks' losses, as
+    GradientSync and DDP leave it in the other parameters; with `loss="sum"` that of their sum. So
+    the other parameters are averaged over all ranks that have different tokens, the experts' over
+    those with the same experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
 
     Raises ValueError for `top_k` and `loss` that make no sense, and what `dispatch_tokens` raises.
 

@@ -38,8 +38,7 @@ class GradientSync:
 
     Making one is collective: parameters are compared, then those of rank `src`, and its buffers,
     are copied to all (`src=None` leaves them). After that each rank's `finish()` answers the
-    others', once per step. The first step shows in which order backward makes gradients; from then
-    on buckets are filled in rank 0's order.
+    others', once per step.
 
     `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono have
     no second core each, for nothing is hidden behind a backward on the same core. Without `overlap`
@@ -144,7 +143,6 @@ class GradientSync:
     # -- during backward -------------------------------------------------------------------------
 
     def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
-        """A gradient is there."""
         bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(

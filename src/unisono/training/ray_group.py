@@ -42,32 +42,26 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
             internal_kv._internal_kv_del(key)
 
     def destroy_group(self) -> None:
-        """Leave the group."""
         self._comm.close()
         self._store = None
 
     @classmethod
     def backend(cls) -> str:
-        """Ray's name for it."""
         return "UNISONO"
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """It needs nothing else."""
         return True
 
     # Ray passes each tensor in a list of one.
 
     def allreduce(self, tensor: Any, allreduce_options: Any = AllReduceOptions()) -> None:  # noqa: B008
-        """Combine over all ranks, in place."""
         self._comm.all_reduce(_only(tensor), allreduce_options.reduceOp)
 
     def barrier(self, barrier_options: Any = BarrierOptions()) -> None:  # noqa: B008
-        """Wait for all."""
         self._comm.barrier()
 
     def reduce(self, tensor: Any, reduce_options: Any = ReduceOptions()) -> None:  # noqa: B008
-        """Combine over all ranks, in the root's tensor."""
         self._comm.reduce(_only(tensor), reduce_options.root_rank, reduce_options.reduceOp)
 
     def allgather(
@@ -76,11 +70,9 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         tensor: Any,
         allgather_options: Any = AllGatherOptions(),  # noqa: B008
     ) -> None:
-        """Have every rank's tensor."""
         self._comm.all_gather(_only(tensor_list), _only(tensor))
 
     def broadcast(self, tensor: Any, broadcast_options: Any = BroadcastOptions()) -> None:  # noqa: B008
-        """Have the root's tensor."""
         self._comm.broadcast(_only(tensor), broadcast_options.root_rank)
 
     def reducescatter(
@@ -89,16 +81,13 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
         tensor_list: Any,
         reducescatter_options: Any = ReduceScatterOptions(),  # noqa: B008
     ) -> None:
-        """Have one's own part of what is combined."""
         options = reducescatter_options
         self._comm.reduce_scatter(_only(tensor), _only(tensor_list), options.reduceOp)
 
     def send(self, tensor: Any, send_options: SendOptions) -> None:
-        """Send to one rank."""
         self._comm.send(_only(tensor), send_options.dst_rank)
 
     def recv(self, tensor: Any, recv_options: RecvOptions) -> None:
-        """Receive from one rank."""
         self._comm.recv(_only(tensor), recv_options.src_rank)
 
 

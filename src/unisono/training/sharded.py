@@ -1,10 +1,6 @@
-"""An optimizer whose work and state are cut over the ranks of a group.
-
-Every rank has the whole model and its own gradients. A step is a reduce_scatter of the gradients,
-an update of this rank's share, and an all_gather of the parameters: the bytes of one all_reduce,
-and of the optimizer's state each rank holds one part in `size`. Known as ZeRO, stages 1 and 2
-(Rajbhandari et al., 2020).
-"""
+"""An optimizer whose work and state are cut over the ranks of a group: ZeRO, stages 1 and 2
+(Rajbhandari et al., 2020). A step is a reduce_scatter of the gradients, an update of this rank's
+share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
 from __future__ import annotations
 
@@ -72,10 +68,9 @@ class ShardedOptimizer:
 
     `parameters` is a module, a list of parameters, or of dicts with "params" and options of their
     own, as torch's optimizers take them; `make` is called with this rank's shares. Making one is
-    collective, and copies the parameters of rank `src` to all (`src=None` leaves them); they become
-    views of one tensor for each group and dtype. `unused` is as in GradientSync, except that under
-    "zero" a parameter that no rank has a gradient for is updated, too, with zero. There is no
-    GradientSync or DDP beside it: it takes the mean of the gradients itself.
+    collective, and copies the parameters of rank `src` to all (`src=None` leaves them). `unused` is
+    as in GradientSync, except that under "zero" a parameter that no rank has a gradient for is
+    updated, too, with zero. It takes the mean of the gradients itself, without GradientSync or DDP.
 
     `inner` is the optimizer of this rank's shares: schedulers take it. Raises ValueError, on every
     rank, if the ranks' parameters or groups differ.

@@ -7,6 +7,7 @@ nccl and mpi are watched from then on.
 monitor.py                    the watching thread; settings.py: what it is told
 calls.py                      calls of all groups that hang together: who waits for whom in them
 diagnose.py                   from records to a verdict
+equality.py                   ranks whose numbers differ
 alignment.py, steps.py        ranks that are shifted, by their lines; within a step
 slow.py                       a rank for which the others wait, again and again
 report.py, failure.py         what is said, saved and read again; the report of an exception
@@ -27,8 +28,8 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 from unisono import torch_support
 from unisono.comm.engine import compare_shapes
@@ -49,6 +50,7 @@ __all__ = [
     "RankReport",
     "Report",
     "Summary",
+    "check_equal",
     "is_on",
     "load",
     "reports",
@@ -58,6 +60,9 @@ __all__ = [
     "summary",
     "trace",
 ]
+
+if TYPE_CHECKING:
+    import torch
 
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
@@ -121,6 +126,8 @@ def stop() -> None:
     exceptions.diagnose = torch_support.listener = None
     compare_shapes(by_default=False)
     steps.stop_counting()
+    if "unisono.watch.equality" in sys.modules:
+        sys.modules["unisono.watch.equality"].stop_checking()
     atexit.unregister(_at_exit)
     if monitor is not None:
         if _detach is not None:
@@ -143,9 +150,13 @@ def _watch_torch() -> None:
     global _detach
     if _monitor is not None:
         from unisono.watch.attach import attach, detach
+        from unisono.watch.equality import check_every_ddp
 
+        settings = _monitor.settings
         steps.count_training_steps()
-        attach(_monitor.settings.check, _explain, _before_leaving)
+        attach(settings.check, _explain, _before_leaving, _monitor.tell)
+        if settings.equal_every:
+            check_every_ddp(settings.equal_every, _monitor.tell)
         _detach = detach
 
 
@@ -199,6 +210,32 @@ def step() -> None:
     ...     comm.barrier()
     """
     steps.mark()
+
+
+def check_equal(
+    model: torch.nn.Module, *, every: int = 100, skip: Collection[str] = ()
+) -> dict[str, str]:
+    """Compare the ranks' copies of `model` before its first forward pass in training, and then
+    before every `every`-th: parameters, buffers, and the state of optimizers, bit by bit. A report
+    names the rank, the tensor, and since which pass they differ. Every rank calls it; the ranks are
+    those of the model's DDP, else all. Starts the watch where it is off.
+
+    Shards (of FSDP, tensor and expert parallelism, ZeRO), the statistics of BatchNorm, what DDP is
+    told to ignore and names in `skip` are not compared: returned is why, by name.
+
+    Raises ValueError if `every` is below 1.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    >>> sorted(unisono.watch.check_equal(model, skip=["0.bias"]))
+    ['0.bias', '1.num_batches_tracked', '1.running_mean', '1.running_var']
+    >>> unisono.watch.stop()
+    """
+    from unisono.watch.equality import EqualityCheck
+
+    if _monitor is None:
+        start()
+    assert _monitor is not None
+    return EqualityCheck(model, every, skip, _monitor.tell).skipped()
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,13 @@ from unisono.comm.engine import Operation, Status
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
 from unisono.processes import boot_id, namespace
 from unisono.watch.calls import MOST_MEMBERS, PARTLY_HERE
+from unisono.watch.equality import Tell, guard_sends
+from unisono.watch.host_parts import HostPart
 from unisono.watch.monitor import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
 
@@ -34,9 +37,9 @@ _torch: Any = c10d
 _logger = logging.getLogger("unisono")
 
 
-def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
+def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell) -> None:
     """Have torch put a watched group instead of every group that it makes from now on.
-    `leave` is called before one is destroyed."""
+    `leave` is called before one is destroyed, `tell` with what is found where calls are checked."""
     detach()
     if torch.cuda.is_available():
         notice_captures()
@@ -52,7 +55,9 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None]) -> None:
             raise
         end(Status.OK)
         if isinstance(group, dist.ProcessGroup) and store is not None:
-            group = _watch_group(group, store, check, explain, leave)
+            group = _watch_group(group, store, args[2], check, explain, leave)
+            if check:
+                guard_sends(group, tell)
         return group, store
 
     helper.original = original  # type: ignore[attr-defined]
@@ -91,7 +96,12 @@ def _records_of_world() -> Any:
 
 
 def _watch_group(
-    inner: Any, store: Any, check: bool, explain: Explain, leave: Callable[[], None]
+    inner: Any,
+    store: Any,
+    global_ranks: Sequence[int],
+    check: bool,
+    explain: Explain,
+    leave: Callable[[], None],
 ) -> Any:
     world = _torch._world
     ours = isinstance(getattr(inner, "comm", None), Communicator)  # which keeps records itself
@@ -101,11 +111,13 @@ def _watch_group(
     if not any(name in backend for name in (*_WATCHED, "undefined")):
         return inner
     try:
-        ledger, members = _open_ledger(inner, _torch.PrefixStore("unisono_watch", store), backend)
+        own = _torch.PrefixStore("unisono_watch", store)
+        ledger, members = _open_ledger(inner, own, backend, global_ranks)
     except (UnisonoError, RuntimeError, OSError) as error:
         _logger.warning("unisono.watch: group %s is not watched: %s", inner.group_name, error)
         return inner
-    watched = WatchedProcessGroup(inner, ledger, members, check, explain, leave)
+    compares = check and ledger.is_whole
+    watched = WatchedProcessGroup(inner, ledger, members, compares, explain, leave)
     kind = _torch.Backend.backend_type_map
     for device in inner._device_types:
         name = str(inner._get_backend(device).name())
@@ -119,8 +131,11 @@ def _watch_group(
     return watched
 
 
-def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int]]:
-    """The ledger of the members on this machine, and who they are."""
+def _open_ledger(
+    inner: Any, store: Any, backend: str, global_ranks: Sequence[int]
+) -> tuple[Ledger, list[int]]:
+    """The ledger of the members on this machine, and whose places it has: theirs, or those of all
+    where the other hosts can be asked."""
     rank, size = inner.rank(), inner.size()
     timeout_s = 60.0
     said = BoundedStore(store, Deadline(timeout_s).left_s)
@@ -130,18 +145,31 @@ def _open_ledger(inner: Any, store: Any, backend: str) -> tuple[Ledger, list[int
     name = "world" if description == "default_pg" else str(inner.group_name)
     if description not in ("default_pg", "undefined", ""):
         name = description
+    part = None
     if len(mine) < size:
-        name += PARTLY_HERE
+        try:
+            part = HostPart.open(store, rank, size, name, global_ranks, Deadline(timeout_s))
+        except (UnisonoError, OSError) as error:
+            _logger.warning("unisono.watch: group %s is watched host by host: %s", name, error)
+        if part is not None and list(part.placement.here) != mine:  # it has several PID namespaces
+            part.close()
+            part = None
+        name += PARTLY_HERE if part is None else ""
     ledger = Ledger.open(
         StoreAnnouncements(_torch.PrefixStore(f"from {mine[0]}", store)),
         mine.index(rank),
         len(mine),
         name=name,
-        backend=backend,
+        introduction=part.introduction(backend) if part else f"{name}{BACKEND_MARK}{backend}",
         global_rank=dist.get_rank() if dist.is_initialized() else rank,
         timeout_s=timeout_s,
+        places=mine if part else (),
+        of=size if part else 0,
     )
-    return ledger, mine
+    if part is None:
+        return ledger, mine
+    ledger.on_close = part.close
+    return ledger, list(range(size))
 
 
 def _host() -> str:

@@ -91,17 +91,18 @@ class Wait:
                 if last_call_number(other) >= record.call or other is self.member
             }
             return [rank for rank in range(self.group.size) if rank not in here]
-        if record.peer is None or record.peer >= self.group.size:  # anybody; somebody elsewhere
-            return []
-        return [] if self._is_matched() else [record.peer]
+        mine = self.member.rank
+        peers = [rank for rank in range(self.group.size) if record.peer in (rank, None)]
+        matched = any(self._is_matched_by(rank) for rank in peers)
+        return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
 
     def is_for_anybody(self) -> bool:
         """Whether it receives from anybody: then it may wait for as long as it takes."""
         return self.record.tag is not None and self.record.peer is None
 
-    def _is_matched(self) -> bool:
-        """Whether the rank at the other end of a message is there."""
-        other = find_member(self.group, self.record.peer)
+    def _is_matched_by(self, rank: int) -> bool:
+        """Whether this rank has come to the other end of a message."""
+        other = find_member(self.group, rank)
         kind = "recv" if self.record.operation == "send" else "send"
         return other is not None and any(
             there.operation == kind

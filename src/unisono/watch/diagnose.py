@@ -45,7 +45,9 @@ class Whereabouts:
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
     it is inside a call of a communication library, as far as its stack tells; `source` are the
-    lines around `location`, `callers` the user's lines that led there, the nearest first.
+    lines around `location`, `callers` the user's lines that led there, the nearest first. `phase`
+    is the part of an iteration that it is in. `notes` tell of its children, and of threads that
+    died; `is_abandoned` says that it waits, perhaps for one of these.
     """
 
     state: str = ""
@@ -55,6 +57,9 @@ class Whereabouts:
     stack: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     callers: tuple[str, ...] = ()
+    phase: str = ""
+    notes: tuple[str, ...] = ()
+    is_abandoned: bool = False
 
 
 Ask = Callable[[Process], Whereabouts]
@@ -146,18 +151,8 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
         odd = f"{name_ranks(culprits)} differs from the others: " if len(culprits) == 1 else ""
         verdict = f"parts of {name} do not fit: {odd}{sizes.verdict()}"
         details = [f"rank {rank}: {sizes.of_rank(rank)}" for rank in range(group.size)]
-    found = Report(
-        kind="mismatch",
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=first.operation,
-        call=number,
-        culprits=tuple(culprits) or tuple(range(group.size)),
-        site=line_of(first.site),
-        details=tuple(_global(group, line) for line in details),
-        ranks=_all_ranks(group),
-    )
+    who = culprits or range(group.size)
+    found = _report(group, "mismatch", verdict, first, number, who, details, _all_ranks(group))
     return add_history(found, [group])
 
 
@@ -217,17 +212,37 @@ def _mismatch(
         did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
         verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
+    ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
+    lines = [line.strip() for line in details[:-1]]
+    who = culprits or sorted(records)
+    return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+
+
+def _report(
+    group: GroupRecords,
+    kind: str,
+    verdict: str,
+    record: Record,
+    number: int | None,
+    culprits: Iterable[int],
+    details: Iterable[str],
+    ranks: tuple[RankReport, ...],
+    site: str | None = None,
+    waited_s: float = 0.0,
+) -> Report:
+    """A report about a call of a group, as `record` shows it."""
     return Report(
-        kind="mismatch",
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=first.operation,
-        call=number,
-        culprits=tuple(culprits) or tuple(sorted(records)),
-        site=line_of(first.site),
-        details=tuple(_global(group, line.strip()) for line in details[:-1]),
-        ranks=tuple(_named(member, member.rank in records) for member in group.ranks),
+        kind,
+        _global(group, verdict),
+        group.name,
+        group.backend,
+        record.operation,
+        number,
+        tuple(culprits),
+        line_of(record.site) if site is None else site,
+        waited_s,
+        tuple(_global(group, line) for line in details),
+        ranks,
     )
 
 
@@ -237,21 +252,13 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     if shift is None:
         return None
     example = shift.examples[0]
-    found = Report(
-        kind="apart",
-        verdict=_global(group, sentence(group, shift)),
-        group=group.name,
-        backend=group.backend,
-        operation=example.operation,
-        call=shift.first,
-        culprits=shift.odd or tuple(range(group.size)),
-        site=line_of(example.site),
-        details=tuple(
-            _global(group, f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}")
-            for rank, count in enumerate(shift.counts)
-        ),
-        ranks=_all_ranks(group),
-    )
+    details = [
+        f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
+        for rank, count in enumerate(shift.counts)
+    ]
+    who, verdict = shift.odd or range(group.size), sentence(group, shift)
+    ranks = _all_ranks(group)
+    found = _report(group, "apart", verdict, example, shift.first, who, details, ranks)
     return add_history(found, [group])
 
 
@@ -289,6 +296,7 @@ def _follow(
             continue
         own = waits(groups, other.process) or _just_failed(groups, other.process)
         further = [following for following in own if following.missing()]
+        further = [known for known in further if not known.is_for_anybody()] or further
         if not further:
             return path, rank
         for following in further:
@@ -310,6 +318,18 @@ def _is_victim(group: GroupRecords, rank: int) -> bool:
     """Whether a rank that does not come has itself seen a call fail: others are to blame first."""
     member = find_member(group, rank)
     return member is not None and any(record.state == "failed" for record in member.records[-2:])
+
+
+def is_certain(report: Report, ask: Ask) -> bool:
+    """Whether a hang cannot resolve: a circle, a rank that has left, a thread that is dead."""
+    if report.kind == "cycle":
+        return True
+    for rank in report.ranks:
+        if rank.rank in report.culprits and rank.pid:
+            where = ask((rank.host, rank.pid))
+            has_left = report.kind == "lost" and "stopped" not in where.state
+            return has_left or (report.kind == "hang" and where.is_abandoned)
+    return False
 
 
 def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
@@ -361,24 +381,28 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verdict += f": {it} {where}"
     if odd.state:
         verdict += f" after {odd.last or '0 calls'}"
-    site, kind, culprits = line_of(odd.place), "lost" if odd.state else "hang", tuple(who)
-    found = Report(
-        kind=kind,
-        verdict=_global(group, verdict),
-        group=group.name,
-        backend=group.backend,
-        operation=record.operation,
-        call=record.call,
-        culprits=culprits,
-        site=site or line_of(odd.last.partition("(")[2].rstrip(")")),
+    details = [
+        f"rank {rank.rank}'s {note}"
+        for rank in ranks
+        if rank.rank in who and rank.pid
+        for note in ask_once((rank.host, rank.pid)).notes
+    ]
+    if odd.state in _ENDED and record.tag is None:
+        details.append(_ASK_FOR_BRANCH)
+    found = _report(
+        group,
+        "lost" if odd.state else "hang",
+        verdict,
+        record,
+        record.call,
+        who,
+        details,
+        tuple(ranks),
+        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
-        details=(
-            *(f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]),
-            *([_ASK_FOR_BRANCH] if odd.state in _ENDED and record.tag is None else []),
-        ),
-        ranks=tuple(ranks),
     )
-    return _shifted(group, found)
+    waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
+    return _shifted(group, replace(found, details=(*waiting, *found.details)))
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -401,17 +425,17 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
             f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
             "machine has not, or what they send does not arrive; its own watch knows more"
         )
-    return Report(
-        kind="stalled" if stopped else "elsewhere",
-        verdict=_global(wait.group, verdict),
-        group=wait.group.name,
-        backend=wait.group.backend,
-        operation=wait.record.operation,
-        call=wait.record.call,
-        culprits=tuple(member.rank for member in stopped),
+    return _report(
+        wait.group,
+        "stalled" if stopped else "elsewhere",
+        verdict,
+        wait.record,
+        wait.record.call,
+        (member.rank for member in stopped),
+        (),
+        tuple(ranks),
         site=at,
         waited_s=time.monotonic() - wait.record.arrived_s,
-        ranks=tuple(ranks),
     )
 
 

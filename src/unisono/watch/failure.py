@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 
 from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.errors import (
@@ -19,7 +18,7 @@ from unisono.watch.calls import CREATIONS, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, describe_rank, hang, mismatch
 from unisono.watch.job_view import JobView, look_at_job, may_ask
 from unisono.watch.report import Report, add_history
-from unisono.watch.stacks import is_users, short_path
+from unisono.watch.stacks import describe_error
 
 _LAST = 256
 
@@ -128,10 +127,4 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
 def describe_own_end() -> str:
     """How this process ends, for a sentence that begins with its rank."""
     error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException):
-        return "has ended"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
-    at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
-    text = str(error).strip().partition("\n")[0][:100]
-    return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"
+    return describe_error(error) if isinstance(error, BaseException) else "has ended"

@@ -105,7 +105,10 @@ def look_at_job(
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
-        return known[process] if process in known else where(process)
+        found = known.get(process)
+        if found is None:
+            found = where(process) if process[0] == host else Whereabouts()
+        return found
 
     return JobView(groups, ask, (host, os.getpid()), tuple(silent))
 

@@ -29,11 +29,19 @@ from unisono.watch.calls import (
     with_creations,
 )
 from unisono.watch.host_traces import HostTraces
-from unisono.watch.job_view import EAGER_HOSTS, JobView, host_number, look_at_job, own_groups
+from unisono.watch.job_view import (
+    EAGER_HOSTS,
+    JobView,
+    host_number,
+    look_at_job,
+    open_links,
+    own_groups,
+    own_host,
+)
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
 from unisono.watch.slow import Slowness
-from unisono.watch.stack_server import StackServer, request_stacks, whereabouts
+from unisono.watch.stack_server import StackServer, whereabouts
 from unisono.watch.stacks import WATCHING
 from unisono.watch.traces import Trace
 
@@ -50,6 +58,8 @@ _PATIENT_TIMES = 3
 """How many times as long the hosts beyond the first eight wait before they ask all others."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
+_OVER_HOSTS_S = 5.0
+"""How often the first rank looks at groups over hosts."""
 _SHIFTED, _SLOW = -2, -3
 """Stand for a call's number where a step is meant, or all calls."""
 
@@ -81,6 +91,8 @@ class Monitor:
         self._follow_again_s = 0.0
         self._stop = threading.Event()
         self._look_again_s = 0.0
+        self._over_hosts: list[GroupRecords] = []
+        self._over_hosts_again_s = 0.0
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
 
@@ -95,7 +107,7 @@ class Monitor:
 
     def leave_to_parent(self) -> None:
         """In a forked child: let go of what the parent has."""
-        self._stack_server.close()
+        self._stack_server.leave_to_parent()
         watched_groups.clear()
 
     def explain(self, group: Any) -> Report | None:
@@ -103,11 +115,10 @@ class Monitor:
         end = time.monotonic() + _GRACE_S
         while True:
             self.endings |= group.ledger.endings()
-            groups = snapshot([os.getpid()], _LAST)
-            request_stacks(member.pid for known in groups for member in known.ranks)
+            view = look_at_job(self.where, _LAST)
             own = [
                 wait
-                for wait in newest_calls(groups, os.getpid())
+                for wait in newest_calls(view.groups, view.me)
                 if wait.group.name == group.ledger.name
                 and wait.group.backend not in ("unisono", CREATIONS)
             ]
@@ -116,7 +127,7 @@ class Monitor:
                 sizes = self._sizes_of(own[0].group, number)
                 report: Report | None = diagnose.unequal_splits(own[0].group, number, sizes)
             else:
-                report = diagnose.hang(groups, own[0], self.where) if own else None
+                report = diagnose.hang(view.groups, own[0], view.where) if own else None
             settled = report is not None and report.kind != "hang"
             if settled or time.monotonic() > end:
                 self._explained.add(group.ledger.name)
@@ -129,9 +140,15 @@ class Monitor:
         """Report calls of watched groups that differ, before the records go; and leave none open
         that is over."""
         self._retire()
-        self._look_for_differences(with_creations(read_process(os.getpid(), _LAST)))
+        groups = [*_whole(with_creations(read_process(os.getpid(), _LAST))), *self._over_hosts]
+        self._look_for_differences(groups)
         self._look_at_steps()
-        self._look_for_slow_ranks(read_process(os.getpid(), _LAST), at_the_end=True)
+        self._look_for_slow_ranks(groups, at_the_end=True)
+
+    def tell(self, report: Report, speaks: bool = True) -> None:
+        """Keep a report that somebody else has made; log it, too, where this rank `speaks`."""
+        if self._keep(report, ((0, 0), len(self.reports))) and speaks:
+            _logger.warning("unisono.watch: %s", report)
 
     def tell_failures(self, error: BaseException | None) -> None:
         """This process ends by `error`: log why, if it came out of a watched group's call and
@@ -229,9 +246,10 @@ class Monitor:
         me = os.getpid()
         now = time.monotonic()
         groups = own_groups(with_creations(read_process(me, _LAST)))
-        self._look_for_differences(groups)
+        self._look_over_hosts()
+        self._look_for_differences([*_whole(groups), *self._over_hosts])
         self._look_at_steps()
-        self._look_for_slow_ranks(groups)
+        self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -250,9 +268,20 @@ class Monitor:
                 if self._keep(report, key) and self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
                     self._awaited[key] = still[0]
-                if report.kind == "cycle":
+                if diagnose.is_certain(report, view.where):
                     tell_launcher(report.to_text())
         self._tell_what_went_on(groups)
+
+    def _look_over_hosts(self) -> None:
+        """Have the lowest rank of all, in a job over few hosts, see the groups over hosts whole."""
+        links = open_links()
+        is_due = time.monotonic() >= self._over_hosts_again_s
+        if not is_due or not links or links[0].me or links[0].hosts.count > EAGER_HOSTS:
+            return
+        self._over_hosts_again_s = time.monotonic() + _OVER_HOSTS_S
+        answer = self._stack_server.answer_if_asked
+        view = look_at_job(self.where, _LAST, wants_stacks=False, meanwhile=answer)
+        self._over_hosts = [group for group in view.groups if group.is_part]
 
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Say of calls that were reported to hang that they do not any more."""
@@ -291,8 +320,7 @@ class Monitor:
     def _tell_mismatch(self, group: GroupRecords, report: Report) -> None:
         """Report that calls differ, once; the job may end by it."""
         if self._is_lowest(group):  # which asks all others where they are
-            request_stacks(member.pid for member in group.ranks)
-            report = diagnose.with_stacks(report, group, self.where)
+            report = diagnose.with_stacks(report, group, look_at_job(self.where, 1).where)
         if self._keep(report, (group.segment, -1)) and self._is_lowest(group):
             _logger.warning("unisono.watch: %s", report)
             tell_launcher(report.to_text())
@@ -302,7 +330,7 @@ class Monitor:
         that they do not fit; None if they do not."""
         end = time.monotonic() + _TOLD_S
         watched = next((one for one in watched_groups if one.ledger.name == group.name), None)
-        while watched is not None and time.monotonic() < end:
+        while watched is not None and watched.ledger.is_whole and time.monotonic() < end:
             told = watched.tell_splits(number)
             if None not in told:
                 return PairwiseSizes([one[0] for one in told], [one[1] for one in told])
@@ -314,7 +342,7 @@ class Monitor:
         see that by comparing calls."""
         if not steps.are_counted:
             return
-        for group in read_process(os.getpid(), _LAST_OF_STEPS):
+        for group in [*_whole(read_process(os.getpid(), _LAST_OF_STEPS)), *self._over_hosts]:
             if (group.segment, _SHIFTED) in self._reported or (group.segment, -1) in self._reported:
                 continue
             known = self._steps.setdefault(group.segment, steps.Steps())
@@ -331,10 +359,11 @@ class Monitor:
         """Say that the others wait for one rank, once that has been so for a while; and at the
         end, if there is much more to say then."""
         for group in groups:
-            if len(group.ranks) < max(2, group.size) or group.ranks[0].pid != os.getpid():
+            is_mine = group.ranks[0].pid == os.getpid() and group.ranks[0].host in ("", own_host())
+            if len(group.ranks) < max(2, group.size) or not is_mine:
                 continue
             known = self._slowness.setdefault(group.segment, Slowness())
-            known.look(group, self.where)
+            known.look(group, self._where_now)
             told_s = self._slow_told_s.get(group.segment, 0.0)
             if known.seen_s < (2 * told_s or self.settings.hang_s) or (told_s and not at_the_end):
                 continue
@@ -345,6 +374,8 @@ class Monitor:
 
     def _is_lowest(self, group: GroupRecords) -> bool:
         """Whether this process is the lowest living rank of a group."""
+        if group.is_part:
+            return group.ranks[0].process == (own_host(), os.getpid())
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 
@@ -386,10 +417,16 @@ class Monitor:
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
-        """Whether this rank tells it: the lowest of those who wait and can speak."""
+        """Whether this rank tells it: the lowest of those who wait in the call that the report is
+        about, and can speak. Others may wait for them elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
             return wait.member.global_rank == min(report.culprits)
-        alike = [wait]
+        about = report.group, report.call, report.operation
+        alike = [
+            other
+            for other in waits(view.groups)
+            if (other.group.name, other.record.call, other.record.operation) == about
+        ] or [wait]
         if report.kind == "cycle":  # ranks of several calls: whoever asks for a host may tell it
             alike = [other for other in waits(view.groups) if _is_in(other.member, report)]
         waiting = [
@@ -404,9 +441,23 @@ class Monitor:
         """Where a process of this host is."""
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
 
+    def _where_now(self, process: Process) -> diagnose.Whereabouts:
+        """The same for somebody who asks often; nothing of a process of another host."""
+        if process[0] not in ("", own_host()):
+            return diagnose.Whereabouts()
+        return whereabouts(process[1], {}, self._stack_server.answer_if_asked, with_children=False)
+
+
+def _whole(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
+    """Without those of which other hosts have a part, too; of many hosts each looks at its own."""
+    are_many = any(links.hosts.count > EAGER_HOSTS for links in open_links())
+    return [group for group in groups if are_many or not group.is_part]
+
 
 def _with_all_records(group: GroupRecords) -> GroupRecords:
     """A group with all that is known of its calls: why they differ may lie far back."""
+    if group.is_part:
+        return group
     known = with_creations(read_process(os.getpid()))
     return next((found for found in known if found.segment == group.segment), group)
 

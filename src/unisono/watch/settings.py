@@ -21,12 +21,14 @@ HANG_S = 30.0
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, "" for nowhere."""
+    reports are saved, "" for nowhere. `equal_every`: before how many forward passes of DDP numbers
+    are compared, 0 for none."""
 
     hang_s: float = HANG_S
     check: bool = False
     stack_signal: int = DEFAULT_SIGNAL
     folder: str = ""
+    equal_every: int = 0
 
 
 def settings_of(
@@ -66,7 +68,8 @@ def settings_of(
             raise UnisonoError(problem) from None
         _log.warning("%s: reports are not saved", problem)
         folder = ""
-    return WatchSettings(hang_s, check, stack_signal, folder)
+    equal_every = read(variables.WATCH_EQUAL) or 0
+    return WatchSettings(hang_s, check, stack_signal, folder, equal_every)
 
 
 def is_wanted() -> bool:

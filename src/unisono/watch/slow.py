@@ -35,6 +35,7 @@ class Slowness:
         self._lates: Counter[int] = Counter()
         self._waited_s: Counter[int] = Counter()
         self._places: Counter[str] = Counter()
+        self._phases: Counter[str] = Counter()
         self._ask_again_s = 0.0
 
     def look(self, group: GroupRecords, ask: Ask) -> None:
@@ -63,6 +64,7 @@ class Slowness:
             if not where.in_call and where.location:
                 doing = f", in {where.doing}" if where.doing else ""
                 self._places[f"{line_of(where.location)}{doing}"] += 1
+                self._phases[where.phase] += 1
 
     def _slow(self, group: GroupRecords) -> RankRecords | None:
         """The rank for which the others wait."""
@@ -89,6 +91,8 @@ class Slowness:
         for place, times in self._places.most_common(1):
             site = place.partition(",")[0]
             verdict += f"; {times} of {self._places.total()} times it was in {place}"
+            phase = self._phases.most_common(1)[0][0]
+            verdict += f" (phase: {phase})" if phase else ""
         report = Report(
             kind="slow",
             verdict=verdict,

@@ -23,19 +23,29 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import takewhile
 
 from unisono.errors import UnisonoError
-from unisono.processes import describe_zombie, handles_signal, kernel_function, state_of
+from unisono.processes import (
+    children_of,
+    describe_zombie,
+    handles_signal,
+    kernel_function,
+    state_of,
+)
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.report import build
 from unisono.watch.stacks import (
     Stack,
     as_text,
+    ended_threads,
     from_faulthandler,
     is_users,
     lines_around,
+    note_ended_thread,
     of_program,
     own_stacks,
+    short_path,
 )
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
@@ -55,6 +65,11 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", "scatter")
 _MOST_LINES = 40
 _CALLERS = 4
+_MOST_CHILDREN = 4
+_WAITS = ("get", "join", "acquire", "wait", "result")
+"""How the calls end in which a program waits for its own threads."""
+_childs_files: list[int] = []
+"""In a forked child: where it writes its stacks."""
 
 
 class StackServer:
@@ -64,6 +79,11 @@ class StackServer:
         self._file = os.memfd_create("unisono-stack-server", os.MFD_CLOEXEC)
         self._stacks = os.memfd_create("unisono-stacks", os.MFD_CLOEXEC)
         self._signal = _reserve(number, self._stacks)
+        self._usual_hook = threading.excepthook
+        threading.excepthook = self._note_ended_thread
+        ended_threads.clear()
+        while _childs_files:  # of our parent's server: this one is our own
+            os.close(_childs_files.pop())
         os.ftruncate(self._file, _BYTES)
         self._memory = mmap.mmap(self._file, _BYTES)
         _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid(), self._signal)
@@ -87,9 +107,24 @@ class StackServer:
         """Stop answering."""
         if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
             faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
+        if threading.excepthook == self._note_ended_thread:
+            threading.excepthook = self._usual_hook
         self._memory.close()
         os.close(self._file)
         os.close(self._stacks)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: answer nobody, but write stacks down on the signal, for whoever asks
+        where the parent is."""
+        self.close()
+        if self._signal:
+            _childs_files.append(os.memfd_create("unisono-stacks", os.MFD_CLOEXEC))
+            _reserve(self._signal, _childs_files[-1])
+
+    def _note_ended_thread(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            note_ended_thread(args.thread, args.exc_value)
+        self._usual_hook(args)
 
 
 def _reserve(number: int, descriptor: int) -> int:
@@ -200,8 +235,10 @@ def whereabouts(
     pid: int,
     endings: Mapping[int, str] | None = None,
     meanwhile: Callable[[], object] = lambda: None,
+    with_children: bool = True,
 ) -> Whereabouts:
-    """Where process `pid` is. `endings` says how processes ended, as far as that is known."""
+    """Where process `pid` is. `endings` says how processes ended, as far as that is known;
+    `with_children` has its forked children interrupted, too."""
     state = state_of(pid)
     if state.has_ended:
         how = (endings or {}).get(pid) or describe_zombie(pid) or "has ended"
@@ -216,14 +253,36 @@ def whereabouts(
     program = of_program(stacks)
     frame = program.program_frame()
     lines = as_text(stack for stack in stacks if not stack.thread.startswith("unisono"))
+    doing = frame.doing if frame else ""
+    ended = [f"thread {stack.thread} {stack.ended}" for stack in stacks if stack.ended]
     return Whereabouts(
         location=str(frame) if frame else "",
-        doing=frame.doing if frame else "",
+        doing=doing,
         in_call=is_in_call(stacks, program),
         stack=tuple(lines[:_MOST_LINES]),
         source=lines_around(frame.file, frame.line) if frame else (),
         callers=tuple(str(found) for found in program.frames if is_users(found.file))[1:_CALLERS],
+        phase=stacks[0].phase,
+        notes=(*ended, *(_of_children(pid, meanwhile) if with_children else ())),
+        is_abandoned=bool(ended) and doing.rpartition(".")[2] in _WAITS,
     )
+
+
+def _of_children(pid: int, meanwhile: Callable[[], object]) -> list[str]:
+    """Where the forked children of a watched process are, if they are in the user's code."""
+    found = []
+    for child in children_of(pid)[:_MOST_CHILDREN]:
+        with contextlib.suppress(OSError, UnisonoError):
+            with _open(pid, "unisono-stack-server") as file:
+                number = _HEAD.unpack(os.pread(file, _HEAD.size, 0))[2]
+            for stack in _ask_by_signal(child, number, meanwhile)[:1]:
+                own = takewhile(lambda frame: frame.function != "_bootstrap", stack.frames)
+                frame = next((frame for frame in own if is_users(frame.file)), None)
+                if frame is not None:
+                    doing = f", in {frame.doing}" if frame.doing else ""
+                    at = f"{short_path(frame.file)}:{frame.line}"
+                    found.append(f"child process {child} is in {at}{doing}")
+    return found
 
 
 def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
@@ -234,7 +293,7 @@ def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
     folders = (_PACKAGE, f"{torch}distributed{os.sep}")
     for stack in stacks:
         frames = [frame for frame in stack.frames if frame.file != threading.__file__]
-        if not frames or stack.thread.startswith("unisono"):
+        if not frames or stack.ended or stack.thread.startswith("unisono"):
             continue
         innermost = frames[0]  # of those who wait, not of the means by which they do
         if innermost.file.startswith(folders):

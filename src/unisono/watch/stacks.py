@@ -8,9 +8,13 @@ import os
 import re
 import sys
 import threading
+import traceback
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+
+from unisono.watch import steps
 
 _FAULTHANDLER_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
@@ -25,6 +29,7 @@ WATCHING = "unisono watch"
 """The name of the watching thread."""
 
 _LONGEST_NAME = 80
+_MOST_ENDED = 8
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """A thread's frames, innermost first."""
+    """A thread's frames, innermost first. Of one that an exception has ended, `ended` says how; of
+    the main thread `phase` says in which part of an iteration it is, where that is known."""
 
     thread: str
     frames: tuple[Frame, ...]
+    ended: str = ""
+    phase: str = ""
 
     def program_frame(self) -> Frame | None:
         """The innermost frame of the user's program; of any program where there is none."""
@@ -53,24 +61,58 @@ class Stack:
         return next(own, self.frames[0] if self.frames else None)
 
 
+ended_threads: deque[Stack] = deque(maxlen=_MOST_ENDED)
+"""Threads of this process that exceptions have ended, while it was watched."""
+
+
 def of_program(stacks: Sequence[Stack]) -> Stack:
     """The stack that tells where the program is: the main thread's, unless that is nowhere in the
     user's files and another one is."""
-    own = (stack for stack in stacks if any(is_users(frame.file) for frame in stack.frames))
+    own = (
+        stack
+        for stack in stacks
+        if not stack.ended and any(is_users(frame.file) for frame in stack.frames)
+    )
     return next(own, stacks[0])
 
 
 def own_stacks() -> list[Stack]:
-    """The stacks of all threads of this process but the watching one, the main thread's first."""
+    """The stacks of all threads of this process but the watching one, the main thread's first; and
+    of those that have ended by an exception."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
     order = sorted(frames, key=lambda ident: ident != main)
-    return [
-        Stack(name, _frames_of(frames[ident]))
+    living = [
+        Stack(name, _frames_of(frames[ident]), phase=steps.phase if ident == main else "")
         for ident in order
         if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
+    return [*living, *ended_threads]
+
+
+def note_ended_thread(thread: threading.Thread | None, error: BaseException) -> None:
+    """Remember how an exception has ended a thread, and where."""
+    found = traceback.extract_tb(error.__traceback__)
+    frames = (Frame(at.filename, at.lineno or 0, at.name) for at in reversed(found))
+    ended_threads.append(Stack(thread.name if thread else "?", (*frames,), describe_error(error)))
+
+
+def describe_error(error: BaseException) -> str:
+    """ "raised ValueError (no such file) at data.py:41 in load" """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users(frame.filename)] or frames[-1:]
+    at = f" at {short_path(own[-1].filename)}:{own[-1].lineno} in {own[-1].name}" if own else ""
+    text = str(error).strip().partition("\n")[0][:100]
+    return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"
+
+
+def calling_line() -> str:
+    """The line of the user's program that led here: "train.py:88"; "" where none did."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def from_faulthandler(text: str) -> list[Stack]:
@@ -176,6 +218,6 @@ def as_text(stacks: Iterable[Stack]) -> list[str]:
     """The stacks for a reader, one line per frame."""
     lines = []
     for stack in stacks:
-        lines.append(f"{stack.thread}:")
+        lines.append(f"{stack.thread}{stack.ended and f' {stack.ended}'}:")
         lines += [f"  {frame}" for frame in stack.frames]
     return lines

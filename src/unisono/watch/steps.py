@@ -9,7 +9,7 @@ a call was made: the last call of a step has one number on all ranks, until one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,25 +29,30 @@ are_marked = False
 """Whether the program marks its steps itself."""
 are_forward = False
 """Whether the forward passes of DDP are the steps."""
+phase = ""
+"""The part of an iteration that the program is in: data, forward, backward or optimizer."""
 
 
 def mark() -> None:
     """The calling thread begins its next step."""
     global are_marked
     are_marked = True
-    stop_counting()
+    if "optimizer" in _hooks:
+        _hooks.pop("optimizer").remove()
     _count()
 
 
 def count_training_steps() -> None:
     """Count the forward passes of every DDP that is made from now on, or, while there are none, the
     steps of torch's optimizers, as steps of their thread."""
-    from torch.nn.modules.module import register_module_module_registration_hook
-    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.optim import optimizer
 
-    if not _hooks and not are_marked:
-        _hooks["optimizer"] = register_optimizer_step_post_hook(_count)
-        _hooks["module"] = register_module_module_registration_hook(_notice_ddp)
+    if not _hooks:
+        _hooks["begin"] = optimizer.register_optimizer_step_pre_hook(_enter("optimizer"))
+        _hooks["end"] = optimizer.register_optimizer_step_post_hook(_enter("data"))
+        _hooks["module"] = each_ddp(_follow_ddp)
+        if not are_marked:
+            _hooks["optimizer"] = optimizer.register_optimizer_step_post_hook(_count)
 
 
 def stop_counting() -> None:
@@ -58,17 +63,43 @@ def stop_counting() -> None:
         _hooks.popitem()[1].remove()
 
 
-def _notice_ddp(module: Any, name: str, child: Any) -> None:
-    if name == "module" and type(module).__name__ == "DistributedDataParallel":
-        module.register_forward_pre_hook(_begin_iteration)
+def each_ddp(notice: Callable[[Any], object]) -> Any:
+    """Have `notice` called with every DDP that is made from now on; the hook, to remove it."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    def registered(module: Any, name: str, child: Any) -> None:
+        if name == "module" and type(module).__name__ == "DistributedDataParallel":
+            notice(module)
+
+    return register_module_module_registration_hook(registered)
+
+
+def _follow_ddp(ddp: Any) -> None:
+    ddp.register_forward_pre_hook(_begin_iteration)
+    ddp.register_forward_hook(_enter("backward"))
+
+
+def _enter(name: str) -> Callable[..., None]:
+    """A hook that notes in which phase the program is now."""
+    from torch import compiler
+
+    def enter(*_: Any) -> None:
+        global phase
+        if not compiler.is_compiling():
+            phase = name
+
+    return enter
 
 
 def _begin_iteration(module: Any, _: Any) -> None:
     """An iteration has begun, whatever a rank skips of it."""
-    global are_forward
+    global are_forward, phase
     from torch import compiler, is_grad_enabled
 
     if compiler.is_compiling() or not (_hooks and module.training and is_grad_enabled()):
+        return
+    phase = "forward"
+    if are_marked:
         return
     are_forward = True
     if "optimizer" in _hooks:

@@ -17,8 +17,6 @@ from unisono.watch.calls import CREATIONS, by_number
 _WIDE = ("all_gather", "gather")
 _LATE_S = 0.001
 """An arrival counts as late from here on, if it is also later than the transfer takes."""
-_NOTABLE = 0.02
-"""The share of the time from which on it is worth a line that ranks wait for one."""
 
 
 @dataclass(frozen=True)
@@ -79,27 +77,7 @@ class Summary:
                 f"{call.count:>7}{call.total_s:>9.3f}{call.share:>7.1%}{call.wait_s * 1e3:>9.2f}"
                 f"{call.transfer_s * 1e3:>9.2f}{call.busbw / 1e9:>7.2f}  {late}"
             )
-        stragglers = self.stragglers()
-        if stragglers:
-            lines.append(
-                "late most often: "
-                + ", ".join(f"rank {rank} ({count} calls)" for rank, count in stragglers)
-            )
         return "\n".join(lines)
-
-    def stragglers(self) -> list[tuple[int, int]]:
-        """Ranks (of their groups) that came last in more than half of the calls of one kind, and by
-        a notable part of the time, and in how many calls.
-
-        >>> unisono.watch.Summary(wall_s=0.0, calls=()).stragglers()
-        []
-        """
-        late: dict[int, int] = {}
-        for call in self.calls:
-            much = call.latest_count * call.latest_by_s > _NOTABLE * self.wall_s
-            if call.latest >= 0 and call.latest_count * 2 > call.count and much:
-                late[call.latest] = late.get(call.latest, 0) + call.latest_count
-        return sorted(late.items(), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True)

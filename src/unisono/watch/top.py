@@ -14,6 +14,7 @@ from unisono.processes import command_of, parent_of, state_of
 from unisono.watch import diagnose
 from unisono.watch.calls import CREATIONS, IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
 from unisono.watch.report import Report
+from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import whereabouts
 
 STUCK_S = 5.0
@@ -64,9 +65,11 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, int], int, int], Report | None] = {}
+        self._slowness: dict[tuple[int, int], Slowness] = {}
 
     def of(self, groups: Sequence[GroupRecords]) -> Report | None:
-        """The report of the oldest call that has waited for STUCK_S, if there is one."""
+        """The report of the oldest call that has waited for STUCK_S, if there is one; else of a
+        rank that is slow."""
         now = time.monotonic()
         for wait in waits(groups):
             if now - wait.record.arrived_s < STUCK_S or wait.is_for_anybody():
@@ -78,6 +81,13 @@ class Verdicts:
                 self._known[key] = diagnose.hang(groups, wait, _where)
             if self._known[key] is not None:
                 return self._known[key]
+        for group in groups:
+            if len(group.ranks) < max(2, group.size):
+                continue
+            slowness = self._slowness.setdefault(group.segment, Slowness())
+            slowness.look(group, _where_now)
+            if (report := slowness.report(group)) is not None:
+                return report
         return None
 
 
@@ -85,16 +95,18 @@ def _where(process: Process) -> diagnose.Whereabouts:
     return whereabouts(process[1])
 
 
+def _where_now(process: Process) -> diagnose.Whereabouts:
+    return whereabouts(process[1], with_children=False)
+
+
 def as_reported(row: RankRow, report: Report) -> RankRow:
     """The row with what the report says of the rank: whether it is to blame, and where it is, if
     its call has not noted a line."""
     if row.group != report.group:
         return row
-    for rank in report.ranks:
-        if rank.pid == row.pid:
-            is_culprit = rank.rank in report.culprits
-            return replace(row, is_culprit=is_culprit, site=row.site or line_of(rank.place))
-    return row
+    place = next((rank.place for rank in report.ranks if rank.pid == row.pid), "")
+    is_culprit = row.rank in report.culprits
+    return replace(row, is_culprit=is_culprit, site=row.site or line_of(place))
 
 
 def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:

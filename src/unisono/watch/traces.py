@@ -1,7 +1,10 @@
 """Traces: the calls of all ranks on one clock, in the format of Chrome and Perfetto.
 
-A process of the trace is a rank, a thread of it a group. Records live in rings of a thousand, so
-they are read while the program runs, and once more at its end, also of groups that are closed.
+A process of the trace is a rank, a thread of it a group, or its steps. Arrows lead from the rank
+that came last to a call to those who waited; counters show the bytes under way.
+
+Records live in rings of a thousand, so they are read while the program runs, and once more at its
+end, also of groups that are closed.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,7 +174,8 @@ class Trace:
         self.collect(to_the_end=True)
         events = list(self._events())
         lost = sum(self._dropped.values())
-        other: dict[str, Any] = {"dropped_calls": lost}
+        unix_us = (time.time() - time.monotonic()) * 1e6
+        other: dict[str, Any] = {"dropped_calls": lost, "unix_us": unix_us}
         if self._clocks:
             other["clocks_of_hosts"] = self._clocks
         if missing_hosts:
@@ -213,17 +218,23 @@ class Trace:
             for member in group.ranks
         }
         now_s = time.monotonic()
-        for (segment, rank, _), record in sorted(
-            self._records.items(), key=lambda item: item[1].arrived_s
-        ):
+        ordered = sorted(self._records.items(), key=lambda item: item[1].arrived_s)
+        calls: dict[tuple[tuple[int, int], int], list[dict[str, Any]]] = {}
+        steps: dict[tuple[int, int], list[float]] = {}
+        changes: list[tuple[float, int, int]] = []
+        for (segment, rank, _), record in ordered:
             came = arrivals.get((whole[segment], record.call or 0), [record.arrived_s])
             ended_s = now_s if record.ended_s is None else record.ended_s
-            yield {
+            pid = members[segment, rank]
+            row = {"pid": pid, "tid": rows[segment]}
+            calls.setdefault((whole[segment], record.call or 0), []).append(row)
+            changes += (record.arrived_s, pid, record.bytes), (ended_s, pid, -record.bytes)
+            if record.step:
+                steps.setdefault((pid, record.step), []).extend((record.arrived_s, ended_s))
+            yield row | {
                 "ph": "X",
                 "name": record.operation,
                 "cat": self._groups[segment].backend,
-                "pid": members[segment, rank],
-                "tid": rows[segment],
                 "ts": record.arrived_s * 1e6,
                 "dur": (ended_s - record.arrived_s) * 1e6,
                 "args": {
@@ -237,3 +248,35 @@ class Trace:
                     "skew_us": (max(came) - min(came)) * 1e6,
                 },
             }
+        yield from _arrows(calls, arrivals)
+        yield from _counters(changes)
+        for (pid, step), times in steps.items():
+            row = {"pid": pid, "tid": len(numbers)}
+            yield row | {"ph": "M", "name": "thread_name", "args": {"name": "steps"}}
+            begin_s, dur_us = min(times), (max(times) - min(times)) * 1e6
+            named = {"name": f"step {step}", "cat": "step", "args": {}}
+            yield row | named | {"ph": "X", "ts": begin_s * 1e6, "dur": dur_us}
+
+
+def _arrows(
+    calls: dict[tuple[tuple[int, int], int], list[dict[str, Any]]],
+    arrivals: dict[tuple[tuple[int, int], int], list[float]],
+) -> Iterable[dict[str, Any]]:
+    """From who came last to a call, the last of its rows, to all others in it."""
+    number = 0
+    for key, (*waiting, last) in calls.items():
+        for row in waiting if key[1] else ():
+            number += 1
+            flow = {"name": "waited for", "cat": "flow", "id": number, "args": {}}
+            flow["ts"] = max(arrivals[key]) * 1e6
+            yield last | flow | {"ph": "s"}
+            yield row | flow | {"ph": "f", "bp": "e"}
+
+
+def _counters(changes: list[tuple[float, int, int]]) -> Iterable[dict[str, Any]]:
+    """The bytes of the calls that each rank is in."""
+    bytes_of: Counter[int] = Counter()
+    for at_s, pid, change in sorted(changes):
+        bytes_of[pid] += change
+        row = {"name": "bytes under way", "pid": pid, "tid": 0, "ts": at_s * 1e6}
+        yield row | {"ph": "C", "args": {"bytes": bytes_of[pid]}}

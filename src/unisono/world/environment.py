@@ -58,10 +58,7 @@ _LAUNCHERS = (
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """Which rank of how many this process is; None where nobody has started several.
-
-    Raises ValueError where a variable is not a number.
-    """
+    """Which rank of how many this process is; None where nobody has started several."""
     for launcher in _LAUNCHERS:
         size = _first(environment, launcher.size)
         if launcher.rank in environment and size:
@@ -86,7 +83,6 @@ def read_size(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """This process's number on its machine; 0 where nobody has started several."""
     if "LOCAL_RANK" in environment:
         return _number(environment, "LOCAL_RANK")
     info = read_rank_info(environment)

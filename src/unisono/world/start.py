@@ -45,8 +45,7 @@ class StartedWorld:
 
 @dataclass(frozen=True)
 class RankDescription:
-    """What a rank tells the others of itself. `host_id` is equal on ranks that can share memory;
-    `gpu` is the one that it would take, "" for none."""
+    """What a rank tells the others; `host_id` is equal on ranks that can share memory."""
 
     host: str
     host_id: str
@@ -55,7 +54,6 @@ class RankDescription:
 
 
 def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
-    """The backend for these ranks, and why."""
     gpus = [rank.gpu for rank in everyone]
     if all(gpus) and len(set(gpus)) == len(gpus):
         return "nccl", "every rank has a GPU of its own"
@@ -118,7 +116,6 @@ def _check_gpus(everyone: Sequence[RankDescription]) -> None:
 
 
 def describe_this_rank(info: RankInfo) -> RankDescription:
-    """What this process tells the others of itself."""
     host_id = ""
     with contextlib.suppress(OSError):  # not Linux: there is no shared memory for anybody
         host_id = identify_host()
@@ -145,8 +142,7 @@ def _gpu(torch: Any, local_rank: int) -> str:
 
 @contextlib.contextmanager
 def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tuple[Any, Deadline]]:
-    """Where the ranks meet, and until when: at what was given, in a store at MASTER_ADDR, or at
-    the process that started them."""
+    """Where the ranks meet, and until when."""
     if rendezvous is not None or info.size == 1:
         yield rendezvous, Deadline(timeout_s)
     elif info.launcher == "torchrun" or find_master() is not None:
@@ -215,7 +211,6 @@ def _connect(
 def _gather_through_store(
     store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
 ) -> list[RankDescription]:
-    """What all ranks tell of themselves, through a store."""
     texts = exchange(store, "ranks", info.rank, range(info.size), json.dumps(vars(mine)), deadline)
     return [RankDescription(**json.loads(text)) for text in texts]
 
@@ -254,7 +249,6 @@ def _start_over_torch(
     reason: str,
     everyone: Sequence[RankDescription],
 ) -> StartedWorld:
-    """A world on a backend of torch's own."""
     require_torch(f"the backend {backend}")
     import torch
     import torch.distributed as dist

@@ -240,17 +240,12 @@ def get_world() -> Communicator:
 
 
 def is_begun() -> bool:
-    """Whether this process has a world: unisono's, or torch's."""
     return _world is not None or _default_group() is not None
 
 
 def resolve(group: Group = None) -> Communicator:
-    """What moves the data of `group`: a Communicator (itself), a torch process group, or None.
-
-    None is the world; where there is none, torch's default group; and in a program of one process
-    that has started nothing, a Communicator of one rank. In a process that was launched as one of
-    several and has not met the others, that would give wrong results: UnisonoError.
-    """
+    """What moves the data of `group`: a Communicator (itself), a torch process group, or None for
+    what `get_world` returns. Raises what that raises."""
     if group is None and _world is not None:
         return _world
     if isinstance(group, Communicator):
@@ -271,14 +266,14 @@ def resolve(group: Group = None) -> Communicator:
 
 
 def _communicator_of(group: Any) -> Communicator | None:
-    """The Communicator of a torch process group: ours unwraps, another is wrapped once. None where
-    there is no group, or this process is not a member."""
+    """The Communicator of a torch process group; None where this process is in none."""
     if group is None:
         return None
-    from unisono.torch_backend.process_group import ProcessGroup, UnisonoProcessGroup
+    from unisono.torch_backend.process_group import ProcessGroup, our_group
 
-    if isinstance(group, UnisonoProcessGroup):
-        return group.comm
+    ours = our_group(group)
+    if ours is not None:
+        return ours.comm
     if isinstance(group, ProcessGroup):
         from unisono.comm.factory import wrap
 
@@ -287,7 +282,6 @@ def _communicator_of(group: Any) -> Communicator | None:
 
 
 def _default_group() -> Any:
-    """torch's default process group, if there is one."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -302,11 +296,9 @@ def _solo() -> Communicator:
 
 
 def get_rank(group: Group = None) -> int:
-    """This process's rank in `group`: a Communicator, a torch process group, or None for the world.
-
-    Without a world it is the rank in torch's default group; without that, what the launcher has
-    said, so that it is right before `init`, too; 0 in a program of one process. Raises UnisonoError
-    if this process is not in `group`, or was launched as one of several and nobody says which.
+    """This process's rank in `group`: a Communicator, a torch process group, or None for the world;
+    before `init`, what the launcher has said. Raises UnisonoError if this process is not in
+    `group`, or was launched as one of several and nobody says which.
 
     >>> unisono.get_rank() == comm.rank
     True
@@ -316,8 +308,7 @@ def get_rank(group: Group = None) -> int:
 
 
 def get_world_size(group: Group = None) -> int:
-    """How many ranks `group` has: a Communicator, a torch process group, or None for the world, as
-    in `get_rank`. Raises what that raises.
+    """How many ranks `group` has, as in `get_rank`. Raises what that raises.
 
     >>> unisono.get_world_size()
     2
@@ -404,11 +395,8 @@ def barrier(group: Group = None, *, async_op: Literal[False] = False) -> None: .
 def barrier(group: Group = None, *, async_op: Literal[True]) -> Work: ...
 def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
-    None for the world. In a program of one process that is at once. With `async_op` a Work is
-    returned at once, which is finished when every rank has called it.
-
-    Raises a GroupError if a rank does not come; UnisonoError in a process that was launched as one
-    of several and has not met the others.
+    None for the world. With `async_op` a Work is returned at once, which is finished when every
+    rank has called it. Raises a GroupError if a rank does not come.
 
     >>> unisono.barrier()
     >>> work = unisono.barrier(async_op=True)
@@ -418,8 +406,7 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
 
 
 def _launched() -> RankInfo:
-    """Which rank of how many the launcher has made this process. UnisonoError where it is one of
-    several and nobody says which."""
+    """Which rank of how many the launcher has made this process, or UnisonoError if nobody says."""
     info = read_rank_info()
     if info is None:
         resolve(None)

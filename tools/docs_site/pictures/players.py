@@ -14,23 +14,25 @@ _HEIGHT_PX = 880
 
 
 def write_all(source: Path) -> dict[str, str]:
-    """Write the pages; returns a picture "players": a frame for each algorithm, by collective."""
+    """Write the pages. Returns a picture "player-COLLECTIVE-ALGORITHM" for each: a frame, closed;
+    and "players": all of them, by collective."""
     folder = source / "_static/players"
     folder.mkdir(parents=True, exist_ok=True)
-    lines = []
+    lines, pictures = [], {}
     for collective, group in groupby(catalog(), key=lambda entry: entry.collective):
         lines.append(f"### {collective}\n")
         for entry in group:
             file = f"{collective}-{entry.name}.html"
             (folder / file).write_text(_page(entry), encoding="utf-8")
             title = f"{collective} by {entry.name}"
-            lines.append(
-                f'<details class="player"><summary>{escape(entry.name)} '
+            pictures[f"player-{collective}-{entry.name}"] = frame = (
+                f'<details class="player"><summary>{escape(title)} '
                 f'<a href="_static/players/{escape(file)}">alone</a></summary>'
                 f'<iframe title="{escape(title)}" src="_static/players/{escape(file)}" '
                 f'loading="lazy" height="{_HEIGHT_PX}"></iframe></details>\n'
             )
-    return {"players": "\n".join(lines)}
+            lines.append(frame)
+    return {**pictures, "players": "\n".join(lines)}
 
 
 def _page(entry: Algorithm) -> str:

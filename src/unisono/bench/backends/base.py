@@ -39,7 +39,6 @@ class Case:
 
     @property
     def where(self) -> str:
-        """For messages: "all_reduce of 1024 bytes"."""
         return f"{self.collective.name} of {self.size_bytes} bytes"
 
 
@@ -52,7 +51,6 @@ class Buffers:
 
     @classmethod
     def make(cls, case: Case, device: str) -> Buffers:
-        """Zeros of the right shape."""
         import torch
 
         dtype = getattr(torch, case.dtype)
@@ -69,7 +67,6 @@ class Buffers:
         return list(wide.view(ranks, -1))
 
     def gradients(self) -> list[torch.Tensor]:
-        """The output as a list of gradients."""
         import torch
 
         return list(torch.split(self.output, list(gradient_counts(self.output.numel()))))
@@ -99,7 +96,6 @@ class Backend(ABC):
         """The collective of the case, once. Raises Unsupported."""
 
     def wait_for(self, handles: Sequence[Any]) -> None:
-        """Return once all of them are over."""
         for handle in handles:
             handle.wait()
 
@@ -108,8 +104,7 @@ class Backend(ABC):
         return tensor
 
     def _ping_pong_or_stream(self, case: Case, buffers: Buffers) -> Call:
-        """A message there and back; or many one way, all under way at once, then one element back.
-        The even rank begins."""
+        """A message there and back, or many one way and one element back. The even rank begins."""
         output, input = self.native(buffers.output), self.native(buffers.input)
         peer = neighbour(self.rank, self.size)
         if peer is None:

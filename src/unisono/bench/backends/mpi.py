@@ -70,7 +70,6 @@ class Mpi(Backend):
         return getattr(self.mpi, _OPS[case.op])
 
     def _reduce_together(self, arrays: list[Any], op: Any) -> None:
-        """Every tensor's all_reduce is begun, then all are waited for."""
         start, here = self.world.Iallreduce, self.mpi.IN_PLACE
         self.mpi.Request.Waitall([start(here, array, op) for array in arrays])
 

@@ -28,7 +28,6 @@ class Direct(Backend):
         self.name = "unisono" if algorithm is None else f"unisono:{algorithm}"
 
     def _bound(self, method: str, *arguments: Any, **more: Any) -> Call:
-        """A method of the Communicator with everything it needs."""
         call = getattr(self.comm, method)
         if self.algorithm is None:
             return partial(call, *arguments, **more)

@@ -13,8 +13,6 @@ from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupporte
 
 
 class ThroughTorch(Backend):
-    """The functions of torch.distributed on one group."""
-
     def __init__(self, name: str, group: Any, device: str = "cpu") -> None:
         self.name, self.group, self.device = name, group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
@@ -61,7 +59,6 @@ class ThroughTorch(Backend):
 
 
 def _reduce_together(tensors: list[torch.Tensor], op: Any, group: Any) -> None:
-    """Every tensor's all_reduce is begun, then all are waited for."""
     works = [dist.all_reduce(tensor, op, group, async_op=True) for tensor in tensors]
     for work in works:
         work.wait()

@@ -71,7 +71,6 @@ MOST_RANKS = 1024
 
 
 def create_segment(ranks: int, cores: int, nonce: int) -> int:
-    """Make the shared memory of a group and return its descriptor."""
     try:
         return int(native.create_segment(ranks, cores, nonce))
     except OSError as error:
@@ -87,7 +86,6 @@ def engine_ns(seconds: float) -> int:
 
 
 def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: float) -> Group:
-    """Become rank `rank` of the group whose segment `descriptor` is."""
     try:
         group: Group = native.Group(descriptor, rank, ranks, nonce, engine_ns(timeout_s))
     except OSError as error:
@@ -96,8 +94,7 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
 
 
 def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
-    """Combine rows of one dtype and length in their order, by the engine's number of a reduction,
-    in this process alone. `to` may be one of them."""
+    """Combine rows of one dtype and length in their order, in this process alone."""
     native.combine([to, *sources], reduction, factor)
 
 
@@ -115,7 +112,6 @@ def abandon_group(group: Group) -> None:
 
 
 def end_abandoned_groups() -> None:
-    """Let go of the groups whose works are done."""
     for group in list(_abandoned_groups):
         if not group.release_works():
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -151,10 +147,7 @@ def hide_files(folder: str) -> None:
 
 
 def show_files(folder: str) -> None:
-    """Let sites lie in files of this folder of ours, as in a user's program.
-
-    It calls us as a program does, and finding a line of its callers would take longer than in any
-    program."""
+    """Let sites lie in files of this folder of ours, which calls us as a user's program does."""
     if folder not in _shown:
         _shown.append(folder)
         _prepare_sites(where_is_program)

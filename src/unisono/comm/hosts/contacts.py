@@ -43,17 +43,15 @@ def exchange_contacts(
     store: Any,
     hosts: Hosts,
     rank: int,
-    port: int,
-    payload: str,
+    mine: Contact,
     deadline: Deadline,
     check: Callable[[], None],
     group: str,
 ) -> list[Contact]:
-    """Every rank's contact; all call, and `port` is that of this rank's control line.
+    """Every rank's contact; all call, each with its own.
 
     Raises RendezvousError on all of them if one has no UCX, or their versions differ.
     """
-    mine = _own_contact(hosts.address, port, payload)
     text = json.dumps(vars(mine))
     texts = sealed.exchange(hosts, store, "contacts", rank, text, deadline, check, group)
     contacts = [Contact(**json.loads(text)) for text in texts]
@@ -84,8 +82,11 @@ def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
     )
 
 
-def _own_contact(address: str, port: int, payload: str) -> Contact:
+def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contact:
+    """This rank's, whose control line is at `port`; with a UCX worker if it `has_data` to carry."""
     interface = find_interface(address)
+    if not has_data:
+        return Contact(address, port, interface, payload)
     try:
         found = ucx.find()
         version = ucx.load(found)

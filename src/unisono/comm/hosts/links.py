@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unisono.comm.engine import native
-from unisono.comm.hosts.contacts import Contact, exchange_contacts
+from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
 from unisono.comm.hosts.control_line import ENDED, ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import INSTEAD, open_store
@@ -98,12 +98,21 @@ class Links:
         all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
-    def meet(self, payload: str, deadline: Deadline, check: Callable[[], None], group: str) -> None:
+    def meet(
+        self,
+        payload: str,
+        deadline: Deadline,
+        check: Callable[[], None],
+        group: str,
+        *,
+        has_data: bool = True,
+    ) -> None:
         """Learn how all ranks of the world are reached; each calls this. Raises RendezvousError, on
-        all of them, where they have no UCX, or different ones."""
+        all of them, where they have no UCX, or different ones, and it `has_data` to carry."""
         port = self._lines.where[1]
+        mine = own_contact(self.hosts.address, port, payload, has_data)
         self._contacts = exchange_contacts(
-            self._store, self.hosts, self.me, port, payload, deadline, check, group
+            self._store, self.hosts, self.me, mine, deadline, check, group
         )
 
     def workers(self, members: Iterable[int]) -> list[bytes]:

@@ -1,9 +1,6 @@
-"""Comparing what the ranks are about to do, before a byte moves, where nobody else does.
-
-gloo ends the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where
-they bring different reductions or types of one size. So every call begins with a meeting: each
-rank says what it is about to do, and all compare. It is one small all-gather more.
-"""
+"""Comparing what the ranks are about to do, before a byte moves, where nobody else does: gloo ends
+the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where they bring
+different reductions or types of one size. It is one small all-gather more."""
 
 from __future__ import annotations
 
@@ -45,8 +42,7 @@ class AnnouncedCall:
 
 
 def bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
-    """What this rank gives, or takes where it gives nothing. (Parts of different sizes count as if
-    they were equal.)"""
+    """What this rank gives, or takes where it gives nothing; parts count as if they were equal."""
     if len(tensors) == 1 and not call.sends:
         return int(tensors[0].nbytes)
     total = sum(int(tensor.nbytes) for tensor in tensors)
@@ -86,7 +82,6 @@ def are_alike(rows: Sequence[torch.Tensor]) -> bool:
 
 
 def decode_call(row: torch.Tensor, size: int) -> AnnouncedCall:
-    """The reverse of `encode_call`, as far as it goes."""
     data = row.numpy().tobytes()
     pairs = numpy.frombuffer(data[1 + _DIGEST : 1 + _DIGEST + 16 * size], numpy.int64).tolist()
     rest = data[1 + _DIGEST + 16 * size :]

@@ -36,20 +36,16 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
 
 
 def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
-    """A small number, not 0, for an algorithm's name: it goes where other calls have a root, or, of
-    at most 255, a reduction."""
+    """A small number, not 0, for an algorithm's name, in the place of a root or a reduction."""
     return 1 + zlib.crc32(algorithm.encode()) % most
 
 
 def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
-    """The name behind a mark."""
     named = (name for name in ALGORITHMS.split() if algorithm_mark(name, most) == mark)
     return next(named, "a schedule of its own")
 
 
 class UnequalPair(NamedTuple):
-    """One rank gives another what that does not want, in elements."""
-
     giver: int
     taker: int
     given: int
@@ -75,14 +71,12 @@ def abbreviate_sizes(sizes: Sequence[int]) -> str:
 
 
 class PairwiseSizes(NamedTuple):
-    """Of a call whose sizes differ from pair to pair: what each rank gives to each and wants from
-    each, in elements."""
+    """What each rank gives to each and wants from each, in elements."""
 
     gives: Sizes
     wants: Sizes
 
     def unequal_pairs(self) -> list[UnequalPair]:
-        """The pairs of ranks whose ends do not fit."""
         found = []
         for giver, given_to in enumerate(self.gives):
             for taker, given in enumerate(given_to):
@@ -110,7 +104,6 @@ class PairwiseSizes(NamedTuple):
         return sorted(common) if len(common) == 1 else []
 
     def verdict(self) -> str:
-        """The first pair that does not fit, and how many more there are."""
         pairs = self.unequal_pairs()
         if not pairs:
             return "what a rank gives is not what another takes"
@@ -120,7 +113,6 @@ class PairwiseSizes(NamedTuple):
         return f"{first}{more}"
 
     def of_rank(self, rank: int) -> str:
-        """What one rank brought, for its line in an error."""
         parts = []
         for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
             known = [size for size in sizes if size is not None]

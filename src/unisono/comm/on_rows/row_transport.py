@@ -1,8 +1,5 @@
-"""Transports that move and reduce rows: what one has to do is six primitives on rows of bytes.
-
-Tensors of any layout, lists of different sizes and coalesced calls become rows in one piece here,
-and what rows have become is written back.
-"""
+"""Transports that move and reduce rows: what one has to do is six primitives on rows of bytes. Any
+layout, lists and coalesced calls become rows here, and what rows have become is written back."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ class RowTransport(Transport):
         width: int,
         call: AnnouncedCall,
     ) -> None:
-        """Send so many bytes of `input` to each rank, and receive so many from each. An element
-        has `width` of them."""
+        """Send so many bytes of `input` to each rank, and receive so many from each."""
 
     @abstractmethod
     def meet(self, call: AnnouncedCall) -> None:

@@ -1,9 +1,6 @@
-"""Tensors and arrays of any layout as rows: what a torch backend can move without harm.
-
-gloo writes a strided tensor as if it lay in one piece, and so over its neighbours. A row is one
-contiguous line of elements: the tensor's own memory where it lies so, else a copy, which
-`write_back` writes back.
-"""
+"""Tensors and arrays of any layout as rows, each a contiguous line of elements: the tensor's own
+memory where it lies so, else a copy, which `write_back` writes back. (gloo writes a strided tensor
+as if it lay in one piece, and so over its neighbours.)"""
 
 from __future__ import annotations
 
@@ -91,12 +88,10 @@ def copy_into(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
 
 
 def cut(row: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Even parts of a row."""
     length = row.numel() // parts
     return [row[part * length : (part + 1) * length] for part in range(parts)]
 
 
 def overlap(row: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two rows of bytes share memory."""
     begin, other_begin = row.data_ptr(), other.data_ptr()
     return begin < other_begin + other.numel() and other_begin < begin + row.numel()

@@ -33,7 +33,6 @@ class ThreadWork(Work):
         self._result: Any = None
 
     def carry_out(self) -> None:
-        """Called by the thread."""
         assert self._job is not None
         try:
             with torch.inference_mode():  # tensors of either kind may be written to
@@ -83,7 +82,6 @@ class ThreadExecutor:
         return work
 
     def is_idle(self) -> bool:
-        """Whether everything that was begun is over."""
         return self._latest is None or self._latest.is_completed()
 
     def finish(self) -> None:

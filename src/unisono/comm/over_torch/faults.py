@@ -1,9 +1,5 @@
-"""How a group over torch ends: one cause for all members, told through the group's store.
-
-A torch backend says what it saw, an address or a time limit, and says something else on every
-rank: one that gave up closes its connections, and its peers see somebody leave. So whoever fails
-first leaves the cause in the store that the group was made with, and the others raise that.
-"""
+"""How a group over torch ends: a torch backend says something else on every rank, so whoever fails
+first leaves the cause in the store that the group was made with, and the others raise that."""
 
 from __future__ import annotations
 
@@ -53,7 +49,6 @@ class Faults:
         self.cause: GroupError | None = None
 
     def check(self) -> None:
-        """Raise the cause, if the group has ended."""
         ending = self.ending()
         if ending is not None:
             raise ending from ending.__cause__

@@ -23,8 +23,7 @@ ON_STREAMS = frozenset(("nccl", "xccl"))
 
 
 class HeldGroup:
-    """A process group, held on to only where it is ours. `backends` says which one serves which
-    kind of device."""
+    """A process group, and which backend serves which kind of device."""
 
     def __init__(self, group: Any, keep: bool) -> None:
         self._group: Callable[[], Any] = (lambda: group) if keep else weakref.ref(group)
@@ -41,7 +40,6 @@ class HeldGroup:
 
     @property
     def group(self) -> Any:
-        """The process group."""
         group = self._group()
         if group is None:
             raise UnisonoError("torch.distributed has destroyed the process group")
@@ -52,7 +50,6 @@ class HeldGroup:
         self._group = lambda: None
 
     def backend(self, device: torch.device) -> str:
-        """The name of the backend that serves a device."""
         return self.backends.get(device.type, next(iter(self.backends.values())))
 
     def begin(self, name: str, timeout_s: float, options: Any, *given: Any, **fields: Any) -> Any:

@@ -1,9 +1,6 @@
-"""Groups of torch.distributed that their members alone make, in whatever order.
-
-`torch.distributed.new_group` names a group by counting: all groups that all ranks have made, or,
-with `use_local_synchronization`, those that this process has. Ranks that have made different groups
-before do not find each other then, and wait until the timeout. Here the caller says the name.
-"""
+"""Groups of torch.distributed that their members alone make, in whatever order: torch names a group
+by counting, so that ranks which made different groups before do not find each other; here the
+caller says the name."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ _torch: Any = c10d  # its stubs know none of these names
 
 
 def world() -> Any | None:
-    """torch's default group, or None."""
     return dist.group.WORLD if dist.is_initialized() else None
 
 
@@ -32,16 +28,12 @@ def default_store() -> Any:
 
 
 def exists(group: Any) -> bool:
-    """Whether torch.distributed knows the group: nobody has destroyed it."""
     return group in _torch._world.pg_map
 
 
 def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
     """A torch process group on the backend of the group `like`, of these global ranks in this
-    order. Its members alone call, and agree on the name, which no other group may have had.
-
-    Raises UnisonoError where torch would need all ranks for it, or does not know `like`.
-    """
+    order. Its members alone call, and agree on the name, which no other group may have had."""
     if not exists(like):
         raise UnisonoError("a group that torch.distributed does not know cannot be split")
     backend = _torch._world.pg_map[like][0]

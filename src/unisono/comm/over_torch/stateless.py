@@ -1,8 +1,5 @@
-"""Groups outside torch's world: of processes that have a store in common, and nothing else.
-
-A trainer and the workers of an inference engine are each in a world of their own, and torch knows
-one world per process. Such a group is not in its lists, and does not ask for one.
-"""
+"""Groups outside torch's world, of which it knows one per process: of processes that have a store
+in common, and nothing else, as a trainer and the workers of an inference engine."""
 
 from __future__ import annotations
 
@@ -32,12 +29,9 @@ def connect_stateless(
     address: str = "",
     global_ranks: tuple[int, ...] | None = None,
 ) -> OverTorch:
-    """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store.
-
-    All members call, with the same name, which no other group on this store may have had. They
-    have `join_timeout_s` to connect; gloo listens at `address`, if there is one. Raises
-    RendezvousError if they cannot, and UnisonoError where this torch does not have the backend.
-    """
+    """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store. All members
+    call, with the same name, which no other group on this store may have had, and have
+    `join_timeout_s` to connect; gloo listens at `address`, if there is one."""
 
     def remake(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
         own, limit_s = members.index(parent.rank), parent.timeout_s
@@ -66,7 +60,6 @@ def connect_stateless(
 
 
 def check_backend(backend: str) -> None:
-    """Raise UnisonoError where this torch does not have a backend."""
     if backend not in ("gloo", "nccl"):
         raise UnisonoError(f"there is no stateless group of {backend}: choose gloo or nccl")
     if backend == "nccl" and not (_c10d.is_nccl_available() and torch.cuda.is_available()):

@@ -34,12 +34,9 @@ _idle: list[int] = []
 
 @contextlib.contextmanager
 def store_of(comm: Communicator) -> Iterator[Any]:
-    """A store that the members of a shared-memory group share; all of them call this.
-
-    torch's FileStore opens its file by name, again and again: each rank gives it the name of its
-    own descriptor, of a nameless file that rank 0 has made. Raises RendezvousError where the ranks
-    cannot see each other's processes.
-    """
+    """A store that the members of a shared-memory group share; all of them call this. torch's
+    FileStore opens its file by name, again and again: each rank gives it the name of its own
+    descriptor, of a nameless file that rank 0 has made."""
     import torch.distributed as dist
 
     if comm.size == 1:
@@ -148,11 +145,8 @@ def store_at(
     hosts: bool | None = None,
 ) -> Any:
     """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all call it.
-    `hosts` says of other ranks and stores whether this one does; `group` is for whom it is.
-
-    As torch's own meeting by "env://", but rank 0 does not wait for the others here, and a rank
-    that waits for rank 0 says so. Raises RendezvousError if nobody hosts it within `timeout_s`.
-    """
+    `hosts` says of other ranks and stores whether this one does; `group` is for whom it is. A rank
+    that waits for rank 0 says so. Raises RendezvousError if nobody hosts it within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:

@@ -1,10 +1,6 @@
-"""Who carries out the calls of a group over torch, one after the other, and their works.
-
-gloo's and mpi's calls block in C++, deaf to Ctrl-C, and what they are composed of (a call, a
-division, copying back) must go on by itself: one thread per group carries them out in order. nccl's
-calls are over once the device has them in its queue, so that the caller's own thread makes them,
-on a stream beside its own.
-"""
+"""Calls of a group over torch that a device carries out: nccl's are over once the device has them
+in its queue, so that the caller's own thread makes them, on a stream beside its own. gloo's and
+mpi's block in C++, deaf to Ctrl-C: a thread of the group's carries them out."""
 
 from __future__ import annotations
 
@@ -33,8 +29,7 @@ class StreamWork(Work):
         self._doing = doing
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """As of nccl's own works, what the caller's stream does next comes after it; with a limit,
-        the caller waits as well."""
+        """The caller's stream goes on after it; with a limit, the caller waits as well."""
         if timeout_s is not None:
             deadline = time.monotonic() + timeout_s
             while not self._end.query():
@@ -60,8 +55,7 @@ class StreamExecutor:
     def begin(
         self, job: Job, doing: str, device: torch.device, kept: Any, after: Any = None
     ) -> StreamWork:
-        """Queue what `job` asks for behind what the caller's stream has to do so far, or behind the
-        event `after`."""
+        """Queue a job behind what the caller's stream has so far, or behind `after`."""
         beside = self._of.get(device)
         if beside is None:
             beside = self._of[device] = _cuda.Stream(device)
@@ -96,8 +90,6 @@ def in_order_of_streams(job: Job, device: torch.device) -> Job:
 
 
 class StreamMessage(Work):
-    """A message that a device carries."""
-
     def __init__(self, work: Any, end: Callable[[Any], int | None], doing: str) -> None:
         self._work = work
         self._end = end

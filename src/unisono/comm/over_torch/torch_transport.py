@@ -1,9 +1,5 @@
-"""Over torch: any torch.distributed process group (gloo, nccl, mpi) as a transport.
-
-By the rules of all transports: group ranks, tensors of any layout, lists of different sizes.
-Reductions are the backend's own: those that it lacks are refused, and sums of floats are taken in
-its order, not in the order of ranks.
-"""
+"""Over torch: any torch.distributed process group (gloo, nccl, mpi) as a transport. Reductions are
+the backend's own: those that it lacks are refused, and sums of floats are taken in its order."""
 
 from __future__ import annotations
 
@@ -52,12 +48,9 @@ Remake = Callable[["OverTorch", Sequence[int], str], "OverTorch"]
 
 
 class OverTorch(RowTransport):
-    """One member of a process group of torch's.
-
-    `keep` holds on to the process group; without it the group lives as long as torch knows it.
+    """`keep` holds on to the process group; without it the group lives as long as torch knows it.
     `owns` destroys it on `close`. `remake` makes a group of some of its members: torch's new_group,
-    unless the group is none of torch's world.
-    """
+    unless the group is none of torch's world."""
 
     def __init__(
         self,

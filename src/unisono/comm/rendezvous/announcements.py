@@ -28,11 +28,9 @@ class Announcements(ABC):
     """A board that all ranks of a new group can reach, where rank 0 announces itself."""
 
     def announce(self, announcement: Announcement) -> None:
-        """Announce rank 0."""
         self._write(json.dumps(announcement))
 
     def look_up(self) -> Announcement | None:
-        """What rank 0 has announced, if anything."""
         try:
             found = json.loads(self._read())
         except ValueError:
@@ -66,10 +64,7 @@ class Announcements(ABC):
 
 class FileAnnouncements(Announcements):
     """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
-    Files at `others` are read too, by who finds nothing in the first, and not written.
-
-    A stale file of a dead job does no harm: its lobby is gone.
-    """
+    Files at `others` are read too, by who finds nothing in the first, and not written."""
 
     def __init__(self, where: str | os.PathLike[str] | int, *others: Path) -> None:
         self._where, self._others = where, others
@@ -113,8 +108,7 @@ class FileAnnouncements(Announcements):
 
 
 def _read_own_file(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file of this user, nothing if there is none. Raises RendezvousError for what
-    is anything else."""
+    """What is in a file of this user, nothing if there is none."""
     try:  # without waiting: it may be a FIFO, to which nobody will ever write
         with descriptors_needed():
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -164,7 +158,6 @@ class StoreAnnouncements(Announcements):
 
 
 def about_me(address: str) -> Announcement:
-    """What the others need to know of this process, whose lobby is at `address`."""
     return {
         "address": address,
         "host": socket.gethostname(),
@@ -186,7 +179,6 @@ def is_over(error: OSError, announcement: Announcement, me: Announcement) -> boo
 
 
 def is_from_before(announcement: Announcement, me: Announcement) -> bool:
-    """Whether it was announced on this host before the host was restarted."""
     return bool(announcement.get("host") == me["host"] and announcement.get("boot") != me["boot"])
 
 

@@ -76,11 +76,7 @@ def exchange(
     group: str = "world",
 ) -> list[str]:
     """The texts of these ranks, in their order; each of them calls this, and has it once all have
-    come.
-
-    Exchanges under one name are numbered, so that a store may serve several, one after the other.
-    Raises RendezvousError, with who is missing, at the deadline; and what `check` raises.
-    """
+    come. Exchanges under one name are numbered, so that a store may serve several."""
     waiting = Waiting(rank, len(ranks), group, deadline)
     store = BoundedStore(store, deadline.left_s)
     serial = store.add(f"unisono/{name}/count/{rank}", 1)

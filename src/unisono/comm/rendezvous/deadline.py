@@ -37,14 +37,11 @@ def in_seconds(limit_s: float) -> str:
 
 
 class Deadline:
-    """A moment to come."""
-
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._end = time.monotonic() + min(timeout_s, _FOR_EVER_S)
 
     def left_s(self) -> float:
-        """Seconds left, 0 if none."""
         return max(0.0, self._end - time.monotonic())
 
 
@@ -59,12 +56,10 @@ class Waiting:
         self._pause_s = 0.0001
 
     def is_long(self) -> bool:
-        """Whether it has lasted long enough to be spoken of."""
         return not self._quiet.left_s()
 
     def say(self, missing: Sequence[int], here: int | None = None, where: str = "") -> None:
-        """Say once who is missing. `here` is how many have come, where that is known; `where`
-        adds what else there is to know."""
+        """Say once who is missing, how many have come (`here`), and what else there is to know."""
         if self._has_spoken:
             return
         self._has_spoken = True
@@ -80,8 +75,7 @@ class Waiting:
         )
 
     def look(self, find_missing: Callable[[], Sequence[int]]) -> None:
-        """Say who is missing, if the wait is long. Raises RendezvousError with who is missing at
-        the deadline."""
+        """Say who is missing, if the wait is long; raise RendezvousError at the deadline."""
         is_late = not self._deadline.left_s()
         if not is_late and (self._has_spoken or not self.is_long()):
             return

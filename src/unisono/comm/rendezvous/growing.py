@@ -149,7 +149,6 @@ class Door:
             visitor.try_send(about | told | {"number": number})
 
     def check(self) -> None:
-        """Raise Departed if a newcomer has gone again."""
         if any(visitor.is_closed() for visitor in self._inside):
             raise Departed(f"group {self._name}: a new process has gone again")
 

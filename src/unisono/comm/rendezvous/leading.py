@@ -61,7 +61,6 @@ class Leader:
                 follower.close()
 
     def _receive(self) -> None:
-        """Wait until every other rank has come in."""
         request, followers = self._request, self._followers
         waiting = request.waiting()
         informed: set[int] = set()

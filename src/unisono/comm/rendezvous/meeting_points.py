@@ -28,14 +28,10 @@ _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, 
 
 @contextlib.contextmanager
 def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
-    """The rendezvous file of all children of this process's parent, while they need to meet.
-
-    It lies in the user's runtime folder and is named after the parent: its number, the moment
-    it started and the namespace in which the number counts; or after the `job`, where whoever
-    started the ranks has named one, for there may be a shell in between. The first rank takes it
-    away again. A rank *claims its name* meanwhile, a socket without a file, so that two groups of
-    ranks that one parent starts at the same time are told so instead of being mixed up.
-    """
+    """The rendezvous file of all children of this process's parent, while they need to meet: named
+    after the parent, or after the `job`, where whoever started the ranks has named one, for there
+    may be a shell in between. A rank *claims its name* meanwhile, a socket without a file, so that
+    two groups of ranks that one parent starts at the same time are told so, not mixed up."""
     if job:
         name = f"unisono-{os.geteuid()}-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
         who = f"process of job {job}"
@@ -59,12 +55,8 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]:
-    """Where those who know the name announce themselves: in a store, or in a file.
-
-    The file lies in the user's own folder under /run if there is one, else in /tmp; whoever looks
-    for it looks in both. Not in folders that the environment names: a service and a shell of one
-    user have different ones.
-    """
+    """Where those who know the name announce themselves: in a store, or in a file. Not in a folder
+    that the environment names: a service and a shell of one user have different ones."""
     if store is not None:
         yield StoreAnnouncements(store, f"unisono/join/{name}")
         return
@@ -79,7 +71,6 @@ def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]
 
 
 def file_of(name: str) -> str:
-    """The name of the file through which those who know `name` find each other."""
     short = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     return f"unisono-{os.geteuid()}-join-{short}"
 
@@ -125,7 +116,6 @@ def _parent_pid() -> int:
 
 
 def is_private(folder: str) -> bool:
-    """Whether there is such a folder, of this user alone."""
     with contextlib.suppress(OSError):
         status = os.stat(folder)
         return status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700

@@ -98,7 +98,6 @@ class Membership:
             self.inner.close()
 
     def find_stopped(self) -> list[int]:
-        """The ranks whose processes are stopped."""
         here = [rank for rank, member in enumerate(self.members) if member.is_here]
         return [rank for rank in here if state_of(self.members[rank].pid).is_stopped]
 
@@ -116,7 +115,6 @@ class Membership:
 
 
 def check_size(name: str, size: int) -> None:
-    """Raise RendezvousError if a group has more ranks than the engine can count."""
     if size > MOST_RANKS:
         raise RendezvousError(
             f"group {name} has {size:,} ranks, and unisono's groups have {MOST_RANKS:,} at "
@@ -126,15 +124,11 @@ def check_size(name: str, size: int) -> None:
 
 
 class JoinRequest:
-    """What one rank brings: the group's key, which rank of how many it is, until when the others
-    must have come, and how long each call of the group may wait.
-
-    `payload` is what the others shall know of this rank. `check` raises once there is nobody to
-    wait for any more: the parent group has ended. `segments` has, for each segment that the leader
-    makes, the rank there of everybody who meets, for how many ranks it is, and how many of those
-    share this machine's cores. `settle` decides, for members of a group, whether the new one is
-    made, once and for all: it says whether it is.
-    """
+    """What one rank brings. `payload` is what the others shall know of this rank. `check` raises
+    once there is nobody to wait for any more: the parent group has ended. `segments` has, for each
+    segment that the leader makes, the rank there of everybody who meets, for how many ranks it is,
+    and how many of those share this machine's cores. `settle` decides, for members of a group,
+    whether the new one is made, once and for all: it says whether it is."""
 
     def __init__(
         self,
@@ -157,7 +151,6 @@ class JoinRequest:
         self.segments = segments or [(range(size), size, size)]
 
     def waiting(self) -> Waiting:
-        """This rank's wait for the others."""
         return Waiting(self.rank, self.size, self.key, self.deadline)
 
     def open(

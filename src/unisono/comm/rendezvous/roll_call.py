@@ -1,10 +1,6 @@
 """Who of the ranks is there at this moment, by a torch Store: for processes of several hosts that
-were started separately, and may start again.
-
-Every rank writes down that it waits, under a number of its own. Whoever sees an entry of every rank
-agrees to begin with just these processes; once all of them have agreed, they begin. A process that
-has ended since it came does not agree: the others wait until another takes its place.
-"""
+were started separately, and may start again. Every rank writes down that it waits. Whoever sees an
+entry of every rank agrees to begin with just these processes; once all have agreed, they begin."""
 
 from __future__ import annotations
 
@@ -98,7 +94,6 @@ class _RollCall:
             waiting.pause()
 
     def leave(self) -> None:
-        """This rank waits no longer."""
         self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
     def _look_who_waits(self, keys: list[str]) -> list[str]:

@@ -60,7 +60,6 @@ def descriptors_needed() -> Iterator[None]:
 
 
 def new_socket() -> socket.socket:
-    """An unconnected unix socket."""
     with descriptors_needed():
         return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
@@ -86,10 +85,8 @@ class Connection:
 
     @classmethod
     def connect(cls, address: str) -> Connection:
-        """Connect to the lobby at `address`; its owner must be this user.
-
-        BlockingIOError means that its queue of connections is full, for now.
-        """
+        """Connect to the lobby at `address`; its owner must be this user. BlockingIOError means
+        that its queue of connections is full, for now."""
         caller = new_socket()
         try:
             caller.settimeout(_SEND_S)
@@ -104,11 +101,9 @@ class Connection:
         return cls(caller)
 
     def fileno(self) -> int:
-        """For select and poll."""
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], *descriptors: int) -> None:
-        """Send a message, and descriptors with it."""
         self._socket.settimeout(_SEND_S)
         socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
@@ -179,12 +174,10 @@ class Connection:
             return True
 
     def dismiss(self, answer: dict[str, Any]) -> None:
-        """Say why, and hang up."""
         self.try_send(answer)
         self.close()
 
     def close(self) -> None:
-        """Hang up, and close what came."""
         self._socket.close()
         for descriptor in self.descriptors:
             os.close(descriptor)
@@ -205,10 +198,8 @@ if hasattr(os, "register_at_fork"):  # the package also installs where the engin
 
 
 class Lobby:
-    """A listening socket of this process, and the visitors that came too early.
-
-    Shared by all groups that grew out of one world; the last one to close it closes the socket.
-    """
+    """A listening socket of this process, and the visitors that came too early. Shared by all
+    groups that grew out of one world."""
 
     def __init__(self) -> None:
         self.address = f"unisono-{os.urandom(16).hex()}"
@@ -225,7 +216,6 @@ class Lobby:
         _lobbies.add(self)
 
     def share(self) -> Lobby:
-        """Count one more owner."""
         self._owners += 1
         return self
 
@@ -236,7 +226,6 @@ class Lobby:
             self.close_socket()
 
     def close_socket(self) -> None:
-        """Close the socket, and hang up on all visitors."""
         for visitors in (*self._early.values(), self._silent):
             for visitor in visitors:
                 visitor.close()

@@ -1,9 +1,4 @@
-"""A schedule compiled for one rank: what it sends and receives, in order, proven right once.
-
-Large tensors are cut into slices, each of which goes through the whole schedule; slice s is in
-step r at time s + r. So a rank works on many steps at once, on different slices, and a tree with a
-single chunk is a pipeline all the same.
-"""
+"""A schedule compiled for one rank: what it sends and receives, in order, proven right once."""
 
 from __future__ import annotations
 
@@ -46,10 +41,8 @@ class Round:
 @dataclass(frozen=True)
 class CompiledSchedule:
     """One rank's part of a schedule: a round for each step, many of them perhaps empty.
-
     `fingerprint` is the same for equal schedules, on every rank. `busiest` is the largest number
-    of chunks that any rank sends to any other one.
-    """
+    of chunks that any rank sends to any other one."""
 
     title: str
     chunks: int
@@ -59,14 +52,10 @@ class CompiledSchedule:
 
     @property
     def receives(self) -> bool:
-        """Whether anything ever comes to this rank."""
         return any(round.receives for round in self.rounds)
 
     def encode(self) -> bytes:
-        """As the engine reads it (un_schedule_read in csrc/unisono.h).
-
-        Raises ValueError if the chunks are too many for it.
-        """
+        """As the engine reads it (un_schedule_read in csrc/unisono.h)."""
         if self.busiest > BUSIEST:
             raise ValueError(
                 f"{self.title} sends up to {self.busiest} chunks between two ranks, and "
@@ -86,11 +75,7 @@ class CompiledSchedule:
 
 
 def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: int = 0) -> Schedule:
-    """The schedule that `algorithm` stands for: a name of the catalog, or a schedule itself.
-
-    Raises ValueError, with the names that there are, if it stands for none, does not work for
-    so many ranks, or has another root.
-    """
+    """The schedule that `algorithm` stands for: a name of the catalog, or a schedule itself."""
     if isinstance(algorithm, str):
         entry = find_to_run(collective, algorithm)
         built = _built.get((entry.make, ranks, root))
@@ -109,10 +94,8 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: i
 
 
 def compile_schedule(schedule: Schedule, rank: int) -> CompiledSchedule:
-    """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right.
-
-    The proof is done once for each schedule object, and kept as long as the object lives.
-    """
+    """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right: that is
+    proven once for each schedule object."""
     compiled = _compiled.get(id(schedule))
     if compiled is None:
         verify(schedule)

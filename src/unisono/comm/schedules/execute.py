@@ -17,7 +17,6 @@ from unisono.comm.engine.numbers import Operation
 from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules import flat
-from unisono.comm.schedules.arithmetic import combine
 from unisono.comm.schedules.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -44,7 +43,6 @@ FIRST_TAG = 1 << 30
 
 SLICE_BYTES = 1 << 20
 _MOST_SLICES = 64
-_MOST_SENDS = 64  # that nobody has waited for yet
 _TEXT_BYTES = 248
 _PARTS_OF_BYTES = re.compile("u?int[1-7]")
 
@@ -61,22 +59,12 @@ def execute(
     """Do what `schedule` says, on `comm`, by messages between its ranks.
 
     Arguments and results are those of the Communicator's method for the schedule's collective,
-    `output` first, then `input`; the root is the schedule's own:
-
-        execute(all_reduce_schedule, comm, tensor, op="max")     broadcast and reduce likewise
-        execute(all_gather_schedule, comm, output, input)        reduce_scatter, all_to_all too
-        execute(gather_schedule, comm, output, input)            output None but on the root
-        execute(scatter_schedule, comm, output, input)           input None but on the root
-        execute(barrier_schedule, comm)
-
-    A wide side is cut evenly, or is a list of parts of one size. Every rank calls it with an equal
-    schedule. Sums are taken in the schedule's order and rounded to the tensor's type at every
-    step; with "avg" as `op` the result is divided once, `PremulSum` scales each contribution first.
+    `output` first, then `input`, and `op`; the root is the schedule's own (docs/execution.md has a
+    table). Every rank calls it with an equal schedule. Sums are taken in the schedule's order.
 
     Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
     of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
     schedules, sizes, types or reductions differ: before anything has moved, and the group goes on.
-    What goes wrong later is raised as for any message, and ends the group.
 
     >>> from unisono import plan
     >>> x = torch.full((4,), float(comm.rank))
@@ -119,11 +107,7 @@ def run_by(
     op: Any,
     async_op: bool,
 ) -> Work | None:
-    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings.
-
-    Raises ValueError on every rank, and the group goes on, for an unknown algorithm, and with
-    `async_op` unless the engine runs the schedule itself; else as `execute`.
-    """
+    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings."""
     name = operation.name.lower()
     try:
         root = check_root(root, comm.size)
@@ -229,15 +213,6 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
 
 
 @dataclass(slots=True)
-class _Send:
-    """A message from us, and the elements of the row that must not change before it is gone."""
-
-    work: Work
-    begin: int
-    end: int
-
-
-@dataclass(slots=True)
 class _Arrival:
     """A message to us, how much of it has been taken, and whether it lies where it belongs."""
 
@@ -259,17 +234,15 @@ class _Execution:
         self._whole = workspace.whole
         self._tag = tag
         self._slices = workspace.slices(SLICE_BYTES, _MOST_SLICES)
-        self._sends: list[_Send] = []
 
     def run(self) -> None:
         rounds, slices = len(self._rounds), self._slices
         for time in range(slices + rounds - 1):
             first, last = max(0, time - rounds + 1), min(time, slices - 1)
             self._step([(part, self._rounds[time - part]) for part in range(first, last + 1)])
-        self._settle(0)
 
     def _step(self, active: list[tuple[int, Round]]) -> None:
-        """Everything of one time: begin all messages, then take what has come in."""
+        """Everything of one time: all messages together, then take what has come in."""
         outgoing = [
             (peer, self._spans(moves, part))
             for part, round in active
@@ -286,20 +259,15 @@ class _Execution:
             for (_, peer), arrival in arrivals.items()
             if arrival.elements
         ]
-        receiving = len(messages)
-        held = []
         for peer, spans in outgoing:
             if _length(spans):
-                messages.append(Message("send", self._gathered(spans), peer, self._tag))
-                held.append(spans[0] if len(spans) == 1 else (0, 0))
-        works = self._comm.batch_isend_irecv(messages) if messages else []
-        self._sends += [_Send(w, *span) for w, span in zip(works[receiving:], held, strict=True)]
-        for work in works[:receiving]:
+                row = flat.concatenate([self._whole[begin:end] for begin, end in spans])
+                messages.append(Message("send", row, peer, self._tag))
+        for work in self._comm.batch_isend_irecv(messages) if messages else ():
             work.wait()
         for part, round in active:
             for move in round.receives:
                 self._take(move, part, arrivals[part, move.peer])
-        self._settle(_MOST_SENDS)
 
     def _spans(self, moves: Sequence[Move], part: int) -> list[tuple[int, int]]:
         return [
@@ -307,9 +275,6 @@ class _Execution:
             for move in moves
             for span in self._workspace.spans(move.chunk, move.count, part, self._slices)
         ]
-
-    def _gathered(self, spans: list[tuple[int, int]]) -> Row:
-        return flat.concatenate([self._whole[begin:end] for begin, end in spans])
 
     def _expect(
         self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
@@ -319,34 +284,20 @@ class _Execution:
         if len(moves) == 1 and len(spans) == 1 and not moves[0].reduces:
             begin, end = spans[0]
             if not any(begin < last and first < end for first, last in sent):
-                self._wait_for_sends_of(begin, end)
                 return _Arrival(self._whole[begin:end], end - begin, True)
         elements = _length(spans)
         return _Arrival(flat.empty_like(self._whole, elements), elements, False)
 
     def _take(self, move: Move, part: int, arrival: _Arrival) -> None:
-        """Combine or copy what has come in."""
         if arrival.in_place:
             return
         for begin, end in self._spans([move], part):
             piece = arrival.row[arrival.taken : arrival.taken + end - begin]
             arrival.taken += end - begin
-            self._wait_for_sends_of(begin, end)
             if move.reduces:
-                combine(self._whole[begin:end], piece, self._workspace.op)
+                flat.combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
-
-    def _wait_for_sends_of(self, begin: int, end: int) -> None:
-        """Nothing may be overwritten while it is being sent."""
-        for send in self._sends:
-            if send.begin < end and begin < send.end:
-                send.work.wait()
-
-    def _settle(self, most: int) -> None:
-        """Wait until at most so many sends are under way."""
-        while len(self._sends) > most:
-            self._sends.pop(0).work.wait()
 
 
 def _by_peer(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:

@@ -1,4 +1,5 @@
-"""Tensors and arrays as flat rows of elements, with one set of functions for torch and NumPy."""
+"""Tensors and arrays as flat rows of elements, with one set of functions for torch and NumPy; and
+arithmetic on them in place, by the engine's rules."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from unisono.comm.tensors import address_of, count
+from unisono.comm.tensors import address_of, count, dtype_name
 
 Row = Any
 """A contiguous one-dimensional torch.Tensor or numpy.ndarray."""
 
 
 def is_torch(tensor: Any) -> bool:
-    """Whether it is torch's and not NumPy's."""
     return hasattr(tensor, "data_ptr")
 
 
@@ -36,7 +36,6 @@ def write_back(tensor: Any, row: Row) -> None:
 
 
 def write_back_all(tensors: list[Any], row: Row) -> None:
-    """Write a row into tensors, one after the other."""
     begin = 0
     for tensor in tensors:
         write_back(tensor, row[begin : begin + count(tensor)])
@@ -44,7 +43,6 @@ def write_back_all(tensors: list[Any], row: Row) -> None:
 
 
 def empty_like(row: Row, elements: int) -> Row:
-    """A new row of the same kind."""
     return row.new_empty(elements) if is_torch(row) else np.empty(elements, row.dtype)
 
 
@@ -58,7 +56,6 @@ def placed_like(array: Any, like: Any) -> Row:
 
 
 def copy_of(row: Row) -> Row:
-    """A row of its own with the same elements."""
     return row.clone() if is_torch(row) else row.copy()
 
 
@@ -71,3 +68,72 @@ def concatenate(rows: list[Row]) -> Row:
 
         return torch.cat(rows)
     return np.concatenate(rows)
+
+
+# -- arithmetic in place -------------------------------------------------------------------------
+
+_FUNCTIONS = {
+    "product": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
+}
+_NUMPY_ADDS = ("uint16", "uint32", "uint64")  # and torch does not, on the CPU
+
+
+def combine(into: Row, other: Row, op: str) -> None:
+    """`into` becomes `into` op `other`, rounded to its own type."""
+    name = _FUNCTIONS.get(op, "add")
+    if not is_torch(into):
+        getattr(np, name)(into, other, out=into)
+        return
+    import torch
+
+    if dtype_name(into) in _NUMPY_ADDS and into.device.type == "cpu":
+        combine(into.numpy(), other.numpy(), op)
+        return
+    getattr(torch, name)(into, other, out=into)
+
+
+def divide(row: Row, number: int) -> None:
+    row = _parts(row)
+    if is_torch(row):
+        row.div_(number)
+    else:
+        np.divide(row, number, out=row)
+
+
+def scale(row: Row, factor: float) -> None:
+    """Multiply in place as the engine does: integers wrap, half precision is rounded once, and
+    complex numbers are scaled part by part."""
+    row = _parts(row)
+    dtype = dtype_name(row)
+    if is_torch(row):
+        if "int" not in dtype:
+            wide = row.float() if dtype in ("float16", "bfloat16") else row
+            row.copy_(wide * factor)
+            return
+        if row.device.type != "cpu":  # torch itself cannot multiply all integers
+            copy_here = row.cpu()
+            scale(copy_here, factor)
+            row.copy_(copy_here)
+            return
+        row = row.numpy()
+    if "int" in dtype:
+        number = np.array(int(factor)).astype(row.dtype)
+    else:
+        number = np.array(factor, dtype="float32" if dtype == "float16" else row.dtype)
+    np.multiply(row, number, out=row, casting="unsafe")
+
+
+def _parts(row: Row) -> Row:
+    """Complex numbers as pairs of real ones, in the same memory; other rows as they are."""
+    if not dtype_name(row).startswith("complex"):
+        return row
+    if not is_torch(row):
+        return row.view(row.real.dtype)
+    import torch
+
+    return torch.view_as_real(row)

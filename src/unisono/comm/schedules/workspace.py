@@ -8,7 +8,6 @@ import numpy as np
 
 from unisono.comm.reductions import Reduction
 from unisono.comm.schedules import flat
-from unisono.comm.schedules.arithmetic import divide, scale
 from unisono.comm.tensors import dtype_name
 from unisono.plan.schedule import Schedule
 
@@ -16,14 +15,10 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 class Workspace:
-    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some.
-
-    The row consists of equal blocks, those that the collective itself is about: one for each rank,
-    or each pair of ranks, or one in all. A block consists of slices and a slice of chunks, both as
-    equal as may be. `text` says in words what all ranks must have in common beside the schedule.
-
-    A side of several tensors is as one that holds them all.
-    """
+    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some. It consists
+    of equal blocks: one for each rank, or each pair of ranks, or one in all. A block consists of
+    slices and a slice of chunks, both as equal as may be. `text` says in words what all ranks must
+    have in common beside the schedule. A side of several tensors is as one that holds them all."""
 
     def __init__(
         self,
@@ -57,17 +52,15 @@ class Workspace:
     # -- before and after ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Put what this rank brings into the row."""
         if self._collective in ("all_gather", "gather"):
             self.whole[self._own()] = _row(self._inputs)
         elif self._collective == "all_to_all":
             row = len(self.whole) // self._ranks
             self.whole[self._rank * row : (self._rank + 1) * row] = _row(self._inputs)
         if self.op == "premul_sum":
-            scale(self.whole, self._factor)
+            flat.scale(self.whole, self._factor)
 
     def end(self) -> None:
-        """Write what this rank gets to where it belongs."""
         if self._collective in ("reduce", "gather") and not self._is_root:
             return
         if self._collective in ("reduce_scatter", "scatter"):
@@ -79,7 +72,7 @@ class Workspace:
         else:
             result = self.whole
         if self.op == "avg":
-            divide(result, self._ranks)
+            flat.divide(result, self._ranks)
         if self._collective != "barrier":
             flat.write_back_all(self._outputs, result)
 
@@ -111,10 +104,7 @@ class Workspace:
         return max(1, min(most, size_bytes // slice_bytes))
 
     def spans(self, chunk: int, count: int, part: int, slices: int) -> list[tuple[int, int]]:
-        """Where `count` chunks of slice `part` lie in the row: from which element up to which.
-
-        Chunks of one block lie side by side; those of several blocks only if there is one slice.
-        """
+        """Where `count` chunks of slice `part` lie in the row: from which element up to which."""
         share = self._chunks // self._blocks
         length = self._elements // self._blocks
         first, last = _cut(length, slices, part), _cut(length, slices, part + 1)

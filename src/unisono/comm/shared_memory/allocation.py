@@ -1,8 +1,7 @@
 """Memory that all ranks of a group have mapped: how they agree on it.
 
-Rank 0 makes a nameless file and tells the others where in /proc they find it. Each rank claims the
-pages of its own part and maps the whole, and only when all have done so it is used. Whoever fails
-says so in the last agreement, and then all do. Where a rank cannot look there (it is in another PID
+Rank 0 makes a nameless file and tells the others where in /proc they find it. Whoever fails says so
+in the last agreement, and then all do. Where a rank cannot look there (it is in another PID
 namespace), the group has no memory in common.
 """
 

@@ -230,7 +230,6 @@ def stalled_ranks(progress: Sequence[int]) -> list[int]:
 
 
 def describe_ending(detail: int) -> str:
-    """How a process ended, from a failure's detail."""
     if detail & ENDING_SILENT:
         return "does not answer any more: its host is down, or the network to it"
     if not detail & ENDING_KNOWN:
@@ -249,7 +248,6 @@ def read_waiting(group: Group, rank: int) -> Waiting | None:
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:
-    """A message as its rank sees it."""
     return f"{'send to' if sends else 'recv from'} rank {peer if peer >= 0 else 'any'} (tag {tag})"
 
 
@@ -271,13 +269,11 @@ def describe_waiting(waiting: Waiting) -> str:
 
 
 def describe_side(dtype: str, size_bytes: object, shape: object, site: str | None) -> str:
-    """What a rank sends, or wants to receive, and where in its program."""
     text = f"{dtype}, {size_bytes} bytes" + (f", shape {shape}" if shape != "" else "")
     return f"{text} at {site}" if site else text
 
 
 def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wanted: str) -> str:
-    """The text of a `MessageMismatch`, with what both sides brought."""
     where = f"(tag {tag}, group {name})"
     return "\n".join(
         [
@@ -335,7 +331,6 @@ def deadlock_circle(group: Group, first: int) -> list[int]:
 def deadlock_text(
     group: Group, name: str, circle: Sequence[int], sites: Sequence[str | None]
 ) -> str:
-    """The text of a `DeadlockError`."""
     waits = [read_waiting(group, rank) for rank in circle]
     lines = []
     for rank, waiting, site in zip(circle, waits, sites, strict=True):

@@ -89,7 +89,6 @@ class GroupExceptions:
     def call_error(
         self, status: int, operation: int, reduction: int = 0, dtype: int | str = ""
     ) -> Exception:
-        """The exception for a call whose status is not OK."""
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
             # Imported here: it needs NumPy, which a launcher of ranks does not.

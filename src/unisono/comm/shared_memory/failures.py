@@ -78,7 +78,6 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
 def describe_loss(
     membership: Membership, name: str, doing: str, peer: int, detail: int, call: int = 0
 ) -> PeerLost:
-    """The exception for a rank whose process has ended."""
     text = (
         f"rank {peer} ({membership.members[peer]}) "
         f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"

@@ -28,10 +28,10 @@ class Part:
     host: str
 
 
-def name_part(name: str, part: Part) -> str:
+def name_part(name: str, part: Part, backend: str = "unisono") -> str:
     """What a rank of a part says of itself, in as many bytes as there is room for."""
     host = part.host if len(part.host) <= _MOST_OF_HOST else f"..{part.host[2 - _MOST_OF_HOST :]}"
-    about = f"{BACKEND_MARK}unisono{BACKEND_MARK}{part.key} {host}"
+    about = f"{BACKEND_MARK}{backend}{BACKEND_MARK}{part.key} {host}"
     room = _MOST_BYTES - len(about.encode())
     return name.encode()[:room].decode(errors="ignore") + about
 

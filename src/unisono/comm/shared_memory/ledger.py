@@ -1,14 +1,10 @@
-"""A ledger: the records of a group whose calls another library carries out.
-
-It is the shared memory of a group of ours, in which every rank writes the records of its calls
-itself. So whoever reads the records of our groups reads these too, they survive their writer,
-and the processes behind the ranks are watched.
-"""
+"""A ledger: the records of a group whose calls another library carries out, in the shared memory of
+a group of ours. So whoever reads the records of our groups reads these too."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from unisono.comm.engine import Note, Operation, Status
 from unisono.comm.rendezvous.announcements import Announcements
@@ -17,7 +13,6 @@ from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
 from unisono.comm.rendezvous.unix_socket import Lobby
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
-from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.record_reader import note_writer
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 
@@ -25,12 +20,14 @@ from unisono.comm.shared_memory.segment_listeners import announce_segment
 class Ledger:
     """This rank's side of it. Made by `open`, with all ranks of the group."""
 
-    def __init__(self, membership: Membership, name: str, backend: str, global_rank: int) -> None:
-        self.rank, self.size, self.name = membership.rank, membership.size, name
+    def __init__(
+        self, membership: Membership, name: str, introduction: str, global_rank: int
+    ) -> None:
+        self.name = name
         self._membership = membership
         self.group = membership.group
         self._exceptions = GroupExceptions(membership, name)
-        self.group.introduce(f"{name}{BACKEND_MARK}{backend}", global_rank, False)
+        self.group.introduce(introduction, global_rank, False)
         announce_segment(self.group.descriptor)
         self.begin = membership.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
@@ -40,6 +37,10 @@ class Ledger:
         self.end = membership.group.record_end
         """(record, status): it is over."""
         self._tell: Callable[[int, str], None] | None = None
+        self._places: Sequence[int] = range(membership.size)
+        self.is_whole = True
+        """Whether all ranks of the group write into it."""
+        self.on_close: Callable[[], None] = lambda: None
 
     @classmethod
     def open(
@@ -49,23 +50,33 @@ class Ledger:
         size: int,
         *,
         name: str,
-        backend: str,
+        introduction: str,
         global_rank: int,
         timeout_s: float,
+        places: Sequence[int] = (),
+        of: int = 0,
     ) -> Ledger:
-        """Meet the other ranks. Raises RendezvousError if they do not find each other."""
-        deadline = Deadline(timeout_s)
-        request = JoinRequest(f"watch {name}", rank, size, deadline, timeout_s)
+        """Meet the other ranks of this host, which say of themselves what the `introduction` is. Of
+        a group `of` more ranks, they have these `places`. Raises RendezvousError if they do not
+        find each other."""
+        places = places or range(size)
+        request = JoinRequest(
+            f"watch {name}",
+            rank,
+            size,
+            Deadline(timeout_s),
+            timeout_s,
+            segments=[(places, of or size, size)],
+        )
         with contextlib.closing(Lobby()) as lobby:
-            return cls(meet_by(announcements, lobby, request), name, backend, global_rank)
+            made = cls(meet_by(announcements, lobby, request), name, introduction, global_rank)
+        made._places, made.is_whole = places, not of
+        return made
 
     def check(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int
     ) -> None:
-        """Wait for all ranks and compare what they are about to call; before data moves.
-
-        Raises CollectiveMismatch, CollectiveTimeout or PeerLost.
-        """
+        """Wait for all ranks and compare what they are about to call; before data moves."""
         status = self.group.check(operation, reduction, root, dtype, size_bytes, record)
         if status != Status.OK:
             raise self._exceptions.call_error(status, Operation(operation), reduction, dtype)
@@ -75,7 +86,8 @@ class Ledger:
         status, culprit, _, detail = self.group.failure()
         if status != Status.PEER_LOST or culprit < 0:
             return {}
-        return {self._membership.members[culprit].pid: describe_ending(detail)}
+        member = self._membership.members[self._places.index(culprit)]
+        return {member.pid: describe_ending(detail)}
 
     def tell(self, about: int, text: str) -> None:
         """Leave a text about a call for the other ranks, instead of the last one."""
@@ -85,8 +97,9 @@ class Ledger:
 
     def told(self, about: int) -> list[str | None]:
         """What each rank has left about a call."""
-        return [self.group.read_note(rank, Note.ANSWER, about) for rank in range(self.size)]
+        return [self.group.read_note(rank, Note.ANSWER, about) for rank in self._places]
 
     def close(self) -> None:
         """Leave. The records go with the last member."""
         self.group.close()
+        self.on_close()

@@ -77,6 +77,8 @@ class SharedMemory(Transport):
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
         if variables.READ_PEERS.read() is False:
             self.group.forbid_reading()
+        if (threads := variables.COPY_THREADS.read()) is not None:
+            self.group.set_copiers(threads - 1)
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
@@ -104,7 +106,6 @@ class SharedMemory(Transport):
         check: Callable[[], None] = lambda: None,
     ) -> SharedMemory:
         """Meet the other `size - 1` ranks through `announcements` and make a group with them.
-
         `payload` is what the others shall know of this rank: `payloads` has everybody's. The
         meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
         called while the others are awaited, and raises when they will not come."""
@@ -126,7 +127,6 @@ class SharedMemory(Transport):
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits for its peers."""
         return self.group.timeout_ns / 1e9
 
     @timeout_s.setter
@@ -166,33 +166,24 @@ class SharedMemory(Transport):
         """One call of the engine, or of a coalesced call one for each dtype."""
         if call.is_coalesced and not call.outputs:  # peers that have something must learn of it
             return self.barrier(None, async_op)
-        return join_works(
-            self._run(call, output, input, async_op, root, schedule, mark)
-            for output, input in _engine_calls(call)
-        )
+        op, group = call.reduction, self.group
+        number, factor = (mark, 1.0) if op is None else (op.number, op.factor)
 
-    def _run(
-        self,
-        call: Call,
-        output: Any,
-        input: Any,
-        async_op: bool,
-        root: int,
-        schedule: bytes | None,
-        mark: int | None,
-    ) -> Work | None:
-        reduction = call.reduction
-        number, factor = (mark, 1.0) if reduction is None else (reduction.number, reduction.factor)
-        given = call.operation, output, input, root, number, factor, schedule
-        status = self.group.submit(self.exceptions, *given) if async_op else self.group.run(*given)
-        if not isinstance(status, int):
-            return status
-        if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
-            self.refuse(call.name)
-            raise TypeError(f"{call.name} on group {self.name}: memory that the engine cannot read")
-        if status:
-            raise self.call_error(status, call.operation, call.reduction, input)
-        return None
+        def run(output: Any, input: Any) -> Work | None:
+            given = call.operation, output, input, root, number, factor, schedule
+            status = group.submit(self.exceptions, *given) if async_op else group.run(*given)
+            if not isinstance(status, int):
+                return status
+            if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
+                self.refuse(call.name)
+                raise TypeError(
+                    f"{call.name} on group {self.name}: memory that the engine cannot read"
+                )
+            if status:
+                raise self.call_error(status, call.operation, op, input)
+            return None
+
+        return join_works(run(*sides) for sides in _engine_calls(call))
 
     def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
         if timeout_s is None and not async_op:
@@ -456,7 +447,6 @@ class SharedMemory(Transport):
             raise ending
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, whatever else has ended the group."""
         return self.exceptions.loss_among(ranks, doing)
 
     def close(self) -> None:
@@ -473,7 +463,6 @@ class SharedMemory(Transport):
     # -- tensors whose shapes only their owners know ---------------------------------------------
 
     def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Every rank's integers, in rank order; all ranks pass equally many."""
         everyone = self.group.exchange(integers)
         if isinstance(everyone, int):
             raise self.exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")

@@ -1,9 +1,6 @@
-"""Reading records from outside, while the job runs.
-
-Each rank keeps its last thousand calls and messages in the group's shared memory. A process of the
-same user finds that memory through /proc and reads it; the job does not notice. `read_process`
-gives what is there now, a `RecordFollower` every record once, as they come.
-"""
+"""Reading records from outside, while the job runs: a process of the same user finds the group's
+shared memory through /proc. `read_process` gives what is there now, a `RecordFollower` every record
+once, as they come."""
 
 from __future__ import annotations
 
@@ -65,11 +62,8 @@ class RecordsLayout(NamedTuple):
 
 
 def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
-    """The records of every group in which process `pid` is, of all their ranks; `last` is how
-    many of each rank at most, the newest.
-
-    Raises UnisonoError if there is no such process, or it is somebody else's.
-    """
+    """The records of every group in which process `pid` is, of all their ranks; `last` is how many
+    of each rank at most, the newest. Raises UnisonoError if it is gone, or somebody else's."""
     groups: dict[tuple[int, int], GroupRecords] = {}
     for path in segments_of(pid):
         try:
@@ -134,7 +128,6 @@ def map_segment(
 
 
 def segment_key(descriptor: int) -> tuple[int, int]:
-    """What names a segment: the same to all who have it."""
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino
 
@@ -226,7 +219,6 @@ class _Clock:
         self._ns_per_tick: float = (ns - self._ns) / max(1, ticks - self._ticks)
 
     def seconds(self, moment: int) -> float:
-        """A moment of CLOCK_MONOTONIC."""
         return (self._ns + (moment - self._ticks) * self._ns_per_tick) / 1e9
 
 
@@ -335,7 +327,6 @@ class RecordFollower:
         self._rings: dict[int, _RankRing] = {}
 
     def close(self) -> None:
-        """Let go of it."""
         self._memory.close()
 
     def group(self) -> GroupRecords:

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Record:
-    """One call or message of one rank. Times are seconds of CLOCK_MONOTONIC (time.monotonic).
-
-    `state` is "queued" (submitted, not begun), "waiting" (for the peers), "moving" (data),
-    "finished" or "failed"; `started_s` is when all peers were there, or a message was matched.
-    """
+    """One call or message of one rank. Times are seconds of time.monotonic. `state` is "queued"
+    (submitted, not begun), "waiting" (for the peers), "moving" (data), "finished" or "failed";
+    `started_s` is when all peers were there, or a message was matched."""
 
     number: int
     operation: str
@@ -72,12 +70,9 @@ class RankRecords:
 
 @dataclass(frozen=True)
 class GroupRecords:
-    """What the ranks of one group did. A rank that has not joined yet is left out.
-
-    `backend` says who moves the data: "unisono", or the library whose calls are recorded.
-    `segment` names the shared memory that was read, the same to all who read it. `is_part` says
-    that the group is over several hosts, of which perhaps not all were read.
-    """
+    """What the ranks of one group did; one that has not joined yet is left out. `backend` says who
+    moves the data: "unisono", or the library whose calls are recorded. `segment` names the shared
+    memory that was read. `is_part`: the group is over several hosts, not all of them read."""
 
     name: str
     size: int

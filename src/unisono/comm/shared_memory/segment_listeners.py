@@ -1,9 +1,5 @@
-"""Who is told of each new group's segment: the launcher, and whoever listens in this process.
-
-A launcher gives its ranks a socket: on it goes a copy of every segment's descriptor, which is then
-readable whatever becomes of this process, and what the watch has to say to the launcher. Inside
-the process whoever follows the groups is called.
-"""
+"""Who is told of each new group's segment: whoever listens in this process, and the launcher, which
+gives its ranks a socket for a copy of every segment's descriptor, and for what the watch says."""
 
 from __future__ import annotations
 

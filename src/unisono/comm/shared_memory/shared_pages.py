@@ -1,9 +1,6 @@
-"""Tensors of other libraries, shared where they lie.
-
-A library that has made a tensor, and goes on to use it by its address, cannot be given a shared one
-instead. But the pages of its memory can be exchanged for those of a shared tensor. What is left are
-the bytes before the first and behind the last whole page, which stay this rank's own.
-"""
+"""Tensors of other libraries, shared where they lie: the pages of their memory are exchanged for
+those of a shared tensor. What is left are the bytes before the first and behind the last whole
+page, which stay this rank's own."""
 
 from __future__ import annotations
 
@@ -30,11 +27,9 @@ _kept_for_ever: list[Any] = []
 
 class SharedPages:
     """Room for tensors of one dimension and `count` elements in memory that all ranks have mapped,
-    and the tensor that lies there now. All ranks make one together; which tensor lies there each
-    rank decides for itself.
-
-    `middle` is the part of that tensor which is shared, over other addresses, and `edges` are what
-    is before and behind it: the same elements on all ranks. The tensor stays alive."""
+    and the tensor that lies there now, which each rank decides for itself. `middle` is the part of
+    that tensor which is shared, over other addresses, and `edges` are what is before and behind it:
+    the same elements on all ranks."""
 
     def __init__(self, count: int, dtype: torch.dtype, comm: Communicator) -> None:
         import torch

@@ -20,8 +20,7 @@ _Type: Any = ReduceOp.RedOpType
 
 @functools.cache
 def reductions_by_hash() -> dict[int, str]:
-    """The name of the reduction that a torch ReduceOp with this hash is. The engine knows them
-    from now on. Raises RuntimeError where a hash does not tell which it is."""
+    """The name of a torch ReduceOp with this hash; the engine knows them from now on."""
     names = (*REDUCTIONS, "premul_sum")
     ops, others = [_make(name) for name in names], [_make(name) for name in names]
     hashes = tuple(map(hash, ops))

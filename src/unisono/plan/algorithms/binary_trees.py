@@ -37,19 +37,16 @@ Ranks = NDArray[np.int64]  # as a tree: each rank's parent, -1 for the root
 
 @algorithm("all_reduce", "binary_tree")
 def all_reduce(ranks: int, pieces: int = 1) -> Schedule:
-    """Every rank ends with the sum of all, which rank 0 had first."""
     return _all_reduce_along([heap(ranks)], "binary_tree", pieces)
 
 
 @algorithm("broadcast", "binary_tree")
 def broadcast(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    """Every rank ends with the root's tensor."""
     return _broadcast_along([heap(ranks)], "binary_tree", root, pieces)
 
 
 @algorithm("reduce", "binary_tree")
 def reduce(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    """The root ends with the sum of all."""
     return backwards(broadcast(ranks, root, pieces), "binary_tree")
 
 
@@ -67,7 +64,6 @@ def broadcast_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
 
 @algorithm("reduce", "double_tree")
 def reduce_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    """The root ends with the sum of all."""
     return backwards(broadcast_double(ranks, root, pieces), "double_tree")
 
 
@@ -75,17 +71,13 @@ def reduce_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
 
 
 def heap(ranks: int) -> Ranks:
-    """The tree of a heap."""
     rank = np.arange(ranks)
     return np.where(rank > 0, (rank - 1) // 2, -1)
 
 
 def binary_tree(ranks: int) -> Ranks:
-    """Rank 0 is the root and has one child; the others stand in order, odd ranks are leaves.
-
-    The parent of r is found at its lowest set bit b: it is the neighbour with lowest bit 2b, on the
-    side where there is one.
-    """
+    """Rank 0 is the root and has one child; the others stand in order, odd ranks are leaves. The
+    parent of r, whose lowest set bit is b, is the neighbour with lowest bit 2b."""
     rank = np.arange(ranks)
     bit = rank & -rank
     parent = (rank ^ bit) | (bit << 1)

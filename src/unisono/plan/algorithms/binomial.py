@@ -35,7 +35,6 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
 
 @algorithm("reduce", "binomial")
 def reduce(ranks: int, root: int = 0) -> Schedule:
-    """The root ends with the sum of all."""
     return backwards(broadcast(ranks, root), "binomial")
 
 
@@ -56,13 +55,11 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
 
 @algorithm("gather", "binomial")
 def gather(ranks: int, root: int = 0) -> Schedule:
-    """The root ends with the chunks of all."""
     return backwards(scatter(ranks, root), "binomial")
 
 
 @algorithm("all_reduce", "binomial")
 def all_reduce(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all, which rank 0 had first."""
     phases = reduce(ranks).phases + broadcast(ranks).phases
     return Schedule("all_reduce", "binomial", ranks, 1, phases)
 

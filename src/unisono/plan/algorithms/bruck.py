@@ -25,7 +25,6 @@ from unisono.plan.schedule import Schedule, Step
 
 @algorithm("all_gather", "bruck")
 def all_gather(ranks: int) -> Schedule:
-    """Every rank ends with the chunks of all."""
     rank = np.arange(ranks)
     steps = [
         Step.wrapping(rank, (rank - far) % ranks, rank, "copy", min(far, ranks - far), chunks=ranks)
@@ -36,13 +35,11 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm("reduce_scatter", "bruck")
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with chunk r, the sum of all."""
     return backwards(all_gather(ranks), "bruck")
 
 
 @algorithm("all_to_all", "bruck", most_ranks=512)
 def all_to_all(ranks: int) -> Schedule:
-    """Rank d ends with the chunk s -> d of every rank s."""
     origin = np.arange(ranks)[:, None]
     steps = []
     for far in _distances(ranks):

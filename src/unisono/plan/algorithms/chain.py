@@ -21,7 +21,6 @@ from unisono.plan.schedule import Schedule, Step
 
 @algorithm("broadcast", "chain")
 def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
-    """Every rank ends with the root's tensor."""
     if pieces < 1:
         raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
     steps = []
@@ -34,5 +33,4 @@ def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
 
 @algorithm("reduce", "chain")
 def reduce(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
-    """The root ends with the sum of all."""
     return backwards(broadcast(ranks, root, pieces), "chain")

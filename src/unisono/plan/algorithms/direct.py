@@ -25,7 +25,6 @@ from unisono.plan.schedule import Schedule, Step
 
 @algorithm("all_gather", "direct", most_ranks=1024)
 def all_gather(ranks: int) -> Schedule:
-    """Every rank ends with the chunks of all."""
     source, destination = _pairs(ranks)
     step = Step.of(source, destination, source, "copy")
     return Schedule.from_steps("all_gather", "direct", ranks, ranks, [step])
@@ -33,7 +32,6 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm("reduce_scatter", "direct", most_ranks=1024)
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with chunk r, the sum of all."""
     source, destination = _pairs(ranks)
     step = Step.of(source, destination, destination, "reduce")
     return Schedule.from_steps("reduce_scatter", "direct", ranks, ranks, [step])
@@ -41,7 +39,6 @@ def reduce_scatter(ranks: int) -> Schedule:
 
 @algorithm("scatter", "linear")
 def scatter(ranks: int, root: int = 0) -> Schedule:
-    """Rank r ends with chunk r of the root."""
     other = (root + np.arange(1, ranks)) % ranks
     step = Step.of(root, other, other, "copy")
     return Schedule.from_steps("scatter", "linear", ranks, ranks, [step], root)
@@ -49,7 +46,6 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
 
 @algorithm("gather", "linear")
 def gather(ranks: int, root: int = 0) -> Schedule:
-    """The root ends with the chunks of all."""
     return backwards(scatter(ranks, root), "linear")
 
 

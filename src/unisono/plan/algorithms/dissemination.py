@@ -18,7 +18,6 @@ from unisono.plan.schedule import Schedule, Step
 
 @algorithm("barrier", "dissemination")
 def barrier(ranks: int) -> Schedule:
-    """No rank is done before every rank has begun."""
     rank = np.arange(ranks)
     steps = [
         Step.of(rank, (rank + (1 << bit)) % ranks, 0, "reduce")

@@ -21,10 +21,7 @@ from unisono.plan.schedule import Action, Schedule, Step
 
 @algorithm("all_reduce", "hierarchical")
 def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
-    """Every rank ends with the sum of all. Ranks 0 to node_size - 1 are the first node.
-
-    Raises ValueError if the ranks do not fill their nodes.
-    """
+    """Ranks 0 to node_size - 1 are the first node. Raises ValueError if they do not fill nodes."""
     if node_size < 1 or ranks % max(node_size, 1):
         raise ValueError(
             f"hierarchical needs nodes of equal size: {ranks} ranks do not fill nodes of "

@@ -44,7 +44,6 @@ def count_lanes(hosts: Hosts) -> int:
 
 @algorithm("all_reduce", "lanes", most_ranks=MOST_RANKS)
 def all_reduce(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with the sum of all."""
     hosts = hosts_of(ranks, node_size)
     lanes, parts = count_lanes(hosts), len(hosts)
     piece = lanes * parts
@@ -62,7 +61,6 @@ def all_reduce(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Sched
 
 @algorithm("reduce", "lanes", most_ranks=MOST_RANKS)
 def reduce(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """The root ends with the sum of all."""
     hosts = hosts_of(ranks, node_size)
     lanes, home = count_lanes(hosts), host_of(hosts, root)
     stages = [
@@ -130,7 +128,6 @@ def all_gather(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Sched
 
 @algorithm("reduce_scatter", "lanes", most_ranks=MOST_RANKS)
 def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with its part of the sum of all."""
     return backwards(all_gather(ranks, node_size, pieces), "lanes")
 
 
@@ -193,7 +190,6 @@ def hosts_of(ranks: int, node_size: int | Hosts) -> Hosts:
 
 
 def host_of(hosts: Hosts, rank: int) -> int:
-    """Which of the hosts a root is on."""
     for number, host in enumerate(hosts):
         if rank in host:
             return number
@@ -244,8 +240,7 @@ def mate_on(host: Sequence[int], index: int) -> int:
 
 
 def origins_of(hosts: Hosts, number: int, index: int) -> list[int]:
-    """Whose data the index-th rank of a host hands on inside it: its own first, then that of the
-    ranks on other hosts whose mate it is."""
+    """Whose data a rank hands on inside its host: its own, then that of those whose mate it is."""
     here = hosts[number]
     found = [here[index]]
     for other, ranks in enumerate(hosts):

@@ -25,37 +25,31 @@ _ORDER = "by its schedule each rank would add in an order of its own; lanes may 
 
 @algorithm("all_reduce", "mates", most_ranks=1024, only_planned=_ORDER)
 def all_reduce(ranks: int, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends with the sum of all."""
     return _combine("all_reduce", ranks, node_size, 1)
 
 
 @algorithm("reduce_scatter", "mates", most_ranks=1024, only_planned=_ORDER)
 def reduce_scatter(ranks: int, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends with the sum of all, its own part among it."""
     return _combine("reduce_scatter", ranks, node_size, ranks)
 
 
 @algorithm("barrier", "mates", most_ranks=1024)
 def barrier(ranks: int, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends knowing that all have come."""
     return _combine("barrier", ranks, node_size, 1)
 
 
 @algorithm("all_gather", "mates", most_ranks=1024)
 def all_gather(ranks: int, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends with everybody's part."""
     return _collect("all_gather", ranks, node_size, 1)
 
 
 @algorithm("all_to_all", "mates", most_ranks=512)
 def all_to_all(ranks: int, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends with what each had for each."""
     return _collect("all_to_all", ranks, node_size, ranks)
 
 
 @algorithm("broadcast", "mates", most_ranks=1024)
 def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1) -> Schedule:
-    """Every rank ends with the root's tensor."""
     hosts = hosts_of(ranks, node_size)
     between = [(source, to, 0, 1) for source, to in _to_mates(hosts) if source == root]
     have = {root, *(to for _, to, _, _ in between)}
@@ -65,7 +59,6 @@ def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1) -> Schedule
 
 
 def _combine(collective: str, ranks: int, node_size: int | Hosts, chunks: int) -> Schedule:
-    """A collective that adds."""
     hosts = hosts_of(ranks, node_size)
     steps = [
         make_step([(source, to, 0, chunks) for source, to in pairs], "reduce")

@@ -18,7 +18,6 @@ from unisono.plan.schedule import Phase, Schedule, Step
 
 @algorithm("all_to_all", "pairwise")
 def all_to_all(ranks: int) -> Schedule:
-    """Rank d ends with the chunk s -> d of every rank s."""
     rank = np.arange(ranks)
     next_rank = (rank + 1) % ranks
     first = Step.of(rank, next_rank, rank * ranks + next_rank, "copy")

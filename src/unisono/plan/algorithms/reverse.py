@@ -14,10 +14,7 @@ _OPPOSITES = {"broadcast": "reduce", "all_gather": "reduce_scatter", "scatter": 
 
 
 def backwards(schedule: Schedule, algorithm: str) -> Schedule:
-    """The opposite of a broadcast, all_gather or scatter, named `algorithm`.
-
-    No rank may get a chunk twice in it; `verify` objects to the result otherwise.
-    """
+    """The opposite of a broadcast, all_gather or scatter, named `algorithm`."""
     collective = _OPPOSITES[schedule.collective]
     phases = []
     for phase in reversed(schedule.phases):

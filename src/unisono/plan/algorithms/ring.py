@@ -21,19 +21,16 @@ from unisono.plan.schedule import Phase, Schedule, Step
 
 @algorithm("reduce_scatter", "ring")
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with chunk r, the sum of all."""
     return Schedule.from_steps("reduce_scatter", "ring", ranks, ranks, [_summing(ranks)])
 
 
 @algorithm("all_gather", "ring")
 def all_gather(ranks: int) -> Schedule:
-    """Every rank ends with the chunks of all."""
     return Schedule.from_steps("all_gather", "ring", ranks, ranks, [_passing_on(ranks)])
 
 
 @algorithm("all_reduce", "ring")
 def all_reduce(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all."""
     return Schedule.from_steps(
         "all_reduce", "ring", ranks, ranks, [_summing(ranks), _passing_on(ranks)]
     )

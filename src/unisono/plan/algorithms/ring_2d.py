@@ -25,10 +25,7 @@ from unisono.plan.schedule import Phase, Schedule, Step
 
 @algorithm("all_reduce", "ring_2d")
 def all_reduce(ranks: int, node_size: int = 0) -> Schedule:
-    """Every rank ends with the sum of all. Chunk c * h + r belongs to column c and row r.
-
-    `node_size` 0: the nodes are not known. Raises ValueError for fewer than 0.
-    """
+    """Chunk c * h + r belongs to column c and row r. `node_size` 0: the nodes are not known."""
     width = _width(ranks, node_size)
     height = ranks // width
     rank = np.arange(ranks)

@@ -20,13 +20,11 @@ from unisono.plan.schedule import Schedule
 
 @algorithm("broadcast", "scatter_all_gather")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
-    """Every rank ends with the root's tensor."""
     phases = binomial.scatter(ranks, root).phases + ring.all_gather(ranks).phases
     return Schedule("broadcast", "scatter_all_gather", ranks, ranks, phases, root)
 
 
 @algorithm("reduce", "reduce_scatter_gather")
 def reduce(ranks: int, root: int = 0) -> Schedule:
-    """The root ends with the sum of all."""
     phases = ring.reduce_scatter(ranks).phases + binomial.gather(ranks, root).phases
     return Schedule("reduce", "reduce_scatter_gather", ranks, ranks, phases, root)

@@ -9,6 +9,7 @@ protocol.py      the rounds of an update, under both, and the decision of all ra
 shards.py        what a process holds under each name
 plan.py          what each rank tells of it, how far it fits together, and what travels
 transfers.py     how it travels, and whether it arrived as it was sent
+deltas.py        between hosts: what has changed, instead of all
 gpu_memory.py    a trainer's memory on a GPU, which engines serve
 staging.py       where engines receive, and how new weights replace the old ones
 """

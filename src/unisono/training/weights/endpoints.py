@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -20,7 +20,7 @@ from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.shards import HeldTensor, Place, WeightReader, WeightShard
+from unisono.training.weights.shards import Held, Place, WeightReader, WeightShard
 from unisono.training.weights.staging import Staging, do_all_or_none, view_of
 from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
@@ -30,14 +30,14 @@ __all__ = ["WeightReceiver", "WeightSender", "WeightShard", "WeightUpdate", "wei
 BUCKET_BYTES = 32 * 1024 * 1024
 
 NewTensors = dict[str, torch.Tensor]
-Held = Mapping[str, HeldTensor]
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
     """What an update did on this rank: it is `version` now; so many `bytes` of so many `tensors`
     moved in so many `buckets`, in `seconds` since all ranks had come, for which this one
-    `waited_s`.
+    `waited_s`. Where only changes were sent, those were `delta_bytes`; for them a sender keeps
+    `snapshot_bytes` of memory.
 
     >>> unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0).gb_per_s
     2.0
@@ -49,6 +49,8 @@ class WeightUpdate:
     bytes: int
     seconds: float
     waited_s: float
+    delta_bytes: int = 0
+    snapshot_bytes: int = 0
 
     @property
     def gb_per_s(self) -> float:
@@ -60,6 +62,8 @@ class WeightUpdate:
             f"version {self.version}: {self.bytes / 1e9:.3g} GB in "
             f"{name_number(self.tensors, 'tensor')} and {name_number(self.buckets, 'bucket')}, "
             f"{self.seconds:.3g} s, {self.gb_per_s:.3g} GB/s"
+            + (f", by {self.delta_bytes / 1e9:.3g} GB of changes" if self.delta_bytes else "")
+            + (f"; snapshot of {self.snapshot_bytes / 1e9:.3g} GB" if self.snapshot_bytes else "")
         )
 
 
@@ -124,6 +128,7 @@ class _Endpoint(ABC):
             assert protocol.transfers is not None
             self._carry_out(protocol.transfers, mine)
             transfers = protocol.transfers
+            transfers.deltas.has_base = True
         return WeightUpdate(
             version=protocol.version,
             tensors=transfers.tensors,
@@ -131,6 +136,8 @@ class _Endpoint(ABC):
             bytes=transfers.bytes,
             seconds=time.perf_counter() - met_s,
             waited_s=met_s - begin_s,
+            delta_bytes=transfers.deltas.sent_bytes,
+            snapshot_bytes=transfers.deltas.snapshot_bytes,
         )
 
     def _read(self) -> tuple[Held, bool]:
@@ -142,12 +149,12 @@ class _Endpoint(ABC):
         parts = self._protocol.comm.transport.own_parts() if self._sends else []
         if self._weights is not None:
             mine, is_as_before = self._reader.read(self._weights, parts)
-        if self._text and is_as_before:
-            transfers = self._protocol.transfers
-            return mine, transfers is not None and self._is_ready(transfers, mine)
-        self._text = ""
-        self._text = self._description(mine, partial(Place.of, parts)).text()
-        return mine, False
+        if not self._text or not is_as_before:
+            before, self._text = self._text, ""
+            self._text = self._description(mine, partial(Place.of, parts)).text()
+            is_as_before = self._text == before
+        transfers = self._protocol.transfers
+        return mine, is_as_before and transfers is not None and self._is_ready(transfers, mine)
 
     @abstractmethod
     def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
@@ -183,6 +190,8 @@ class WeightSender(_Endpoint):
     - `checksum`: every bucket is compared with what was sent
     - `check_live`: an update fails if torch's operators write to a weight while it is sent, as an
       optimizer in another thread does; the error names it (this sender's own option)
+    - `deltas`: between hosts an update sends what has changed since the last one, where that takes
+      less time; for that a sender keeps a copy of what it sends there
     - `bucket_bytes`: what travels at a time; two buckets are under way
     - `progress`: called with the bytes moved and the bytes in all, after every bucket
 
@@ -208,13 +217,14 @@ class WeightSender(_Endpoint):
         convert: bool = False,
         checksum: bool = True,
         check_live: bool = False,
+        deltas: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
         progress: Progress | None = None,
     ) -> None:
         super().__init__(group, weights, 0, progress)
         if bucket_bytes < 1:
             raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
-        self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes)
+        self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes, deltas)
         self._check_live = check_live
         self._exported = ExportedWeights()
 
@@ -263,7 +273,7 @@ class WeightSender(_Endpoint):
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
         counts = _write_counts(mine) if self._check_live else {}
-        transfers.move(mine, transfers.device_for(mine), self._progress)
+        self._protocol.move(mine, mine, transfers.device_for(mine), self._progress)
         self._protocol.attempt(partial(_check_unwritten, mine, counts))
         self._protocol.decide(partial(self._exported.keep, self._served(transfers, mine)))
         self.version = self._protocol.version
@@ -363,6 +373,7 @@ class WeightReceiver(_Endpoint):
             partial=self._partial,
             alias=self._alias,
             takes_all=self._weights is None,
+            keeps=self._weights is not None and (self._commit is None or self._reuse),
         )
 
     def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
@@ -394,6 +405,7 @@ class WeightReceiver(_Endpoint):
             return
         if plan.options.transactional:
             self._staging.prepare(plan, ties, own, device)
+            transfers.deltas.has_base &= self._staging.is_reused or self._holds_base(mine, device)
         elif own is None or self._prepare or self._commit:
             raise ValueError("prepare and commit need a transactional update")
         elif {held.tensor.device.type for held in mine.values()} - {device.type}:
@@ -401,14 +413,20 @@ class WeightReceiver(_Endpoint):
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
         protocol, plan = self._protocol, transfers.plan
-        at = mine
+        at, device = mine, transfers.device_for(mine)
         if plan.options.transactional:
             at = self._staging.received(mine)
-        damaged = transfers.move(at, transfers.device_for(mine), self._progress)
+        base = mine if self._holds_base(mine, device) else at
+        damaged = protocol.move(at, base, device, self._progress)
         protocol.attempt(partial(self._check, damaged))
         protocol.decide(partial(self._change_over, plan.options.transactional, mine))
         if self._alias and self._commit is None and self._prepare is None:
             self._served_by = transfers
+
+    def _holds_base(self, mine: Held, device: torch.device) -> bool:
+        """Whether the engine's own tensors are what the last update brought; else staging is."""
+        are_there = all(held.tensor.device.type == device.type for held in mine.values())
+        return self._commit is None and are_there
 
     def _check(self, damaged: Sequence[str]) -> None:
         """Whether the engine can serve what has come."""

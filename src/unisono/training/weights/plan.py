@@ -37,6 +37,7 @@ class UpdateOptions:
     checksum: bool
     convert: bool
     bucket_bytes: int
+    deltas: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Description:
     partial: bool = False
     alias: bool = False
     takes_all: bool = False
+    keeps: bool = False
+    """Whether an engine still has, at the next update, what the last one brought."""
     gpu: str = ""
     """The one on which all of its weights lie, if there is one."""
 
@@ -175,6 +178,8 @@ class WeightPlan:
     through the CPU's memory."""
     aliases: dict[int, dict[str, Unit]]
     """For each engine that serves the trainer's memory: what it serves, by name."""
+    keepers: frozenset[int]
+    """The engines to which changes can be sent."""
     exports: dict[int, tuple[str, ...]]
     """For each sender with memory of a GPU that engines serve: the names of what lies there."""
 
@@ -230,6 +235,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
         _plan_transfers(senders, trainer, wanted, bucket_bytes),
         is_on_gpus,
         aliases,
+        frozenset(rank for rank, engine in engines.items() if engine.keeps),
         {rank: tuple(names) for rank, names in exports.items()},
     )
 

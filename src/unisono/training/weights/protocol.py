@@ -13,8 +13,11 @@ somebody dies.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
+
+import torch
 
 from unisono.collectives.objects import all_gather_object
 from unisono.collectives.ragged import all_gather_integers, device_of
@@ -26,12 +29,17 @@ from unisono.errors import (
     PeerLost,
     RendezvousError,
     WeightUpdateError,
+    name_ranks,
 )
+from unisono.training.weights.deltas import DECLINED, HELD, MISSING
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import Description, make_plan
+from unisono.training.weights.shards import Held
 from unisono.training.weights.transfers import Transfers
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("unisono")
 
 _KEEP, _COMMIT = 1, 2
 
@@ -56,6 +64,9 @@ class UpdateProtocol:
         self._serial = 0
         self._votes = False
         self._moving = False
+        self._deltas = False
+        """Whether only changes move, between hosts: all have what they changed from."""
+        self._told_of_base = False
         self._usual_s: float | None = None
         """The group's own limit, while an update has another one."""
         self._own_failure: Exception | None = None
@@ -76,7 +87,7 @@ class UpdateProtocol:
     def update(self, timeout_s: float | None = None, in_place: bool = False) -> Self:
         """Begin an update, for `with`: how long its steps wait, and what its failures mean.
         `in_place`: one leaves engines with parts of two versions."""
-        self.version, self.committed = -1, False
+        self.version, self.committed, self._deltas = -1, False, False
         self._votes, self._moving = False, in_place
         if timeout_s is not None:
             self._usual_s, self.comm.timeout_s = self.comm.timeout_s, timeout_s
@@ -113,8 +124,9 @@ class UpdateProtocol:
         nobody `changes` anything."""
         plan_serial = self._plan_serial if is_ready else 0
         asks = wanted is not None
-        versions, asking, asked, changing, plans, serials = self.exchange(
-            version, asks, wanted or 0, changes, plan_serial, next(_serials)
+        base = self.transfers.deltas.state() if self.transfers and is_ready else MISSING
+        versions, asking, asked, changing, plans, serials, bases = self.exchange(
+            version, asks, wanted or 0, changes, plan_serial, next(_serials), base
         )
         wishes = {number for asks, number in zip(asking, asked, strict=True) if asks}
         if len(wishes) > 1:
@@ -124,7 +136,35 @@ class UpdateProtocol:
         if not plan_serial or set(plans) != {plan_serial}:
             return False
         self._go_on(any(changing))
+        if self.transfers and HELD in bases and DECLINED not in bases:
+            sent = versions[self.transfers.plan.senders[0]]
+            self._deltas = self._check_bases(
+                base == MISSING or (base == HELD and version != sent)
+                for base, version in zip(bases, versions, strict=True)
+            )
         return True
+
+    def _check_bases(self, differ: Iterable[object]) -> bool:
+        """Whether all ranks have what deltas begin with. Where not, a sender says so, once."""
+        wrong = [rank for rank, differs in enumerate(differ) if differs]
+        assert self.transfers is not None
+        says = self.comm.rank == self.transfers.plan.senders[0] and not self._told_of_base
+        if wrong and says:
+            self._told_of_base = True
+            _logger.warning(
+                "unisono: all weights are sent, and not what has changed: %s did not hold what the "
+                "last update brought (said once)",
+                name_ranks(wrong),
+            )
+        return not wrong
+
+    def move(self, at: Held, base: Held, device: torch.device, progress: Any) -> list[str]:
+        """As `Transfers.move`; all of it, where changes turn out to have had another base."""
+        assert self.transfers is not None
+        damaged = self.transfers.move(at, base, device, progress, self._deltas)
+        if self._deltas and not self._check_bases(*self.exchange(len(damaged))):
+            damaged = self.transfers.move(at, base, device, progress, False)
+        return damaged
 
     def agree(self, holds: str) -> Transfers:
         """Tell what this rank holds, the text of its description, hear what the others do, and make

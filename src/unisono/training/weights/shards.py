@@ -82,6 +82,9 @@ class HeldTensor:
         return view
 
 
+Held = Mapping[str, HeldTensor]
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a tensor lies that all ranks of a group have mapped: `offset` bytes into its rank's

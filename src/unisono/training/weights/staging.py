@@ -28,6 +28,8 @@ class Staging:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name; tied names share a tensor."""
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
+        self.is_reused = False
+        """Whether all tensors are those of the last update, with what it brought."""
         self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
 
     @outlasting_inference_mode()
@@ -41,6 +43,7 @@ class Staging:
         """Have a tensor for every name that will come. `ties` are the engine's `tied_names`, and
         `mine` its weights; None: it has none of its own, and takes what the trainer has."""
         spare, self.tensors = self.tensors, {}
+        self.is_reused = mine is not None
         self._firsts = _firsts_of(plan, ties)
         for name in set(self._firsts.values()):
             if mine is None:
@@ -48,7 +51,7 @@ class Staging:
                 continue
             own, old = mine[name].tensor, spare.pop(name, None)
             if old is None or not _is_like(old, own, device) or not is_alone(old):
-                old = torch.empty_like(own.detach(), device=device)
+                old, self.is_reused = torch.empty_like(own.detach(), device=device), False
             self.tensors[name] = old
         self._share_tied()
 

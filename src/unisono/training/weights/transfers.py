@@ -10,8 +10,10 @@ nothing is packed, unless a tensor has to be converted or lies on another device
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy
@@ -19,9 +21,11 @@ import torch
 
 from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine import native
 from unisono.comm.work import Work
+from unisono.training.weights.deltas import DeltaSide
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
-from unisono.training.weights.shards import HeldTensor
+from unisono.training.weights.shards import Held
 
 _ROW_INTEGERS = 512
 
@@ -58,17 +62,28 @@ class Transfers:
         self.tensors = len(moved | plan.aliases.get(comm.rank, {}).keys())
         self.buckets = len(self._steps)
         self.bytes = sum(step.bytes for step in self._steps)
+        self.deltas = DeltaSide(set(), gives_up=False)
 
     def open(self) -> None:
-        """Make the groups."""
+        """Make the groups, and find those that span hosts."""
         for transfer in self._mine:
             members = transfer.members
             if len(members) < self._comm.size and members not in self._groups:
                 group = self._comm.split(members, "weights")
                 assert group is not None
                 self._groups[members] = group
+        spanning = {
+            number
+            for number, transfer in enumerate(self._mine)
+            if self.plan.options.deltas
+            and self.plan.keepers.issuperset(transfer.members[1:])
+            and _spans_hosts(self._groups.get(transfer.members, self._comm))
+        }
+        size = sum(step.bytes for step in self._steps if step.transfer in spanning)
+        has_room = not spanning or 2 * size < native.memory_room()
+        self.deltas = DeltaSide(spanning, gives_up=self._sends and not has_room)
 
-    def device_for(self, mine: Mapping[str, HeldTensor]) -> torch.device:
+    def device_for(self, mine: Held) -> torch.device:
         """Where what travels lies on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
         is_shared = self._comm.transport.is_on_one_host
@@ -77,51 +92,64 @@ class Transfers:
         return device
 
     def move(
-        self, at: Mapping[str, HeldTensor], device: torch.device, progress: Progress | None
+        self,
+        at: Held,
+        base: Held,
+        device: torch.device,
+        progress: Progress | None,
+        as_deltas: bool,
     ) -> list[str]:
-        """Send or receive everything. `at` is where it lies on this rank, by name, `device` where
-        it is while it travels. Returns, for a receiver, what arrived damaged."""
-        checks, sends = self.plan.options.checksum, self._sends
+        """Send or receive everything, or between hosts what has changed. `at` is where it lies on
+        this rank, by name, `base` what it changes from, which may lie there, too, `device` where it
+        is while it travels. Returns, for a receiver, what arrived damaged."""
+        checks, sends, deltas = self.plan.options.checksum, self._sends, self.deltas
+        begin_s, deltas.has_base, deltas.sent_bytes = time.perf_counter(), False, 0
         for group in self._groups.values():
             group.timeout_s = self._comm.timeout_s
         # A receiver serves all transfers at once; a sender holds converted copies of two buckets.
         most = 2 if sends else 2 * len(self._mine)
         sums: list[list[int]] = [[] for _ in self._mine]
         done = 0
-        under_way: deque[tuple[_Step, list[torch.Tensor], Work | None]] = deque()
+        under_way: deque[tuple[_Step, list[torch.Tensor], Callable[[], object]]] = deque()
 
         def finish() -> int:
-            step, tensors, work = under_way.popleft()
-            if work is not None:
-                work.wait()
+            step, tensors, wait = under_way.popleft()
+            wait()
             if checks and not sends:
                 sums[step.transfer].append(checksum(tensors))
             if progress is not None:
                 progress(done + step.bytes, self.bytes)
             return done + step.bytes
 
-        for step in self._steps:
+        for number, step in enumerate(self._steps):
             if len(under_way) == most:
                 done = finish()
             tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
-            under_way.append((step, tensors, self._begin(step, tensors, device)))
+            if sends:
+                _convert(step.bucket, tensors, device)
+            begin = partial(self._begin, self._mine[step.transfer])
+            if step.transfer not in deltas.transfers or not (sends or as_deltas):
+                wait = begin(tensors)
+            elif sends:
+                wait = deltas.send(number, tensors, begin, as_deltas)
+            else:
+                old = [base[unit.name].part(unit.box) for unit in step.bucket]
+                wait = deltas.receive(old, tensors, begin)
+            under_way.append((step, tensors, wait))
             if checks and sends:
                 sums[step.transfer].append(checksum(tensors))  # while they are under way
         while under_way:
             done = finish()
         if device.type == "cuda":  # who votes for what has arrived must know that it has
             torch.cuda.current_stream(device).synchronize()
+        if sends:
+            deltas.note(time.perf_counter() - begin_s, as_deltas)
         return self._find_damage(sums) if checks else []
 
-    def _begin(self, step: _Step, tensors: list[torch.Tensor], device: torch.device) -> Work | None:
-        """Send or receive a bucket. What a sender has to convert is replaced in `tensors`."""
-        if self._sends:
-            for i, (unit, tensor) in enumerate(zip(step.bucket, tensors, strict=True)):
-                if 0 in tensor.stride():  # elements that share memory cannot be broadcast
-                    tensor = tensor.contiguous()
-                is_there = tensor.device.type == device.type
-                tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
-        return self._broadcast(self._mine[step.transfer], tensors, async_op=True)
+    def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
+        """Send or receive these; what waits for that."""
+        work = self._broadcast(transfer, tensors, async_op=True)
+        return lambda: work.wait() if work is not None else None
 
     def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
         group = self._groups.get(transfer.members)
@@ -164,6 +192,19 @@ class Transfers:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
+
+
+def _convert(bucket: list[Unit], tensors: list[torch.Tensor], device: torch.device) -> None:
+    """Replace what cannot travel as it is."""
+    for i, (unit, tensor) in enumerate(zip(bucket, tensors, strict=True)):
+        if 0 in tensor.stride():  # elements that share memory cannot be broadcast
+            tensor = tensor.contiguous()
+        is_there = tensor.device.type == device.type
+        tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
+
+
+def _spans_hosts(group: Communicator) -> bool:
+    return group.backend == "unisono" and not group.transport.is_on_one_host
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:

@@ -1,0 +1,75 @@
+"""all_reduce of half types against float32 of as many bytes, by turns in the same processes.
+
+    python benchmarks/halves.py                   2 ranks, ten seconds
+    python benchmarks/halves.py --ranks 8 --turns 50
+
+A turn is as many calls as take about half a millisecond; figures are medians of the slowest rank,
+those of half types relative to float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import unisono
+
+KIB = 1024
+SIZES = (64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB)
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def turn_us(comm: Any, tensor: Any, calls: int) -> float:
+    import torch
+
+    comm.barrier()
+    begin_s = time.perf_counter()
+    for _ in range(calls):
+        comm.all_reduce(tensor)
+    took = torch.tensor([time.perf_counter() - begin_s], dtype=torch.float64)
+    comm.all_reduce(took, "max")
+    return float(took) / calls * 1e6
+
+
+def measure(turns: int) -> list[str]:
+    import torch
+
+    torch.set_num_threads(1)
+    comm = unisono.init()
+    lines = []
+    for size in SIZES:
+        calls = max(1, 2**22 // size)
+        tensors = [torch.zeros(size, dtype=torch.uint8).view(getattr(torch, n)) for n in DTYPES]
+        times: list[list[float]] = [[] for _ in DTYPES]
+        for turn in range(turns + 2):
+            for number, tensor in enumerate(tensors):
+                us = turn_us(comm, tensor, calls)
+                if turn > 1:
+                    times[number].append(us)
+        single, *halves = map(statistics.median, times)
+        ratios = "".join(f"{us / single:10.2f}" for us in halves)
+        lines.append(f"  {size // KIB:6} KiB{single:10.1f}{ratios}")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=30)
+    options = parser.parse_args(arguments)
+    cores = len(os.sched_getaffinity(0))
+    print(f"{options.ranks} ranks, {cores} cores: float32 us, x float16, x bfloat16", flush=True)
+    print(*unisono.launch(measure, options.ranks, (options.turns,), threads=1)[0], sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

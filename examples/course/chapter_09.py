@@ -1,0 +1,20 @@
+"""A solution of chapter 9's exercise."""
+
+import torch
+
+from unisono import Communicator
+
+
+def sharded_step(
+    comm: Communicator,
+    parameters: torch.Tensor,
+    gradients: torch.Tensor,
+    momentum: torch.Tensor,
+    lr: float,
+) -> None:
+    gradient = torch.empty_like(momentum)
+    comm.reduce_scatter(gradient, gradients, "mean")
+    momentum.mul_(0.9).add_(gradient)
+    mine = parameters.view(comm.size, -1)[comm.rank]
+    mine -= lr * momentum
+    comm.all_gather(parameters, mine)

@@ -1,0 +1,77 @@
+"""A group of ours as a c10d Backend, which serves one device of a torch process group: what torch
+makes of `"cpu:unisono,cuda:nccl"` and of `shrink_group`, from torch 2.15 on.
+
+torch calls it by way of its dispatcher, which a whole group of ours does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._C import _distributed_c10d
+
+from unisono.torch_backend.autoload import NAME
+from unisono.torch_backend.process_group import UnisonoProcessGroup
+from unisono.torch_support import never_compiled
+
+CALLS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "allgather_coalesced",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "alltoall",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
+"""What the dispatcher asks of a backend."""
+_Backend: Any = _distributed_c10d.Backend
+
+
+@never_compiled
+class UnisonoBackend(_Backend):  # type: ignore[misc]
+    """What torch's dispatcher takes for a backend: it hands calls on to a group of ours."""
+
+    supports_coalescing = False
+    supports_splitting = False
+    supports_shrinking = True
+
+    def __init__(self, group: UnisonoProcessGroup) -> None:
+        super().__init__(group.comm.rank, group.comm.size)
+        self.group = group
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def start_coalescing(self) -> None:
+        self.group._start_coalescing()
+
+    def end_coalescing(self) -> Any:
+        return self.group._end_coalescing()
+
+    def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
+        """What the dispatcher asks for."""
+        return getattr(self.group, name)(*given)
+
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    def call(self: UnisonoBackend, *given: Any) -> Any:
+        return self.carry_out(name, given)
+
+    return call
+
+
+for _name in (*CALLS, "abort", "shutdown", "set_timeout", "shrink"):
+    setattr(UnisonoBackend, _name, _handed_on(_name))

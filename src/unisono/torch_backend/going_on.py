@@ -1,0 +1,82 @@
+"""torch's own ways for a group to go on, since torch 2.15: `shrink_group`, and groups that are made
+with `enable_reconfigure`, whose members the program names anew whenever it likes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from unisono.comm.factory import connect, solo
+from unisono.comm.work import FinishedWork
+from unisono.errors import UnisonoError
+from unisono.torch_backend.backend import UnisonoBackend
+from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
+from unisono.torch_support import never_compiled
+
+_torch: Any = c10d  # its stubs do not know its groups
+
+
+def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
+    """A Backend of the ranks that are not excluded; they alone call. `aborts`: what is under way on
+    any rank of the group ends. Raises NoQuorum where, over hosts, others have died, too."""
+    comm = group.comm
+    if aborts:
+        comm.abort("shrink_group ends what is under way")
+    left = [rank for rank in range(comm.size) if rank not in excluded]
+    may_split = comm.transport.is_on_one_host or comm.errored is None
+    made = comm.split(left, label="shrunk") if may_split else comm.shrink(at_least=len(left))
+    assert made is not None  # torch has refused those that are excluded
+    if our_group(dist.group.WORLD) is group:  # torch numbers the ranks of the world anew
+        made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
+    return UnisonoBackend(UnisonoProcessGroup(made, group.get_group_store()))
+
+
+@never_compiled
+class ReconfigurableProcessGroup(UnisonoProcessGroup):
+    """A group that has no members until `reconfigure` names them, which may be done again and
+    again. They meet in the group's store, those of each `uuid` in a place of their own."""
+
+    supports_reconfigure = True
+
+    def __init__(self, store: Any, name: str, timeout_s: float) -> None:
+        nobody = solo(name, timeout_s=timeout_s)
+        nobody.close()
+        super().__init__(nobody, store)
+        self._handle = uuid4().hex
+        self._used: set[int] = set()
+
+    def get_reconfigure_handle(self) -> str:
+        """By this its peers name this process."""
+        return self._handle
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Leave the members before, and meet those of `opts.handles`: in their order, if they have
+        one. Each of them calls; nobody else need do anything."""
+        is_ordered = isinstance(opts.handles, list)
+        handles = opts.handles if is_ordered else sorted(opts.handles)
+        if opts.uuid in self._used:
+            raise UnisonoError(f"reconfigure: uuid {opts.uuid} was already used on this group")
+        if self._handle not in handles:
+            raise UnisonoError("reconfigure: this process's own handle is not among the handles")
+        self._used.add(opts.uuid)
+        name, timeout_s = self.comm.name, self.comm.timeout_s
+        self.shutdown()
+        members = zlib.crc32("".join(handles).encode())
+        limit_s = timeout_s if opts.timeout is None else opts.timeout.total_seconds()
+        comm = connect(
+            dist.PrefixStore(f"{opts.uuid}/{members}", self._store),  # type: ignore[attr-defined]
+            handles.index(self._handle),
+            len(handles),
+            name=name,
+            timeout_s=timeout_s,
+            join_timeout_s=limit_s,
+        )
+        self._go_over(comm)
+        if self in _torch._world.pg_group_ranks:
+            _torch._world.pg_group_ranks[self] = {rank: rank for rank in range(comm.size)}
+        return self._work(FinishedWork(), [], self._completer)

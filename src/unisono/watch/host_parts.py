@@ -1,0 +1,73 @@
+"""A watched group over several hosts: this host's part of its records, and lines to the others.
+
+The lines are those that unisono's own groups over hosts have, without the data path: the group's
+data goes as gloo, nccl or mpi carry it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.comm.hosts.identity import find_hosts
+from unisono.comm.hosts.links import GroupMembers, Links
+from unisono.comm.hosts.placement import place
+from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.shared_memory.group_parts import Part, name_part
+from unisono.errors import RendezvousError
+from unisono.watch.job_view import open_links
+
+_CONNECT_S = 10.0
+"""How long the first lines may take; where they do not come, somebody who asks tries again."""
+
+
+class HostPart:
+    """Of a group of these global ranks."""
+
+    def __init__(self, links: Links, name: str, members: Sequence[int]) -> None:
+        self.links = links.share()
+        self.name, self.placement = name, place(members, links.hosts, links.me)
+        self.key = links.next_key(f"watch {name} of {members}")
+        links.add(self)
+
+    @classmethod
+    def open(
+        cls, store: Any, rank: int, size: int, name: str, members: Sequence[int], limit: Deadline
+    ) -> HostPart | None:
+        """This rank's, with all others of the group; the world has no `members`. None if no other
+        host can be asked. Raises RendezvousError."""
+        if members:
+            links = next(iter(open_links()), None)
+            return cls(links, name, members) if links is not None else None
+        hosts = find_hosts(store, rank, size, limit, group=name)
+        if hosts.count == 1:
+            return None
+        links = Links(store, hosts, rank)
+        links.meet("", limit, lambda: None, name, has_data=False)
+        part = cls(links, name, range(size))
+        with contextlib.suppress(RendezvousError):
+            links.connect(part.placement.neighbours(), min(_CONNECT_S, limit.left_s()))
+        return part
+
+    def introduction(self, backend: str) -> str:
+        """What the ranks of this host say of themselves in the records."""
+        hosts = self.links.hosts
+        return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]), backend)
+
+    def close(self) -> None:
+        """The group is left."""
+        self.links.remove(self)
+        self.links.close()
+
+    def describe(self) -> GroupMembers:
+        return GroupMembers(self.name, f"{self.key:x}", self.placement.members)
+
+    def on_lost(self, peer: int, is_silent: bool) -> None:
+        """Whoever looks at the job asks the links."""
+
+    def on_left(self, peer: int) -> None:
+        """Likewise."""
+
+    def end(self) -> None:
+        """The records go with the process."""

@@ -1,0 +1,92 @@
+"""The course's exercises: the solutions solve them, the exercises as they are handed out do not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from docs.blocks import ROOT
+from unisono.learn import checks
+from unisono.learn.command import learn
+
+SOLUTIONS = ROOT / "examples" / "course"
+NUMBERS = range(1, len(checks.CHAPTERS) + 1)
+HANDED_OUT = {6: "DeadlockError", 7: "under way", 12: "CollectiveMismatch"}
+"""Exercises that are programs with a bug, and what their check says of it."""
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(learn, [str(word) for word in words])
+
+
+def test_lists_the_chapters_of_the_site() -> None:
+    pages = sorted((ROOT / "docs").glob("course-*.md"))
+    titles = [page.read_text().partition("\n")[0].partition(". ")[2] for page in pages]
+    assert titles == [chapter.title for chapter in checks.CHAPTERS]
+    listed = run()
+    assert listed.exit_code == 0
+    assert all(title in listed.output for title in titles)
+
+
+def test_start_keeps_what_the_reader_has_written(tmp_path: Path) -> None:
+    own = tmp_path / "chapter_03.py"
+    own.write_text("my own\n")
+    begun = run("start", "--folder", tmp_path)
+    assert begun.exit_code == 0
+    assert f"{len(NUMBERS) - 1} exercises" in begun.output
+    assert own.read_text() == "my own\n"
+
+
+def test_check_without_a_copy_says_what_to_do(tmp_path: Path) -> None:
+    checked = run("check", 1, "--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert "unisono learn start" in checked.output
+
+
+def test_wrong_solutions_are_told_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "chapter_01.py").write_text(
+        "def my_share(items, rank, size):\n    return items[rank::size]\n"
+    )
+    checked = run("check", 1, "--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert "[0, 4, 1, 5, 2, 6, 3, 7]" in checked.output
+    assert "hint: " in checked.output
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("number", NUMBERS)
+def test_solutions(number: int) -> None:
+    checked = run("check", number, "--folder", SOLUTIONS)
+    assert checked.exit_code == 0, checked.output
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.provokes
+def test_exercises_are_not_solved_yet(number: int, tmp_path: Path) -> None:
+    run("start", "--folder", tmp_path)
+    checked = run("check", number, "--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert HANDED_OUT.get(number, "not written yet") in checked.output
+
+
+@pytest.mark.docs
+def test_a_ring_that_sends_too_much_is_counted(tmp_path: Path) -> None:
+    shutil.copytree(SOLUTIONS, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chapter_03.py").write_text(
+        "import torch\n"
+        "def ring_all_reduce(comm, x):\n"
+        "    total, passing = x.clone(), x.clone()\n"
+        "    for _ in range(comm.size - 1):\n"
+        "        work = comm.isend(passing.clone(), comm.next)\n"
+        "        comm.recv(passing, comm.prev)\n"
+        "        work.wait()\n"
+        "        total += passing\n"
+        "    x.copy_(total)\n"
+    )
+    checked = run("check", 3, "--folder", tmp_path)
+    assert checked.exit_code == 1
+    assert "are enough" in checked.output

@@ -1,0 +1,41 @@
+"""The chapters of the course run as notebooks, too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.blocks import ROOT
+
+sys.path.append(str(ROOT / "tools" / "docs_site"))
+
+import notebooks
+
+CHAPTERS = sorted(page.stem for page in (ROOT / "docs").glob("course-*.md"))
+
+
+def test_cells() -> None:
+    page = (
+        "# T\n\nText.\n\n<!-- ranks: 2 -->\n```python\nx = 1\n```\n\n<!-- file: a.py -->\n"
+        "```python\ny\n```\n\n```sh\npython a.py\n```\n\n```text\nout\n```\n"
+        "<!-- picture: p -->\nEnd.\n"
+    )
+    cells = notebooks.notebook_of(page)["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    assert sources[0] == "# T\n\nText."
+    assert "    x = 1\n" in sources[2]
+    assert "ranks=2" in sources[2]
+    assert sources[3:] == ["%%writefile a.py\ny", "!python a.py", "End."]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_runs(chapter: str, tmp_path: Path) -> None:
+    nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
+    notebooks.write_all(ROOT / "docs", tmp_path)
+    notebook = nbformat.read(tmp_path / f"{chapter}.ipynb", as_version=4)
+    notebook.cells[1].source = "import torch\nimport unisono"  # it is installed
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()

@@ -1,0 +1,83 @@
+"""A rank for which the others wait again and again is named, and the phase that it is in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from made_up_records import group, record
+from torch.nn.parallel import DistributedDataParallel
+
+from unisono import watch
+from unisono.comm.shared_memory.records import GroupRecords, Process
+from unisono.watch import steps
+from unisono.watch.diagnose import Whereabouts
+from unisono.watch.slow import Slowness
+from unisono.watch.top import Verdicts
+
+CALLS = range(1, 31)
+
+
+def late(calls: range, by_s: float) -> GroupRecords:
+    """Rank 2 comes late to these, of thirty."""
+    quick = [*map(record, CALLS), record(31, "waiting")]
+    slow = [record(n, arrived_s=n + (by_s if n in calls else 0.0)) for n in CALLS]
+    return group(quick, quick, slow)
+
+
+def loading(process: Process) -> Whereabouts:
+    return Whereabouts(location="data.py:41 in load", doing="read", in_call=False, phase="data")
+
+
+def test_the_sentence() -> None:
+    known = Slowness()
+    known.look(late(CALLS, 0.3), loading)
+    report = known.report(late(CALLS, 0.3))
+    assert report is not None
+    assert report.verdict == (
+        "rank 2 is slow: all others waited for it in 30 of 30 calls of group dp, 300 ms per call, "
+        "9 of 15 s (60%); 1 of 1 times it was in data.py:41, in read (phase: data)"
+    )
+    assert (report.culprits, report.site) == ((2,), "data.py:41")
+
+
+def test_one_long_wait_is_no_slow_rank() -> None:
+    known = Slowness()
+    known.look(late(range(5, 6), 0.45), loading)
+    assert known.report(late(range(5, 6), 0.45)) is None
+
+
+def test_top_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unisono.watch.top._where_now", loading)
+    done = late(CALLS, 0.3)
+    done = group(*[[*member.records[:30]] for member in done.ranks])  # nobody waits now
+    report = Verdicts().of([done])
+    assert report is not None
+    assert report.verdict.startswith("rank 2 is slow: all others waited for it in 30 of 30 calls")
+
+
+@pytest.mark.ranks(2)
+def test_hooks_tell_the_phase(process_group: Any) -> None:
+    watch.start()
+    seen: list[str] = []
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(steps.phase)
+            return super().forward(x)
+
+    model = DistributedDataParallel(Layer(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def note() -> float:
+        seen.append(steps.phase)
+        return 0.0
+
+    for _ in range(2):
+        loss = model(torch.ones(2, 4)).sum()
+        seen.append(steps.phase)
+        loss.backward()
+        optimizer.step(note)
+        seen.append(steps.phase)
+    assert seen == ["forward", "backward", "optimizer", "data"] * 2
