@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib
 import itertools
 import json
@@ -222,6 +223,8 @@ def live_long(folder: Path, rank: int, size: int | None, hosts: Sequence[Any]) -
             comm, steps = comm.shrink(store=store, timeout_s=60), 0
         except RendezvousError:
             continue
+    gc.collect()
+    time.sleep(1)  # until groups that were dropped have hung up
     (folder / f"held-{os.getpid()}").write_text(json.dumps([begin, held()]))
     os._exit(0)  # at any moment for the others, who do not shrink any more
 

@@ -97,6 +97,22 @@ def connect(
     return Communicator(make_world(store, meeting, hosts, rank, payload))
 
 
+def fresh_part(store: Any, rank: int, size: int, deadline: Deadline, name: str = "world") -> Any:
+    """The part of a store for these processes alone; all of them call this. torchrun hosts one
+    store for all its attempts, in which a new one finds what those before have left. Nothing that
+    it tells the ranks says which attempt they are of: hosts count restarts each for itself, and not
+    those after which other hosts come or go."""
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not hosted or variables.RANK.read() is not None:  # our launcher starts its ranks once
+        return store
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+    from unisono.comm.rendezvous.roll_call import call_roll
+
+    own = PrefixStore(f"unisono/{size}", store)
+    return PrefixStore(call_roll(own, name, rank, size, deadline)[0], own)
+
+
 def join(
     name: str,
     rank: int | None,

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect, solo
+from unisono.comm.factory import connect, fresh_part, solo
 from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.roll_call import fresh_part
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught

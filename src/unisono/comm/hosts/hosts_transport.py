@@ -9,8 +9,10 @@ control lines tell it.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from sys import is_finalizing
 from typing import Any
 
 from unisono import variables
@@ -204,6 +206,12 @@ class HostsTransport(SharedMemory):
 
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
+        super().__del__(is_finalizing)
+        if getattr(self, "_lobby", None) is not None and not is_finalizing():
+            self.links.remove(self)  # in a thread: to hang up takes a moment
+            threading.Thread(target=self.links.close, daemon=True).start()
 
     def close(self) -> None:
         if self._lobby is None:

@@ -14,7 +14,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from unisono import variables
 from unisono.comm.rendezvous.bounded_store import BoundedStore
 from unisono.comm.rendezvous.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
@@ -40,20 +39,6 @@ def call_roll(
         return call.wait_until_all_agree(Waiting(rank, size, name, deadline), check)
     finally:
         call.leave()
-
-
-def fresh_part(store: Any, rank: int, size: int, deadline: Deadline, name: str = "world") -> Any:
-    """The part of a store for these processes alone; all of them call this. torchrun hosts one
-    store for all its attempts, in which a new one finds what those before have left. Nothing that
-    it tells the ranks says which attempt they are of: hosts count restarts each for itself, and not
-    those after which other hosts come or go."""
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not hosted or variables.RANK.read() is not None:  # our launcher starts its ranks once
-        return store
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    own = PrefixStore(f"unisono/{size}", store)
-    return PrefixStore(call_roll(own, name, rank, size, deadline)[0], own)
 
 
 class _RollCall:
