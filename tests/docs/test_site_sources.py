@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -50,4 +51,4 @@ def test_a_public_name_without_a_docstring_is_refused(
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "forgotten.md").write_text("# Forgotten\n")
     with pytest.raises(sources.BadSource, match=r"every page but forgotten\.md"):
-        sources.write_start_page(ROOT, tmp_path, [])
+        sources.write_start_page(ROOT, tmp_path, [], defaultdict(str))

@@ -35,6 +35,7 @@ class Choice:
 
     @property
     def time_s(self) -> float:
+        """How long it takes."""
         return self.timeline.time_s
 
     @property
@@ -45,6 +46,7 @@ class Choice:
 
     @property
     def label(self) -> str:
+        """The algorithm's name, and its pieces if it has any."""
         return self.algorithm.name + (
             f" ({self.pieces} pieces)" if self.pieces and self.pieces > 1 else ""
         )
@@ -73,6 +75,7 @@ class Ranking:
 
     @property
     def best(self) -> Choice:
+        """The fastest algorithm."""
         return self.choices[0]
 
     @property

@@ -252,6 +252,7 @@ class Schedule:
 
     @property
     def rounds(self) -> int:
+        """How many steps there are."""
         return sum(phase.times for phase in self.phases)
 
     @property
@@ -290,6 +291,7 @@ class Schedule:
         return total_bytes * tensors / self.chunks
 
     def chunks_sent(self) -> NDArray[np.int64]:
+        """How many chunks each rank sends."""
         sent = np.zeros(self.ranks, np.int64)
         for step, times in self.counted():
             np.add.at(sent, step.source, step.count * times)
@@ -311,6 +313,7 @@ class Schedule:
         return "\n".join([self.title(), *steps])
 
     def title(self) -> str:
+        """The schedule in one line."""
         root = f", root {self.root}" if self.collective in ROOTED else ""
         return (
             f"{self.collective} by {self.algorithm}: {name_number(self.ranks, 'rank')}, "

@@ -126,9 +126,11 @@ class Topology:
         return "\n".join(lines) + "\n"
 
     def with_nodes_of(self, node_size: int) -> Topology:
+        """The same with another number of ranks per node."""
         return dataclasses.replace(self, node_size=node_size)
 
     def nodes(self, ranks: int) -> int:
+        """How many nodes `ranks` ranks need."""
         return -(-ranks // self.node_size)
 
 
