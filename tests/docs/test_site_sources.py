@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -50,5 +49,6 @@ def test_a_public_name_without_a_docstring_is_refused(
 
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "forgotten.md").write_text("# Forgotten\n")
+    drawn = ("player-all_reduce-ring", "hang")
     with pytest.raises(sources.BadSource, match=r"every page but forgotten\.md"):
-        sources.write_start_page(ROOT, tmp_path, [], defaultdict(str))
+        sources.write_start_page(ROOT, tmp_path, [], dict.fromkeys(drawn, ""))
