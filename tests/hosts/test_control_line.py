@@ -303,7 +303,7 @@ def disagree(rank: int, size: int, path: str) -> str:
     before = held_resources()[1]
     talker = Talker(rank, size, path, LOCAL, secret=bytes([rank]) * 32)
     error = raised(RendezvousError, talker.connect, 1.0)
-    assert eventually(lambda: held_resources()[1] == before, 5)
+    assert eventually(lambda: held_resources()[1] == before, 20)
     return str(error)
 
 
