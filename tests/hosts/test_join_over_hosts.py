@@ -153,7 +153,8 @@ def update_weights(rank: int, size: int, _: str, where: Places) -> tuple[int, in
     with store_on_host_0(rank, where) as store:
         with Communicator.join("w", rank, size, store, timeout_s=60) as comm:
             weights = weights_of(float(rank == 0))
-            end: Any = WeightSender(comm, weights) if rank == 0 else WeightReceiver(comm, weights)
+            sender = WeightSender(comm, weights, deltas=False) if rank == 0 else None
+            end: Any = sender or WeightReceiver(comm, weights)
             with end:
                 end.update()
                 before = counted(comm, where)
