@@ -21,7 +21,7 @@ from unisono import GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
 from unisono.training import catch_up
 
-MIXED = "cpu:unisono,cuda:gloo"
+MIXED = "cpu:unisono,meta:gloo"  # torch asks the backend of an accelerator, where there is one
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:
