@@ -89,8 +89,8 @@ VERDICTS = {
     r"\(\S*test_watch_over_hosts.py:\d+\): it is in \S+:\d+, in ",
     "be_stopped": r"rank 3 on host1 never reached all_reduce #2 of group world "
     r"\(\S*test_watch_over_hosts.py:\d+\): it is stopped after barrier #1",
-    "send_to_nobody": r"rank 2 on host1 does not come to meet rank 0's send to rank 2 \(tag 7\) of "
-    r"group world \(\S*test_watch_over_hosts.py:\d+\): it is in ",
+    "send_to_nobody": r"rank 2 on host1 never posted the match for rank 0's send to rank 2 "
+    r"\(tag 7\) of group world \(\S*test_watch_over_hosts.py:\d+\): it is in ",
 }
 
 

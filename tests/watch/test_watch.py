@@ -186,7 +186,9 @@ def test_of_a_receive_from_anybody_who_could_have_sent_is_to_blame() -> None:
     states = {102: Whereabouts(location="train.py:9 in main", doing="time.sleep", in_call=False)}
     report = hang([stuck], waits([stuck], 101)[0], where(states))  # type: ignore[arg-type]
     assert report is not None
-    assert report.verdict.startswith("rank 2 does not come to meet rank 0's recv from any rank (")
+    assert report.verdict.startswith(
+        "rank 2 never posted the match for rank 0's recv from any rank ("
+    )
     assert report.site == "train.py:9"
 
 

@@ -372,7 +372,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     who = [
         member.rank for member in ranks if member.rank in missing and member.where() == odd.where()
     ]
-    verb = "never reached" if record.tag is None else "does not come to meet"
+    verb = "never reached" if record.tag is None else "never posted the match for"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     on = _on_host(group, who)
     verdict = f"{name_ranks(who)}{on} {verb} {whose}{last}{f' ({at})' if at else ''}"

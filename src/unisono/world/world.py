@@ -54,7 +54,7 @@ def init(
     whom (logger `unisono`, a warning).
 
     Raises RendezvousError if the ranks do not find each other; UnisonoError if there is a world
-    already or the backend cannot be had.
+    already or the backend is not available.
 
     >>> def work():
     ...     with unisono.init() as comm:
@@ -203,7 +203,7 @@ def _adopt(group: Any, backend: str, rank: int | None, size: int | None) -> Star
     assert comm is not None
     if backend.lower() not in ("auto", comm.backend):
         raise UnisonoError(
-            f"torch.distributed runs on {comm.backend} already: {backend} cannot be had beside it"
+            f"torch.distributed runs on {comm.backend} already: {backend} cannot also be started"
         )
     if rank is not None and (rank, size) != (comm.rank, comm.size):
         raise UnisonoError(

@@ -285,5 +285,5 @@ class Driver:
 
 @functools.cache
 def load_driver() -> Driver:
-    """The driver of this process. Raises DriverMissing where it cannot be had."""
+    """The driver of this process. Raises DriverMissing if there is none."""
     return Driver()
