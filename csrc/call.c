@@ -1,7 +1,7 @@
 /* One call, from its first step to its last: say what we do, see what the others do, move.
  *
- * Every rank posts its call (post_call), waits for all posts and compares them before a byte of
- * anybody's output changes (meet). That meeting is also what makes two posts and two sets of
+ * Every rank posts its call (post_call), waits for all descriptors and compares them before a byte of
+ * anybody's output changes (meet). That meeting is also what makes two descriptors and two sets of
  * slots per rank enough: whoever is past it knows that all peers have finished the call before.
  */
 #define _GNU_SOURCE
@@ -14,7 +14,7 @@
 #include "worker.h"
 
 enum {
-    MISMATCH_GRACE_MS = 1000, /* for the latecomers' posts, so that the error text is whole */
+    MISMATCH_GRACE_MS = 1000, /* for the latecomers' descriptors, so that the error text is whole */
     REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
 };
 
@@ -29,7 +29,7 @@ static uint64_t refusal_of(const un_call *call, un_status reason) {
 
 un_posted un_group_posted(const un_group *g, int rank, uint64_t call) {
     if (group_is_inherited(g)) return (un_posted){0};
-    const post *p = post_of(g, rank, call);
+    const descriptor *p = descriptor_of(g, rank, call);
     uint64_t number = atomic_load_explicit(&p->call, memory_order_acquire);
     uint64_t signature = read_word(&p->signature);
     return (un_posted){.call = number,
@@ -59,24 +59,24 @@ static uint64_t hash_of(const execution *x) {
 
 static void post_call(execution *x, un_status refusal) {
     un_group *g = x->g;
-    post *mine = post_of(g, g->rank, x->number);
+    descriptor *mine = descriptor_of(g, g->rank, x->number);
     uint64_t signature = signature_of_call(x->call) | x->marks;
     if (refusal) signature = refusal_of(x->call, refusal);
     uint64_t bytes = refusal ? 0 : x->bytes, hash = refusal ? 0 : hash_of(x);
     write_word(&mine->signature, signature);
     write_word(&mine->bytes, bytes);
     write_word(&mine->hash, hash);
-    if (g->spread) spread_post(x, signature, bytes, hash);
+    if (g->spread) spread_descriptor(x, signature, bytes, hash);
     publish(g, &mine->call, x->number);
 }
 
 /* Give the others a little time to post this call too; returns whether all did. */
-static bool wait_for_posts(execution *x, int milliseconds) {
+static bool wait_for_descriptors(execution *x, int milliseconds) {
     prepare_to_block(&x->patience);
     for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
         int here = 0;
         for (int rank = 0; rank < x->g->ranks; rank++)
-            here += atomic_load(&post_of(x->g, rank, x->number)->call) >= x->number;
+            here += atomic_load(&descriptor_of(x->g, rank, x->number)->call) >= x->number;
         if (here == x->g->ranks) return true;
         if (atomic_load(&x->g->segment.header->abort)) return false;
         if (x->g->spread) drive_network();
@@ -90,30 +90,30 @@ static bool same_hash(uint64_t a, uint64_t b) {
     return a == b || (a >> 32 == b >> 32 && (!(uint32_t)a || !(uint32_t)b));
 }
 
-static bool same_call(const post *a, const post *b) {
+static bool same_call(const descriptor *a, const descriptor *b) {
     return !((read_word(&a->signature) ^ read_word(&b->signature)) & ~(uint64_t)MARKS) &&
            read_word(&a->bytes) == read_word(&b->bytes) &&
            same_hash(read_word(&a->hash), read_word(&b->hash));
 }
 
 static un_status mismatch(execution *x) {
-    wait_for_posts(x, MISMATCH_GRACE_MS);
+    wait_for_descriptors(x, MISMATCH_GRACE_MS);
     return fail(x->g, UN_MISMATCH, -1);
 }
 
-/* Wait for the posts of all peers, or over hosts of those that it `is` (or is not) we who hear, and compare
+/* Wait for the descriptors of all peers, or over hosts of those that it `is` (or is not) we who hear, and compare
  * them with ours. */
 static un_status meet_some(execution *x, bool is_heard) {
     un_group *g = x->g;
-    const post *mine = post_of(g, g->rank, x->number);
+    const descriptor *mine = descriptor_of(g, g->rank, x->number);
     for (int step = 1; step < g->ranks; step++) {
         int peer = g->rank + step < g->ranks ? g->rank + step : g->rank + step - g->ranks;
         if (g->spread && is_heard_here(g, peer) != is_heard) continue;
-        const post *theirs = post_of(g, peer, x->number);
+        const descriptor *theirs = descriptor_of(g, peer, x->number);
         un_status status = await_flag(g, peer, &theirs->call, x->number, &x->patience);
         if (status) return status;
         if (!same_call(mine, theirs)) return mismatch(x);
-        for (size_t line = 32; line < x->post_bytes; line += LINE_BYTES)
+        for (size_t line = 32; line < x->descriptor_bytes; line += LINE_BYTES)
             __builtin_prefetch(theirs->payload + line);
     }
     return UN_OK;
@@ -127,43 +127,43 @@ static un_status meet(execution *x) {
     return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;
 }
 
-un_status finish_turn(execution *x, bool waits) {
+un_status finish_step(execution *x, bool waits) {
     un_group *g = x->g;
-    uint64_t turn = g->calls.turns + 1;
-    publish(g, &control_of(g, g->rank)->progress, turn);
+    uint64_t step = g->calls.steps + 1;
+    publish(g, &control_of(g, g->rank)->progress, step);
     for (int peer = 0; waits && peer < g->ranks; peer++) {
         if (peer == g->rank) continue;
         un_status status =
-            await_flag(g, peer, &control_of(g, peer)->progress, turn, &x->patience);
+            await_flag(g, peer, &control_of(g, peer)->progress, step, &x->patience);
         if (status) return status;
     }
     return UN_OK;
 }
 
-/* Turn by turn: bring our piece into our slot, then combine and take the pieces of the turns
- * before, which the others have brought meanwhile. A rank publishes that a turn is over and
+/* Step by step: bring our piece into our slot, then combine and take the pieces of the steps
+ * before, which the others have brought meanwhile. A rank publishes that a step is over and
  * waits only for its peers' previous one, so that copying overlaps with waiting.
  *
- * Turn t may write slot t % SLOTS: a peer that is past turn t-2 has taken piece t-4 (with a
- * combining stage between; t-3 without), and we have waited for that in turn t-1. */
+ * Step t may write slot t % SLOTS: a peer that is past step t-2 has taken piece t-4 (with a
+ * combining stage between; t-3 without), and we have waited for that in step t-1. */
 static un_status move(execution *x) {
     un_group *g = x->g;
     size_t stages = x->combine ? 2 : 1;
-    size_t last = x->turns + stages - 1;
+    size_t last = x->steps + stages - 1;
     flag_t *progress = &control_of(g, g->rank)->progress;
-    for (size_t turn = 1; turn <= last; turn++) {
-        if (turn < x->turns) x->bring(x, turn);
-        for (int peer = 0; turn > 1 && peer < g->ranks; peer++) {
+    for (size_t step = 1; step <= last; step++) {
+        if (step < x->steps) x->bring(x, step);
+        for (int peer = 0; step > 1 && peer < g->ranks; peer++) {
             if (peer == g->rank) continue;
             un_status status = await_flag(g, peer, &control_of(g, peer)->progress,
-                                          g->calls.turns + turn - 1, &x->patience);
+                                          g->calls.steps + step - 1, &x->patience);
             if (status) return status;
         }
-        if (x->combine && turn - 1 < x->turns) x->combine(x, turn - 1);
-        if (turn >= stages) x->take(x, turn - stages);
-        if (turn < last) publish(g, progress, g->calls.turns + turn);
+        if (x->combine && step - 1 < x->steps) x->combine(x, step - 1);
+        if (step >= stages) x->take(x, step - stages);
+        if (step < last) publish(g, progress, g->calls.steps + step);
     }
-    g->calls.turns += last - 1;
+    g->calls.steps += last - 1;
     return UN_OK;
 }
 
@@ -175,7 +175,7 @@ static int readable_givers(const execution *x) {
     for (int rank = 0; rank < x->g->ranks; rank++) {
         if (!is_giver(x, rank)) continue;
         givers++;
-        readable += (read_word(&post_of(x->g, rank, x->number)->signature) & READABLE) != 0;
+        readable += (read_word(&descriptor_of(x->g, rank, x->number)->signature) & READABLE) != 0;
     }
     return !readable ? NONE : readable == givers ? ALL : SOME;
 }
@@ -184,18 +184,18 @@ static int readable_givers(const execution *x) {
 static un_status bring_late(execution *x) {
     un_group *g = x->g;
     if (x->marks) x->bring(x, 0);
-    un_status status = finish_turn(x, true);
-    if (!status) g->calls.turns++;
+    un_status status = finish_step(x, true);
+    if (!status) g->calls.steps++;
     return status;
 }
 
 static un_status refuse(execution *x, un_status reason) {
     un_group *g = x->g;
     post_call(x, reason);
-    bool agreed = wait_for_posts(x, REFUSAL_GRACE_MS);
-    const post *mine = post_of(g, g->rank, x->number);
+    bool agreed = wait_for_descriptors(x, REFUSAL_GRACE_MS);
+    const descriptor *mine = descriptor_of(g, g->rank, x->number);
     for (int rank = 0; agreed && rank < g->ranks; rank++)
-        agreed = same_call(mine, post_of(g, rank, x->number));
+        agreed = same_call(mine, descriptor_of(g, rank, x->number));
     if (!agreed) fail(g, UN_MISMATCH, g->rank);
     return reason;
 }
@@ -232,7 +232,7 @@ static un_status run(execution *x) {
     return meet_and_move(x);
 }
 
-/* The meeting of a gather of any lengths has nothing to move: heads lie in the posts. */
+/* The meeting of a gather of any lengths has nothing to move: heads lie in the descriptors. */
 un_status post_and_meet(execution *x, un_status planned) {
     if (planned) return refuse(x, planned);
     bring_and_post(x);
@@ -306,10 +306,10 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 
 /* -- works ------------------------------------------------------------------------------------- */
 
-/* One turn, in which peers take what is there with our post: when we take ours is our own affair. */
+/* One step, in which peers take what is there with our descriptor: when we take ours is our own affair. */
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
-    return x->turns == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&
+    return x->steps == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&
            !x->takes_lanes;
 }
 
@@ -332,7 +332,7 @@ bool need_not_wait(const un_group *g) {
     if (g->spread) drive_network();
     uint64_t number = g->worker.begun->number;
     for (int rank = 0; rank < g->ranks; rank++)
-        if (atomic_load_explicit(&post_of(g, rank, number)->call, memory_order_acquire) < number)
+        if (atomic_load_explicit(&descriptor_of(g, rank, number)->call, memory_order_acquire) < number)
             return false;
     return !g->worker.begun->may_be_direct || readable_givers(g->worker.begun) == NONE;
 }

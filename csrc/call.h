@@ -7,7 +7,7 @@
 #include "wait.h"
 
 typedef struct execution execution;
-typedef void stage(execution *x, size_t turn);
+typedef void stage(execution *x, size_t step);
 
 struct execution {
     un_group *g;
@@ -19,15 +19,15 @@ struct execution {
     /* set by plan_execution */
     uint64_t bytes; /* of the tensor, or of the wide side; 0 where each pair has its own */
     uint64_t hash;  /* of whatever else must be equal */
-    size_t post_bytes; /* how much of a peer's post to fetch ahead */
+    size_t descriptor_bytes; /* how much of a peer's descriptor to fetch ahead */
     size_t payload_bytes; /* in our own, for other hosts */
-    bool takes_lanes; /* over hosts, and more than fits into a post */
+    bool takes_lanes; /* over hosts, and more than fits into a descriptor */
     bool needs_slice;
     bool large;     /* the output is too big to stay in the cache */
     bool has_copiers; /* other threads take part */
     bool fills_new_memory; /* pages must be made first */
-    size_t turns;
-    size_t piece;   /* bytes of each part that one turn moves */
+    size_t steps;
+    size_t piece;   /* bytes of each part that one step moves */
     size_t pitch;   /* bytes from one part to the next within a slot */
     reducer reducer;
     stage *bring;   /* our piece into our slot */
@@ -53,7 +53,7 @@ un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_le
 bool begin_work(un_group *g, un_work *work);
 bool need_not_wait(const un_group *g);
 
-/* If planning went well, bring, post, meet, and take what came in the posts; else refuse. */
+/* If planning went well, bring, post, meet, and take what came in the descriptors; else refuse. */
 un_status post_and_meet(execution *x, un_status planned);
 
 /* ragged.c: the call of a un_ragged. */
@@ -77,10 +77,10 @@ un_status run_direct(execution *x);
 void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t offset,
               size_t bytes);
 
-/* Choose stages, sizes and turns for x->call. Looks at this rank's arguments alone. */
+/* Choose stages, sizes and steps for x->call. Looks at this rank's arguments alone. */
 un_status plan_execution(execution *x);
 
-/* call.c: say that our next turn is over and, if we must, wait until that of all others is. */
-un_status finish_turn(execution *x, bool waits);
+/* call.c: say that our next step is over and, if we must, wait until that of all others is. */
+un_status finish_step(execution *x, bool waits);
 
 #endif

@@ -1,37 +1,37 @@
-/* The collectives: for each, what a rank brings, combines and takes in a turn.
+/* The collectives: for each, what a rank brings, combines and takes in a step.
  *
  * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
- * the post itself instead (they arrive with it, in the same cache lines) and need one turn.
+ * the descriptor itself instead (they arrive with it, in the same cache lines) and need one step.
  */
 #include "copiers.h"
 #include "hosts.h"
 #include "stream.h"
 
-_Static_assert(TURN_BYTES <= SLOT_BYTES && CUT_TURN_BYTES <= SLOT_BYTES, "a turn fits into a slot");
+_Static_assert(STEP_BYTES <= SLOT_BYTES && CUT_STEP_BYTES <= SLOT_BYTES, "a step fits into a slot");
 
 /* -- where things lie ------------------------------------------------------------------------ */
 
 static size_t part_pitch(size_t bytes) { return round_up(bytes, 16); }
 
-static bool fits_post(size_t parts, size_t bytes) {
-    return parts * part_pitch(bytes) <= sizeof((post *)0)->payload;
+static bool fits_descriptor(size_t parts, size_t bytes) {
+    return parts * part_pitch(bytes) <= sizeof((descriptor *)0)->payload;
 }
 
-/* Where part `part` of what `source` brought in this turn lies. */
-static char *part_address(const execution *x, int source, size_t part, size_t turn) {
-    size_t pitch = x->g->calls.post_pitch[source];
-    if (pitch) return post_of(x->g, source, x->number)->payload + part * pitch;
-    return slot_of(x->g, source, x->number, turn) + part * x->pitch;
+/* Where part `part` of what `source` brought in this step lies. */
+static char *part_address(const execution *x, int source, size_t part, size_t step) {
+    size_t pitch = x->g->calls.descriptor_pitch[source];
+    if (pitch) return descriptor_of(x->g, source, x->number)->payload + part * pitch;
+    return slot_of(x->g, source, x->number, step) + part * x->pitch;
 }
 
-/* Which bytes of a part of `bytes` that `source` brings belong to this turn. */
+/* Which bytes of a part of `bytes` that `source` brings belong to this step. */
 typedef struct span {
     size_t offset, bytes;
 } span;
 
-static span span_of(const execution *x, int source, size_t bytes, size_t turn) {
-    if (x->g->calls.post_pitch[source]) return (span){0, turn ? 0 : bytes};
-    size_t offset = turn * x->piece;
+static span span_of(const execution *x, int source, size_t bytes, size_t step) {
+    if (x->g->calls.descriptor_pitch[source]) return (span){0, step ? 0 : bytes};
+    size_t offset = step * x->piece;
     if (offset >= bytes) return (span){0, 0};
     return (span){offset, bytes - offset < x->piece ? bytes - offset : x->piece};
 }
@@ -44,10 +44,10 @@ static span share_of(const execution *x, span whole, int rank) {
     return (span){offset, whole.bytes - offset < each ? whole.bytes - offset : each};
 }
 
-/* Cut `bytes` into turns of at most `most` bytes, all about as long. */
+/* Cut `bytes` into steps of at most `most` bytes, all about as long. */
 static void cut_evenly(execution *x, size_t bytes, size_t most) {
-    x->turns = bytes > most ? (bytes + most - 1) / most : 1;
-    x->piece = round_up((bytes + x->turns - 1) / x->turns, 64);
+    x->steps = bytes > most ? (bytes + most - 1) / most : 1;
+    x->piece = round_up((bytes + x->steps - 1) / x->steps, 64);
 }
 
 static int me(const execution *x) { return x->g->rank; }
@@ -84,14 +84,14 @@ static void write_bytes(execution *x, const un_stream *to, size_t offset, char *
     share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
 }
 
-static void bring_part(execution *x, const un_stream *from, size_t part, size_t turn) {
-    span s = span_of(x, me(x), from->bytes, turn);
-    if (s.bytes) read_bytes(x, part_address(x, me(x), part, turn), from, s.offset, s.bytes);
+static void bring_part(execution *x, const un_stream *from, size_t part, size_t step) {
+    span s = span_of(x, me(x), from->bytes, step);
+    if (s.bytes) read_bytes(x, part_address(x, me(x), part, step), from, s.offset, s.bytes);
 }
 
-static void take_part(execution *x, const un_stream *to, int source, size_t part, size_t turn) {
-    span s = span_of(x, source, to->bytes, turn);
-    if (s.bytes) write_bytes(x, to, s.offset, part_address(x, source, part, turn), s.bytes, x->large);
+static void take_part(execution *x, const un_stream *to, int source, size_t part, size_t step) {
+    span s = span_of(x, source, to->bytes, step);
+    if (s.bytes) write_bytes(x, to, s.offset, part_address(x, source, part, step), s.bytes, x->large);
 }
 
 /* What a rank gives to itself never leaves its own memory. */
@@ -116,7 +116,7 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
  * result goes to `slot` and to the same offset of `out`, either of which may be NULL. */
 typedef struct combination {
     execution *x;
-    size_t turn, part, inside;
+    size_t step, part, inside;
     const un_stream *own;
     size_t offset;
     char *slot;
@@ -133,7 +133,7 @@ static un_status combine_piece(const void *what, size_t from, size_t bytes) {
     const void *sources[UN_MAX_RANKS];
     for (int rank = 0; rank < g->ranks; rank++)
         if (rank != g->rank)
-            sources[rank] = part_address(x, rank, c->part, c->turn) + c->inside + from;
+            sources[rank] = part_address(x, rank, c->part, c->step) + c->inside + from;
     const char *mine = stream_direct(own, offset, bytes);
     char *slot = c->slot ? c->slot + from : NULL;
     char *to = out ? stream_direct(out, out_offset, bytes) : slot;
@@ -158,17 +158,17 @@ static un_status combine_piece(const void *what, size_t from, size_t bytes) {
     return UN_OK;
 }
 
-static void combine_parts(execution *x, size_t turn, size_t part, size_t inside, size_t bytes,
+static void combine_parts(execution *x, size_t step, size_t part, size_t inside, size_t bytes,
                           const un_stream *own, size_t offset, char *slot, const un_stream *out,
                           size_t out_offset) {
     if (bytes)
         share_out(x, bytes, combine_piece,
-                  &(combination){x, turn, part, inside, own, offset, slot, out, out_offset});
+                  &(combination){x, step, part, inside, own, offset, slot, out, out_offset});
 }
 
 /* -- nothing to move ------------------------------------------------------------------------- */
 
-static void do_nothing(execution *x, size_t turn) { (void)x, (void)turn; }
+static void do_nothing(execution *x, size_t step) { (void)x, (void)step; }
 
 /* -- all_reduce, reduce ---------------------------------------------------------------------- */
 
@@ -176,51 +176,51 @@ static bool wants_result(const execution *x) {
     return x->call->operation != UN_REDUCE || x->call->root == me(x);
 }
 
-static void bring_all(execution *x, size_t turn) { bring_part(x, x->call->input, 0, turn); }
+static void bring_all(execution *x, size_t step) { bring_part(x, x->call->input, 0, step); }
 
 /* Flat: everybody brings everything and combines everything for itself. */
-static void take_flat(execution *x, size_t turn) {
+static void take_flat(execution *x, size_t step) {
     if (!wants_result(x)) return;
-    span s = span_of(x, me(x), x->call->input->bytes, turn);
-    combine_parts(x, turn, 0, 0, s.bytes, x->call->input, s.offset, NULL, x->call->output,
+    span s = span_of(x, me(x), x->call->input->bytes, step);
+    combine_parts(x, step, 0, 0, s.bytes, x->call->input, s.offset, NULL, x->call->output,
                   s.offset);
 }
 
 /* Cut: every rank combines its share, once into its output and once into its slot, where its own
  * contribution to that share, which nobody else needs, would have been; then all take the rest. */
-static void bring_cut(execution *x, size_t turn) {
-    span s = span_of(x, me(x), x->call->input->bytes, turn);
+static void bring_cut(execution *x, size_t step) {
+    span s = span_of(x, me(x), x->call->input->bytes, step);
     span mine = share_of(x, s, me(x));
-    char *slot = part_address(x, me(x), 0, turn);
+    char *slot = part_address(x, me(x), 0, step);
     size_t after = mine.offset + mine.bytes;
     read_bytes(x, slot, x->call->input, s.offset, mine.offset);
     read_bytes(x, slot + after, x->call->input, s.offset + after, s.bytes - after);
 }
 
-static void combine_cut(execution *x, size_t turn) {
-    span s = span_of(x, me(x), x->call->input->bytes, turn);
+static void combine_cut(execution *x, size_t step) {
+    span s = span_of(x, me(x), x->call->input->bytes, step);
     span mine = share_of(x, s, me(x));
     size_t offset = s.offset + mine.offset;
-    combine_parts(x, turn, 0, mine.offset, mine.bytes, x->call->input, offset,
-                  part_address(x, me(x), 0, turn) + mine.offset,
+    combine_parts(x, step, 0, mine.offset, mine.bytes, x->call->input, offset,
+                  part_address(x, me(x), 0, step) + mine.offset,
                   wants_result(x) ? x->call->output : NULL, offset);
 }
 
-static void take_cut(execution *x, size_t turn) {
+static void take_cut(execution *x, size_t step) {
     if (!wants_result(x)) return;
-    span s = span_of(x, me(x), x->call->input->bytes, turn);
+    span s = span_of(x, me(x), x->call->input->bytes, step);
     for (int rank = 0; rank < x->g->ranks; rank++) {
         span share = share_of(x, s, rank);
         if (share.bytes && rank != me(x))
             write_bytes(x, x->call->output, s.offset + share.offset,
-                        part_address(x, rank, 0, turn) + share.offset, share.bytes, false);
+                        part_address(x, rank, 0, step) + share.offset, share.bytes, false);
     }
 }
 
 static void plan_all_reduce(execution *x) {
     size_t bytes = x->call->input->bytes;
     bool cut = bytes >= x->g->cut_from;
-    cut_evenly(x, bytes, CUT_TURN_BYTES);
+    cut_evenly(x, bytes, CUT_STEP_BYTES);
     x->bring = cut ? bring_cut : bring_all;
     x->combine = cut ? combine_cut : NULL;
     x->take = cut ? take_cut : take_flat;
@@ -228,19 +228,19 @@ static void plan_all_reduce(execution *x) {
 
 /* -- broadcast ------------------------------------------------------------------------------- */
 
-static void bring_if_root(execution *x, size_t turn) {
-    if (me(x) == x->call->root) bring_all(x, turn);
+static void bring_if_root(execution *x, size_t step) {
+    if (me(x) == x->call->root) bring_all(x, step);
 }
 
-static void take_from_root(execution *x, size_t turn) {
-    if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, turn);
+static void take_from_root(execution *x, size_t step) {
+    if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, step);
 }
 
-/* Only the root's slots are in use, so that a turn may be as long as one; but turns should be many
+/* Only the root's slots are in use, so that a step may be as long as one; but steps should be many
  * enough that the others take one while the root brings the next. */
 static void plan_broadcast(execution *x) {
     size_t bytes = x->call->input->bytes, most = bytes / 8;
-    if (most < TURN_BYTES) most = TURN_BYTES;
+    if (most < STEP_BYTES) most = STEP_BYTES;
     cut_evenly(x, bytes, most < SLOT_BYTES ? most : SLOT_BYTES);
     x->bring = bring_if_root;
     x->take = take_from_root;
@@ -255,56 +255,56 @@ static size_t widest(const un_stream *parts, int ranks) {
     return most;
 }
 
-static void take_from_others(execution *x, size_t turn) {
+static void take_from_others(execution *x, size_t step) {
     for (int rank = 0; rank < x->g->ranks; rank++)
-        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, turn);
+        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, step);
 }
 
-/* Our own piece into our slot and into our output at once; not in the first turn, when nobody
+/* Our own piece into our slot and into our output at once; not in the first step, when nobody
  * knows yet whether the call will happen. */
-static void bring_and_keep(execution *x, size_t turn) {
+static void bring_and_keep(execution *x, size_t step) {
     const un_stream *from = x->call->input, *to = &x->call->output[me(x)];
-    span s = span_of(x, me(x), from->bytes, turn);
-    if (turn && s.bytes) {
+    span s = span_of(x, me(x), from->bytes, step);
+    if (step && s.bytes) {
         const char *source = stream_direct(from, s.offset, s.bytes);
         char *target = stream_direct(to, s.offset, s.bytes);
         if (source && target && source != target) {
-            copy_twice(part_address(x, me(x), 0, turn), target, source, s.bytes);
+            copy_twice(part_address(x, me(x), 0, step), target, source, s.bytes);
             return;
         }
         copy_own(x, to, from, s.offset, s.bytes);
     }
-    bring_all(x, turn);
+    bring_all(x, step);
 }
 
-static void take_gathered(execution *x, size_t turn) {
-    take_from_others(x, turn);
-    if (!turn)
+static void take_gathered(execution *x, size_t step) {
+    take_from_others(x, step);
+    if (!step)
         copy_own(x, &x->call->output[me(x)], x->call->input, 0,
                  span_of(x, me(x), x->call->input->bytes, 0).bytes);
 }
 
 static void plan_all_gather(execution *x) {
-    cut_evenly(x, widest(x->call->output, x->g->ranks), TURN_BYTES);
+    cut_evenly(x, widest(x->call->output, x->g->ranks), STEP_BYTES);
     x->bring = bring_and_keep;
     x->take = take_gathered;
 }
 
-static void bring_parts(execution *x, size_t turn) {
+static void bring_parts(execution *x, size_t step) {
     for (int rank = 0; rank < x->g->ranks; rank++)
-        if (rank != me(x)) bring_part(x, &x->call->input[rank], (size_t)rank, turn);
+        if (rank != me(x)) bring_part(x, &x->call->input[rank], (size_t)rank, step);
 }
 
-static void take_scattered_sum(execution *x, size_t turn) {
-    span s = span_of(x, me(x), x->call->output->bytes, turn);
-    combine_parts(x, turn, (size_t)me(x), 0, s.bytes, &x->call->input[me(x)], s.offset, NULL,
+static void take_scattered_sum(execution *x, size_t step) {
+    span s = span_of(x, me(x), x->call->output->bytes, step);
+    combine_parts(x, step, (size_t)me(x), 0, s.bytes, &x->call->input[me(x)], s.offset, NULL,
                   x->call->output, s.offset);
 }
 
 /* What one part may take of a slot that holds one for each rank. */
 static size_t slot_share(const execution *x) {
     size_t share = SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
-    return share < TURN_BYTES ? share : TURN_BYTES;
+    return share < STEP_BYTES ? share : STEP_BYTES;
 }
 
 static void plan_reduce_scatter(execution *x) {
@@ -360,61 +360,61 @@ static size_t most_given_by(const execution *x, int giver) {
 /* Where `giver`'s parts lie follows from its sizes, which everybody can read. */
 static void settle_giver(execution *x, int giver) {
     size_t most = most_given_by(x, giver);
-    bool fits = fits_post(parts_per_slot(x), most);
-    x->g->calls.post_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
-    size_t turns = fits ? 1 : (most + x->piece - 1) / x->piece;
-    if (turns > x->turns) x->turns = turns;
+    bool fits = fits_descriptor(parts_per_slot(x), most);
+    x->g->calls.descriptor_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
+    size_t steps = fits ? 1 : (most + x->piece - 1) / x->piece;
+    if (steps > x->steps) x->steps = steps;
 }
 
 static void settle_givers(execution *x) {
     for (int rank = 0; rank < x->g->ranks; rank++) {
         settle_giver(x, rank);
-        x->takes_lanes |= x->g->spread && !x->g->calls.post_pitch[rank];
+        x->takes_lanes |= x->g->spread && !x->g->calls.descriptor_pitch[rank];
     }
 }
 
-static void bring_gather(execution *x, size_t turn) {
-    if (me(x) != x->call->root) bring_all(x, turn);
+static void bring_gather(execution *x, size_t step) {
+    if (me(x) != x->call->root) bring_all(x, step);
 }
 
 /* At the very end, when nobody waits for us any more. */
-static void copy_own_last(execution *x, const un_stream *to, const un_stream *from, size_t turn) {
-    if (turn + 1 == x->turns) copy_own(x, to, from, 0, from->bytes);
+static void copy_own_last(execution *x, const un_stream *to, const un_stream *from, size_t step) {
+    if (step + 1 == x->steps) copy_own(x, to, from, 0, from->bytes);
 }
 
-static void take_gather(execution *x, size_t turn) {
+static void take_gather(execution *x, size_t step) {
     if (me(x) != x->call->root) return;
-    take_from_others(x, turn);
-    copy_own_last(x, &x->call->output[me(x)], x->call->input, turn);
+    take_from_others(x, step);
+    copy_own_last(x, &x->call->output[me(x)], x->call->input, step);
 }
 
-static void bring_scatter(execution *x, size_t turn) {
-    if (me(x) == x->call->root) bring_parts(x, turn);
+static void bring_scatter(execution *x, size_t step) {
+    if (me(x) == x->call->root) bring_parts(x, step);
 }
 
-static void take_scatter(execution *x, size_t turn) {
+static void take_scatter(execution *x, size_t step) {
     if (me(x) == x->call->root)
-        copy_own_last(x, x->call->output, &x->call->input[me(x)], turn);
+        copy_own_last(x, x->call->output, &x->call->input[me(x)], step);
     else
-        take_part(x, x->call->output, x->call->root, (size_t)me(x), turn);
+        take_part(x, x->call->output, x->call->root, (size_t)me(x), step);
 }
 
-static void take_all_to_all(execution *x, size_t turn) {
+static void take_all_to_all(execution *x, size_t step) {
     for (int rank = 0; rank < x->g->ranks; rank++)
-        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, (size_t)me(x), turn);
-    copy_own_last(x, &x->call->output[me(x)], &x->call->input[me(x)], turn);
+        if (rank != me(x)) take_part(x, &x->call->output[rank], rank, (size_t)me(x), step);
+    copy_own_last(x, &x->call->output[me(x)], &x->call->input[me(x)], step);
 }
 
 static void plan_pairs(execution *x, stage *bring, stage *take) {
-    x->piece = x->pitch = x->call->operation == UN_GATHER ? TURN_BYTES : slot_share(x);
-    x->turns = 1;
+    x->piece = x->pitch = x->call->operation == UN_GATHER ? STEP_BYTES : slot_share(x);
+    x->steps = 1;
     write_sizes(x);
     settle_giver(x, me(x));
     x->bring = bring;
     x->take = take;
     x->pairs_agree = sizes_agree;
     x->settle = settle_givers;
-    size_t pitch = x->g->calls.post_pitch[me(x)];
+    size_t pitch = x->g->calls.descriptor_pitch[me(x)];
     x->needs_slice = !pitch && !x->g->spread;
     x->payload_bytes = pitch * parts_per_slot(x);
     if (!pitch && x->g->spread) x->bring = do_nothing;
@@ -446,10 +446,10 @@ static void plan_alike(execution *x) {
     x->pitch = x->piece;
 
     size_t bytes = wide ? widest(wide, ranks) : call->input->bytes;
-    bool fits = !x->combine && fits_post(parts, bytes);
+    bool fits = !x->combine && fits_descriptor(parts, bytes);
     size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
-    for (int rank = 0; rank < ranks; rank++) x->g->calls.post_pitch[rank] = pitch;
-    if (fits) x->turns = 1, x->post_bytes = bytes < 256 ? bytes : 256;
+    for (int rank = 0; rank < ranks; rank++) x->g->calls.descriptor_pitch[rank] = pitch;
+    if (fits) x->steps = 1, x->descriptor_bytes = bytes < 256 ? bytes : 256;
     x->takes_lanes = !fits && x->g->spread;
     if (x->takes_lanes) x->bring = do_nothing;
     x->payload_bytes = call->operation != UN_BROADCAST || call->root == me(x) ? parts * pitch : 0;
@@ -498,7 +498,7 @@ un_status plan_execution(execution *x) {
     switch (call->operation) {
     case UN_BARRIER:
         x->bring = x->take = do_nothing;
-        x->turns = 1;
+        x->steps = 1;
         break;
     case UN_GATHER: plan_pairs(x, bring_gather, take_gather); break;
     case UN_SCATTER: plan_pairs(x, bring_scatter, take_scatter); break;

@@ -11,15 +11,15 @@
 #include <stddef.h>
 
 enum {
-    /* The most that one turn moves of a part, so that slots and the pieces which they came from
+    /* The most that one step moves of a part, so that slots and the pieces which they came from
      * stay in the second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids.
      * N1, all_gather: 1 to 8% and -6 to 7%. */
 #if defined(__x86_64__)
-    TURN_BYTES = 128 * 1024,
+    STEP_BYTES = 128 * 1024,
 #else
-    TURN_BYTES = 64 * 1024,
+    STEP_BYTES = 64 * 1024,
 #endif
-    CUT_TURN_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
+    CUT_STEP_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
     /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank combines its
      * share, costs less than that all combine everything. N1: 8% at 16 KiB; four times: 5% at 64 KiB. */
     CUT_FROM = 32 * 1024,
@@ -70,7 +70,7 @@ enum {
     LATE_NS = 1000 * 1000, /* a yield that took so long has cost one */
     IDLE_SPIN_NS = 20 * 1000, /* a program that submits one work submits another */
     WAIT_SPIN_NS = 50 * 1000,
-    COPIER_SPIN_NS = 100 * 1000, /* between two turns of a call */
+    COPIER_SPIN_NS = 100 * 1000, /* between two steps of a call */
     NAP_NS_LEAST = 100 * 1000, /* each further one is twice as long as the one before */
     SLICE_NS = 50 * 1000 * 1000, /* the longest sleep without a look around */
     ASK_NS = 800 * 1000 * 1000,  /* before the deadline, time for an answer */

@@ -23,7 +23,7 @@
 enum { STOPPING_MS = 1000 };
 
 static const place *places_of(const execution *x, int rank) {
-    return (const place *)(const void *)post_of(x->g, rank, x->number)->payload;
+    return (const place *)(const void *)descriptor_of(x->g, rank, x->number)->payload;
 }
 
 /* -- before the meeting -------------------------------------------------------------------------- */
@@ -40,13 +40,13 @@ static size_t given_bytes(const execution *x) {
 
 static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
-/* Whether a rank's own memory should be read by the kernel. Not in one turn: such a call may be posted long
+/* Whether a rank's own memory should be read by the kernel. Not in one step: such a call may be posted long
  * before its rank goes on with it. */
 static bool pays_to_read(const execution *x) {
     un_operation o = x->call->operation;
     size_t ranks = (size_t)x->g->ranks, bytes = has_pairs(x) ? given_bytes(x) : x->bytes / ranks;
     size_t least = x->g->crowded ? READ_CROWDED_FROM : READ_FROM;
-    bool gathers = o == UN_ALL_GATHER && x->turns > 1 && ranks <= READING_RANKS && !x->g->crowded;
+    bool gathers = o == UN_ALL_GATHER && x->steps > 1 && ranks <= READING_RANKS && !x->g->crowded;
     return (gathers || o == UN_ALL_TO_ALL) && bytes >= least && bytes <= READ_MOST &&
            may_read_peers(x->g);
 }
@@ -78,8 +78,8 @@ static bool is_written(const execution *x, int rank) {
 static bool post_places(execution *x) {
     un_group *g = x->g;
     const un_call *call = x->call;
-    place *places = (place *)(void *)post_of(g, g->rank, x->number)->payload;
-    size_t most = sizeof((post *)0)->payload / sizeof *places;
+    place *places = (place *)(void *)descriptor_of(g, g->rank, x->number)->payload;
+    size_t most = sizeof((descriptor *)0)->payload / sizeof *places;
     switch (call->operation) {
     case UN_ALL_REDUCE:
     case UN_REDUCE:
@@ -111,10 +111,10 @@ void plan_direct(execution *x) {
 
 /* -- after it -------------------------------------------------------------------------------------- */
 
-/* Whether `rank` gives more than fits into its post. */
+/* Whether `rank` gives more than fits into its descriptor. */
 bool is_giver(const execution *x, int rank) {
     const un_call *call = x->call;
-    if (x->g->calls.post_pitch[rank]) return false;
+    if (x->g->calls.descriptor_pitch[rank]) return false;
     if (call->operation == UN_BROADCAST) return rank == call->root;
     if (call->operation == UN_ALL_GATHER) return call->output[rank].bytes != 0;
     return true;
@@ -174,11 +174,11 @@ static un_status take_from_block(const void *what, size_t offset, size_t bytes) 
 /* Part `part` of what `source` gives, all of it, into `to`. */
 static un_status take_directly(execution *x, const un_stream *to, int source, size_t part) {
     if (!to->bytes) return UN_OK;
-    size_t pitch = x->g->calls.post_pitch[source];
+    size_t pitch = x->g->calls.descriptor_pitch[source];
     place where = places_of(x, source)[part];
     if (!pitch && where.block == NO_BLOCK)
         return share_out(x, to->bytes, take_by_kernel, &(taking){x, to, source, where.offset});
-    char *from = post_of(x->g, source, x->number)->payload + part * pitch;
+    char *from = descriptor_of(x->g, source, x->number)->payload + part * pitch;
     un_status status = pitch ? UN_OK : find_given(x, source, part, to->bytes, &from);
     if (status) return status;
     return share_out(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
@@ -344,7 +344,7 @@ static un_status move_directly(execution *x) {
 static bool is_read_by_kernel(const execution *x) {
     uint64_t signatures = 0;
     for (int rank = 0; rank < x->g->ranks; rank++)
-        signatures |= read_word(&post_of(x->g, rank, x->number)->signature);
+        signatures |= read_word(&descriptor_of(x->g, rank, x->number)->signature);
     return signatures & IN_PROCESS;
 }
 
@@ -366,8 +366,8 @@ un_status run_direct(execution *x) {
         write_word(&control_of(g, g->rank)->unread, x->number);
         status = UN_OK;
     }
-    if (!status) status = finish_turn(x, by_kernel || is_giver(x, g->rank));
-    g->calls.turns++;
+    if (!status) status = finish_step(x, by_kernel || is_giver(x, g->rank));
+    g->calls.steps++;
     if (!status && by_kernel && is_unread(x)) return UN_REFUSED;
     bool writes = x->call->operation == UN_ALL_REDUCE || x->call->operation == UN_REDUCE;
     if (status && writes) wait_for_writers(x);

@@ -27,11 +27,11 @@ static void watch_forks(void) { pthread_atfork(NULL, NULL, note_fork); }
 
 static void free_group(un_group *g) {
     free(g->calls.sources);
-    free(g->calls.post_pitch);
+    free(g->calls.descriptor_pitch);
     free(g->worker.begun);
     free(g->watching.peers);
     free_traffic(g);
-    free(g->tubes);
+    free(g->fifos);
     free(g);
 }
 
@@ -47,11 +47,11 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->rank = rank;
     g->ranks = ranks;
     g->calls.sources = calloc((size_t)ranks, sizeof *g->calls.sources);
-    g->calls.post_pitch = calloc((size_t)ranks, sizeof *g->calls.post_pitch);
+    g->calls.descriptor_pitch = calloc((size_t)ranks, sizeof *g->calls.descriptor_pitch);
     g->watching.peers = calloc((size_t)ranks, sizeof *g->watching.peers);
     un_status status = UN_SYSTEM;
-    g->tubes = calloc((size_t)ranks, sizeof *g->tubes);
-    if (g->calls.sources && g->calls.post_pitch && g->watching.peers && g->tubes && make_traffic(g))
+    g->fifos = calloc((size_t)ranks, sizeof *g->fifos);
+    if (g->calls.sources && g->calls.descriptor_pitch && g->watching.peers && g->fifos && make_traffic(g))
         status = other ? segment_share(g, other) : segment_map(g, descriptor, nonce);
     if (status) {
         free_group(g);
@@ -101,8 +101,8 @@ void wake_everyone(un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
         control *c = control_of(g, rank);
         wake(&c->progress, OF_RANKS, INT_MAX);
-        wake(&c->posts[0].call, OF_RANKS, INT_MAX);
-        wake(&c->posts[1].call, OF_RANKS, INT_MAX);
+        wake(&c->descriptors[0].call, OF_RANKS, INT_MAX);
+        wake(&c->descriptors[1].call, OF_RANKS, INT_MAX);
         wake(&c->doorbell, OF_RANKS, INT_MAX);
     }
 }
@@ -138,7 +138,7 @@ void un_group_close(un_group *g) {
     if (!group_is_inherited(g)) { /* a forked child has no mapping and closes nothing */
         stop_watching(g);
         stop_worker(g);
-        stop_courier(g);
+        stop_progress_thread(g);
         while (atomic_exchange(&g->worker.call_lock, 1)) sched_yield();
         stop_copiers(g);
         control *mine = control_of(g, g->rank);

@@ -14,7 +14,7 @@
  * worker                the call lock, and works that go on by themselves
  * messages, channels,   point to point: waiting for messages, how they go from rank to rank,
  *   send, receive,        the steps of both sides, what waits for what by source and tag,
- *   matching, courier,    the thread for messages that nobody waits for,
+ *   matching, progress_thread, the thread for messages that nobody waits for,
  *   deadlock              cycles of ranks that wait for each other
  * records               what every call leaves behind, and notes for peers
  * hosts                 groups over several hosts
@@ -44,10 +44,10 @@ typedef struct match_table {
     match_bucket few[FEW_BUCKETS];
 } match_table;
 
-typedef struct tube_ends { /* of the tubes to and from one rank */
+typedef struct fifo_ends { /* of the FIFOs to and from one rank */
     uint64_t written, read;
     bool ready; /* ours to it has memory */
-} tube_ends;
+} fifo_ends;
 
 /* For how long it pays off to spin before one sleeps. */
 typedef struct spinning {
@@ -72,7 +72,7 @@ struct un_group {
     struct { /* segment.c */
         char *base;
         header *header;
-        size_t control_bytes, data_offset, channel_offset, tube_offset;
+        size_t control_bytes, data_offset, channel_offset, fifo_offset;
         size_t bytes;
         _Atomic uint32_t *users; /* memberships of this process over this mapping */
         int descriptor;
@@ -81,10 +81,10 @@ struct un_group {
 
     _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the call lock */
         flag_t latest;        /* the number of the latest call; any thread may read it */
-        uint64_t turns;       /* of moving data, finished before it */
+        uint64_t steps;       /* of moving data, finished before it */
         flag_t noticed_end;   /* the latest call when we learnt that the group is over, and 1 */
         const void **sources; /* scratch: for each rank, where its part of a reduction lies, */
-        size_t *post_pitch;   /* and how far apart its parts are in its post; 0: in slots */
+        size_t *descriptor_pitch;   /* and how far apart its parts are in its descriptor; 0: in slots */
     } calls;
 
     flag_t recorded; /* records.c: how many records so far */
@@ -110,7 +110,7 @@ struct un_group {
 
     spinning spin; /* wait.c, with the call lock */
 
-    tube_ends *tubes; /* schedules.c: one per rank */
+    fifo_ends *fifos; /* schedules.c: one per rank */
 
     struct { /* messages.c, channels.c, send.c, receive.c: under its lock */
         pthread_mutex_t lock;
@@ -126,12 +126,12 @@ struct un_group {
         _Atomic uint32_t waiters; /* threads that wait for a message, and keep all going */
     } messages;
 
-    struct { /* courier.c */
+    struct { /* progress_thread.c */
         _Atomic bool has_thread;
         pthread_t thread;
         _Atomic uint32_t stops;
         _Atomic uint32_t parked;
-    } courier;
+    } progress_thread;
 
     struct { /* deadlock.c, under the lock of the messages */
         const un_message *message; /* what we said that we wait for */
@@ -176,7 +176,7 @@ struct un_group {
     } watching;
 };
 
-_Static_assert(offsetof(un_group, segment.tube_offset) == LINE_BYTES, "the first line is hot");
+_Static_assert(offsetof(un_group, segment.fifo_offset) == LINE_BYTES, "the first line is hot");
 _Static_assert(offsetof(un_group, worker.queue_lock) == offsetof(un_group, calls) + LINE_BYTES,
                "and so is that of the calls");
 
@@ -184,8 +184,8 @@ static inline control *control_of(const un_group *g, int rank) {
     return (control *)(g->segment.base + PAGE_BYTES + (size_t)rank * g->segment.control_bytes);
 }
 
-static inline post *post_of(const un_group *g, int rank, uint64_t call) {
-    return &control_of(g, rank)->posts[call & 1];
+static inline descriptor *descriptor_of(const un_group *g, int rank, uint64_t call) {
+    return &control_of(g, rank)->descriptors[call & 1];
 }
 
 /* Whether `rank` has opened its channel to each rank. */
@@ -198,9 +198,9 @@ static inline channel *channel_of(const un_group *g, int from, int to) {
     return (channel *)(g->segment.base + g->segment.channel_offset) + number;
 }
 
-static inline tube *tube_of(const un_group *g, int from, int to) {
+static inline fifo *fifo_of(const un_group *g, int from, int to) {
     size_t number = (size_t)from * (size_t)g->ranks + (size_t)to;
-    return (tube *)(g->segment.base + g->segment.tube_offset) + number;
+    return (fifo *)(g->segment.base + g->segment.fifo_offset) + number;
 }
 
 /* Messages and replies that `rank` had sent to each rank, then those that it had had from each. */
@@ -213,8 +213,8 @@ static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
     return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
 }
 
-static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t turn) {
-    size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS;
+static inline char *slot_of(const un_group *g, int rank, uint64_t call, size_t step) {
+    size_t slot = (size_t)rank * 2 * SLOTS + (call & 1) * SLOTS + step % SLOTS;
     return g->segment.base + g->segment.data_offset + slot * SLOT_BYTES;
 }
 

@@ -10,7 +10,7 @@
 
 enum {
     UNCLAIMED = 4096,                      /* parcels for groups that this process has yet to open */
-    MOST_POSTED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((post *)0)->payload,
+    MOST_DESCRIBED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((descriptor *)0)->payload,
     BROKEN_NS = 1000 * 1000 * 1000, /* so long after a link has broken its rank counts as lost */
 };
 
@@ -90,18 +90,18 @@ void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     }
 }
 
-void spread_post(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
+void spread_descriptor(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
     un_group *g = x->g;
-    wire head = wire_of(g, WIRE_POST);
+    wire head = wire_of(g, WIRE_DESCRIPTOR);
     head.number = x->number;
     head.words[0] = signature;
     head.words[1] = bytes;
     head.words[2] = hash;
     head.extra = x->pairs_agree != NULL;
-    char data[MOST_POSTED];
+    char data[MOST_DESCRIBED];
     size_t sizes = head.extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
     if (sizes) memcpy(data, sizes_of(g, g->rank, x->number), sizes);
-    memcpy(data + sizes, post_of(g, g->rank, x->number)->payload, x->payload_bytes);
+    memcpy(data + sizes, descriptor_of(g, g->rank, x->number)->payload, x->payload_bytes);
     tell_mates(g, &head, data, sizes + x->payload_bytes);
 }
 
@@ -145,9 +145,9 @@ static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) 
         wake(flag, OF_RANKS, INT_MAX);
 }
 
-static void mirror_post(un_group *g, const wire *head, const char *data, size_t bytes) {
+static void mirror_descriptor(un_group *g, const wire *head, const char *data, size_t bytes) {
     size_t sizes = head->extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
-    post *theirs = post_of(g, head->from, head->number);
+    descriptor *theirs = descriptor_of(g, head->from, head->number);
     if (bytes < sizes || bytes - sizes > sizeof theirs->payload) return;
     if (sizes) memcpy(sizes_of(g, head->from, head->number), data, sizes);
     if (bytes > sizes) memcpy(theirs->payload, data + sizes, bytes - sizes);
@@ -197,7 +197,7 @@ static bool receive(spread *s, const wire *head, const void *data, size_t bytes,
     if (remote) return false; /* the rest is short */
     switch (head->kind) {
     case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
-    case WIRE_POST: mirror_post(g, head, data, bytes); break;
+    case WIRE_DESCRIPTOR: mirror_descriptor(g, head, data, bytes); break;
     case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
     case WIRE_ABORT: mirror_abort(g, head); break;
     case WIRE_CLOSED:
@@ -330,7 +330,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     int cores = (int)g->segment.header->cores, here = s->host[s->mine].count;
     g->crowded = here > cores;
     g->roomy = 2 * here <= cores;
-    g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a post takes lanes */
+    g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a descriptor takes lanes */
     g->spread = s;
     watch_alone(g);
     lock_network();

@@ -2,10 +2,10 @@
  *
  * Every host has a segment with a control block for each rank of the group. What a rank writes for its
  * peers it also sends to its mate on each other host, who writes it into that rank's control block there,
- * its mirror: posts, notes, the abort word, that it has left, what it waits for. So all that ranks of one
+ * its mirror: descriptors, notes, the abort word, that it has left, what it waits for. So all that ranks of one
  * host do with each other's control blocks works over hosts too: meeting, comparing, error texts.
  *
- * What does not fit into a post goes another way (lanes.c): inside a host by a second group, `inner`, of its
+ * What does not fit into a descriptor goes another way (lanes.c): inside a host by a second group, `inner`, of its
  * ranks; between hosts from memory to memory. Messages go from process to process (host_messages.c).
  *
  * hosts           what a group knows of its hosts; mirrors
@@ -22,7 +22,7 @@
 
 enum wire_kind {
     WIRE_HELLO = 1, /* the sender has opened the group */
-    WIRE_POST,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
+    WIRE_DESCRIPTOR,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
     WIRE_CLOSED,    /* then messages and replies that went to each rank before */
@@ -104,7 +104,7 @@ un_link *link_of(un_group *g, int rank);
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes);
 wire wire_of(const un_group *g, enum wire_kind kind);
 
-void spread_post(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash);
+void spread_descriptor(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash);
 void spread_abort(un_group *g, uint64_t word);
 void spread_note(un_group *g, int kind, uint64_t about, const char *text);
 void spread_waiting(un_group *g);

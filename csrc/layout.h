@@ -8,13 +8,13 @@
 
 #define LINE_BYTES 64
 #define PAGE_BYTES 4096
-#define POST_BYTES 1536 /* a post with what fits beside it */
-#define SLOTS 4         /* turns of a call that may be under way at once, see collectives.c */
+#define DESCRIPTOR_BYTES 1536 /* a descriptor with what fits beside it */
+#define SLOTS 4         /* steps of a call that may be under way at once, see collectives.c */
 #define SLOT_BYTES (256 * 1024)
 #define ENTRIES 256             /* messages of a channel that may be announced and not yet read */
 #define RING_BYTES (256 * 1024) /* of a large message that may be under way */
 
-#define TUBE_BYTES (256 * 1024) /* of a schedule's data between two ranks that may be under way */
+#define FIFO_BYTES (256 * 1024) /* of a schedule's data between two ranks that may be under way */
 #define RECORDS 1024            /* calls of a rank that are remembered */
 #define DECISIONS 64           /* that are remembered, see un_group_decide */
 #define SITES 128               /* lines of its program whose text is kept at once */
@@ -32,15 +32,15 @@ static inline void write_word(flag_t *word, uint64_t value) {
 
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): whoever
  * sees the number sees the rest; only error texts look at the rest of a call that is not theirs,
- * for which it is atomic too. A rank uses its two posts alternately: when it runs one call
+ * for which it is atomic too. A rank uses its two descriptors alternately: when it runs one call
  * ahead, it leaves alone what slower peers still read. Small contributions are in the payload. */
-typedef struct post {
+typedef struct descriptor {
     flag_t call;
     flag_t signature;
     flag_t bytes;
     flag_t hash;
-    char payload[POST_BYTES - 32];
-} post;
+    char payload[DESCRIPTOR_BYTES - 32];
+} descriptor;
 
 /* A message that its sender announces; see channels.c. `number` is written last, and says which
  * message of the channel stands here. */
@@ -69,17 +69,17 @@ typedef struct channel { /* from one rank to another; allocated at the first mes
 } channel;
 
 /* Bytes from one rank to another, in the order in which they were written; see schedules.c. */
-typedef struct tube {
+typedef struct fifo {
     _Alignas(LINE_BYTES) flag_t written; /* the sender's line: bytes so far, over all calls */
     _Alignas(LINE_BYTES) flag_t read;    /* the receiver's */
-    _Alignas(LINE_BYTES) char ring[TUBE_BYTES];
-} tube;
+    _Alignas(LINE_BYTES) char ring[FIFO_BYTES];
+} fifo;
 
 /* What a call or a message leaves behind; see records.c. The first word is written last. */
 typedef struct record {
     flag_t number;
     flag_t call;      /* its number; of a message, its tag */
-    flag_t signature; /* as in a post; a message's root is its peer */
+    flag_t signature; /* as in a descriptor; a message's root is its peer */
     flag_t bytes;     /* that this rank gives, or takes where it gives nothing */
     flag_t arrived, started, ended; /* in ticks */
     _Atomic uint32_t state; /* below; of a failure, the status above; then the thread */
@@ -109,7 +109,7 @@ typedef struct identity { /* who a rank is, for readers of the segment */
 
 /* One rank's control block; each line has one writer, `sleepers` and the doorbell aside. */
 typedef struct control {
-    _Alignas(LINE_BYTES) flag_t progress; /* turns finished, over all calls */
+    _Alignas(LINE_BYTES) flag_t progress; /* steps finished, over all calls */
     _Alignas(LINE_BYTES) _Atomic uint32_t sleepers;
     _Alignas(LINE_BYTES) _Atomic uint32_t closed;
     _Atomic uint32_t core; /* where we last fell asleep, and 1; 0: nowhere yet */
@@ -127,7 +127,7 @@ typedef struct control {
     flag_t proof;   /* where our process has a word by which readers know it, see reading.c */
     _Alignas(LINE_BYTES) flag_t asked; /* a peer wants to know where we are: in which call of its */
     _Alignas(LINE_BYTES) note notes[UN_NOTES];
-    _Alignas(LINE_BYTES) post posts[2];
+    _Alignas(LINE_BYTES) descriptor descriptors[2];
     _Alignas(LINE_BYTES) identity identity;
     _Alignas(LINE_BYTES) record records[RECORDS];
     _Alignas(LINE_BYTES) site_text sites[SITES];

@@ -1,6 +1,6 @@
 /* Point to point: starting messages and waiting for them.
  *
- * Whoever waits for a message, or the group's courier, a thread of its own, takes the lock of all
+ * Whoever waits for a message, or the group's progress thread, a thread of its own, takes the lock of all
  * the rank's messages and lets each make what progress it can; then it sleeps on the rank's
  * doorbell, which peers ring when they have changed something.
  */
@@ -55,7 +55,7 @@ static bool send_copy(un_group *g, un_message *m) {
     copy->message.is_copy = true;
     copy->message.shape = NULL; /* its caller's */
     begin(g, &copy->message);
-    if (start_courier(g)) call_courier(g);
+    if (start_progress_thread(g)) wake_progress_thread(g);
     m->status = status_from_abort(g);
     m->source = m->peer;
     atomic_store_explicit(&m->done, 1, memory_order_release);
@@ -68,11 +68,11 @@ un_status un_message_start(un_group *g, un_message *m) {
     if (send_copy(g, m)) return UN_OK;
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
-    if (start_courier(g)) call_courier(g);
-    return UN_OK; /* without a courier the message goes on whenever somebody waits */
+    if (start_progress_thread(g)) wake_progress_thread(g);
+    return UN_OK; /* without a progress thread the message goes on whenever somebody waits */
 }
 
-/* Start and wait, in the caller's thread: no courier is needed. */
+/* Start and wait, in the caller's thread: no progress thread is needed. */
 un_status un_message_run(un_group *g, un_message *m, const un_call *hooks) {
     if (group_is_inherited(g)) return refuse_inherited(m);
     if (send_copy(g, m)) return m->status;
@@ -144,7 +144,7 @@ static void end_looking(un_group *g, bool paid_off) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* The caller is interrupted. Nobody but the courier can go on with its message; one that was not
+/* The caller is interrupted. Nobody but the progress thread can go on with its message; one that was not
  * started for that ends with the call, and the group with it. */
 static void leave(un_group *g, const un_message *m) {
     if (!m->is_started) interrupt(g, 0);

@@ -127,13 +127,13 @@ bool deliver_what_is_due(un_group *g, int source);
 bool grant_next(un_group *g, int source);
 bool take_from_ring(un_group *g, int source);
 
-/* courier.c */
+/* progress_thread.c */
 bool look_for_progress(un_group *g); /* progress, with the lock */
 void sleep_at_doorbell(un_group *g, int64_t ns);
-bool start_courier(un_group *g);
-void call_courier(un_group *g);
+bool start_progress_thread(un_group *g);
+void wake_progress_thread(un_group *g);
 void look_at_messages(un_group *g, unfinished *left);
-void stop_courier(un_group *g);
+void stop_progress_thread(un_group *g);
 
 /* channels.c, for groups that open and close, and for deadlock.c */
 bool make_traffic(un_group *g);

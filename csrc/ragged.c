@@ -1,9 +1,9 @@
 /* Gathering what only its owners know the length of, in one meeting.
  *
- * Every rank posts a head, all of one length, and lays its tail beside it: into the post, if there is
+ * Every rank posts a head, all of one length, and lays its tail beside it: into the descriptor, if there is
  * room, or else into its first slot. Once all have met, the heads say how long the tails are; the
- * caller makes room for them, and takes them from where they lie. That needs no turn, and nobody
- * waits for it: post and slot are written again two calls later, and no rank can be that far before
+ * caller makes room for them, and takes them from where they lie. That needs no step, and nobody
+ * waits for it: descriptor and slot are written again two calls later, and no rank can be that far before
  * we have come to the next call.
  */
 #include "call.h"
@@ -16,7 +16,7 @@ static const uint64_t HEADS = 0x68656164; /* what tells such a call from others:
 static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
 
 static size_t room_beside(size_t head_bytes) {
-    return sizeof((post *)0)->payload - round_up(head_bytes, 16);
+    return sizeof((descriptor *)0)->payload - round_up(head_bytes, 16);
 }
 
 size_t un_group_most_along(const un_group *g) {
@@ -26,13 +26,13 @@ size_t un_group_most_along(const un_group *g) {
 static char *tail_address(const execution *x, int rank, size_t bytes) {
     size_t head_bytes = ragged_of(x)->head.bytes;
     if (bytes > room_beside(head_bytes)) return slot_of(x->g, rank, x->number, 0);
-    return post_of(x->g, rank, x->number)->payload + round_up(head_bytes, 16);
+    return descriptor_of(x->g, rank, x->number)->payload + round_up(head_bytes, 16);
 }
 
-static void bring_head_and_tail(execution *x, size_t turn) {
-    (void)turn; /* there is one */
+static void bring_head_and_tail(execution *x, size_t step) {
+    (void)step; /* there is one */
     const un_ragged *r = ragged_of(x);
-    stream_read(post_of(x->g, x->g->rank, x->number)->payload, &r->head, 0, r->head.bytes);
+    stream_read(descriptor_of(x->g, x->g->rank, x->number)->payload, &r->head, 0, r->head.bytes);
     if (r->comes_along)
         stream_read(tail_address(x, x->g->rank, r->tail.bytes), &r->tail, 0, r->tail.bytes);
 }

@@ -1,11 +1,11 @@
 /* Compiled schedules: all_reduce and broadcast by rounds of sends and receives that the caller passes.
  *
- * Between any two ranks runs a tube, a ring of bytes with one writer and one reader: a sender
+ * Between any two ranks runs a FIFO, a ring of bytes with one writer and one reader: a sender
  * copies a chunk into it, a receiver copies or combines it out of it into its own tensor. A large
  * tensor is cut into slices, each of which is sent through the whole schedule; slice s is in round
  * r at time s + r, so that all rounds are busy with different slices at once.
  *
- * Why nobody waits for ever: all moves between two ranks at one time fit into half a tube, and
+ * Why nobody waits for ever: all moves between two ranks at one time fit into half a FIFO, and
  * at any time a rank writes everything before it reads anything. So a writer waits only for reads
  * of earlier times, a reader only for writes of the same time or an earlier one, and those who are
  * furthest behind can go on. */
@@ -18,7 +18,7 @@ enum {
     PIECE_BYTES = 32 * 1024, /* of a chunk, published at once: the reader need not wait for more */
 };
 
-_Static_assert(UN_BUSIEST * 16 <= TUBE_BYTES / 2, "one element per chunk must fit");
+_Static_assert(UN_BUSIEST * 16 <= FIFO_BYTES / 2, "one element per chunk must fit");
 
 /* -- reading ----------------------------------------------------------------------------------- */
 
@@ -92,14 +92,14 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static un_status put(execution *x, const un_move *m, span s) {
     un_group *g = x->g;
     int peer = (int)m->peer;
-    tube *t = tube_of(g, g->rank, peer);
-    uint64_t *written = &g->tubes[peer].written;
+    fifo *t = fifo_of(g, g->rank, peer);
+    uint64_t *written = &g->fifos[peer].written;
     for (size_t done = 0, part; done < s.bytes; done += part) {
-        size_t inside = *written % TUBE_BYTES;
-        part = least(least(s.bytes - done, PIECE_BYTES), TUBE_BYTES - inside);
+        size_t inside = *written % FIFO_BYTES;
+        part = least(least(s.bytes - done, PIECE_BYTES), FIFO_BYTES - inside);
         uint64_t end = *written + part;
-        if (end > TUBE_BYTES) {
-            un_status status = await_flag(g, peer, &t->read, end - TUBE_BYTES, &x->patience);
+        if (end > FIFO_BYTES) {
+            un_status status = await_flag(g, peer, &t->read, end - FIFO_BYTES, &x->patience);
             if (status) return status;
         }
         stream_read(t->ring + inside, x->call->output, s.offset + done, part);
@@ -136,11 +136,11 @@ static void combine(const execution *x, reducer r, const un_stream *own, size_t 
 static un_status take(execution *x, const un_move *m, span s) {
     un_group *g = x->g;
     int peer = (int)m->peer;
-    tube *t = tube_of(g, peer, g->rank);
-    uint64_t *read = &g->tubes[peer].read;
+    fifo *t = fifo_of(g, peer, g->rank);
+    uint64_t *read = &g->fifos[peer].read;
     for (size_t done = 0, part; done < s.bytes; done += part) {
-        size_t inside = *read % TUBE_BYTES;
-        part = least(least(s.bytes - done, PIECE_BYTES), TUBE_BYTES - inside);
+        size_t inside = *read % FIFO_BYTES;
+        part = least(least(s.bytes - done, PIECE_BYTES), FIFO_BYTES - inside);
         un_status status = await_flag(g, peer, &t->written, *read + part, &x->patience);
         if (status) return status;
         if (m->action == UN_COPY)
@@ -204,30 +204,30 @@ un_status run_schedule(execution *x) {
 
 /* -- planning ---------------------------------------------------------------------------------- */
 
-/* So many that a slice stays in the cache, and all that goes through a tube at once in half of it.
+/* So many that a slice stays in the cache, and all that goes through a FIFO at once in half of it.
  * All ranks come to the same number. */
 static size_t slices_for(const execution *x) {
     const un_compiled_schedule *schedule = x->call->schedule;
     size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
     size_t busiest = schedule->busiest ? (size_t)schedule->busiest : 1;
-    size_t chunk_items = TUBE_BYTES / 2 / item / busiest;
+    size_t chunk_items = FIFO_BYTES / 2 / item / busiest;
     size_t most = least(chunk_items * (size_t)schedule->chunks, SLICE_BYTES / item);
     if (most < (size_t)schedule->chunks) most = (size_t)schedule->chunks;
     return items > most ? (items + most - 1) / most : 1;
 }
 
-/* Elements in a tube lie at multiples of their size: each call starts on a new line. */
-static void align_tubes(un_group *g) {
+/* Elements in a FIFO lie at multiples of their size: each call starts on a new line. */
+static void align_fifos(un_group *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
-        g->tubes[rank].written = round_up(g->tubes[rank].written, LINE_BYTES);
-        g->tubes[rank].read = round_up(g->tubes[rank].read, LINE_BYTES);
+        g->fifos[rank].written = round_up(g->fifos[rank].written, LINE_BYTES);
+        g->fifos[rank].read = round_up(g->fifos[rank].read, LINE_BYTES);
     }
 }
 
 un_status plan_schedule(execution *x) {
     const un_call *call = x->call;
     const un_compiled_schedule *schedule = call->schedule;
-    if (x->g->spread) return UN_REFUSED; /* no tube leads to another host */
+    if (x->g->spread) return UN_REFUSED; /* no FIFO leads to another host */
     bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
     if (x->reducer.run && adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;
@@ -235,9 +235,9 @@ un_status plan_schedule(execution *x) {
     for (int64_t move = 0; move < schedule->starts[2 * schedule->rounds]; move++) {
         if (schedule->moves[move].action == UN_COMBINE && !x->reducer.run) return UN_REFUSED;
         if (schedule->moves[move].action != UN_PUT) continue;
-        un_status status = prepare_tube(x->g, (int)schedule->moves[move].peer);
+        un_status status = prepare_fifo(x->g, (int)schedule->moves[move].peer);
         if (status) return status;
     }
-    align_tubes(x->g);
+    align_fifos(x->g);
     return UN_OK;
 }

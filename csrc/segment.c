@@ -26,13 +26,13 @@ static size_t channel_offset_for(int ranks) {
     return data_offset_for(ranks) + (size_t)ranks * slice_bytes();
 }
 
-static size_t tube_offset_for(int ranks) {
+static size_t fifo_offset_for(int ranks) {
     size_t channels = (size_t)ranks * (size_t)ranks * sizeof(channel);
     return round_up(channel_offset_for(ranks) + channels, PAGE_BYTES);
 }
 
 static size_t segment_bytes_for(int ranks) {
-    return tube_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(tube);
+    return fifo_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(fifo);
 }
 
 /* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
@@ -90,7 +90,7 @@ static void lay_out(un_group *g) {
     g->segment.control_bytes = control_bytes_for(g->ranks);
     g->segment.data_offset = data_offset_for(g->ranks);
     g->segment.channel_offset = channel_offset_for(g->ranks);
-    g->segment.tube_offset = tube_offset_for(g->ranks);
+    g->segment.fifo_offset = fifo_offset_for(g->ranks);
     g->segment.bytes = segment_bytes_for(g->ranks);
 }
 
@@ -182,9 +182,9 @@ un_status prepare_channel(un_group *g, int to) {
     return taken ? UN_OK : UN_NO_MEMORY;
 }
 
-un_status prepare_tube(un_group *g, int to) {
-    bool *ready = &g->tubes[to].ready;
-    size_t offset = (size_t)((char *)tube_of(g, g->rank, to) - g->segment.base);
-    if (!*ready) *ready = allocate_if_room(g, g->segment.descriptor, offset, sizeof(tube));
+un_status prepare_fifo(un_group *g, int to) {
+    bool *ready = &g->fifos[to].ready;
+    size_t offset = (size_t)((char *)fifo_of(g, g->rank, to) - g->segment.base);
+    if (!*ready) *ready = allocate_if_room(g, g->segment.descriptor, offset, sizeof(fifo));
     return *ready ? UN_OK : UN_NO_MEMORY;
 }

@@ -10,7 +10,7 @@ un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
 un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
 un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank, once */
-un_status prepare_tube(un_group *g, int to);    /* likewise its tube */
+un_status prepare_fifo(un_group *g, int to);    /* likewise its fifo */
 
 int nameless_file(size_t bytes);
 int allocate(int descriptor, size_t offset, size_t bytes);

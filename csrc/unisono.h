@@ -445,7 +445,7 @@ typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
     size_t asked, answer, reason;
-    size_t progress, closed; /* turns that the rank has finished, and whether it has left */
+    size_t progress, closed; /* steps that the rank has finished, and whether it has left */
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 
@@ -489,7 +489,7 @@ un_status un_gather_ragged(un_group *group, const un_call *call);
 /* How many bytes a tail may have so that it can come along: at most UN_MOST_ALONG. */
 size_t un_group_most_along(const un_group *group);
 
-/* How many turns of moving data `rank` has finished, over all calls. */
+/* How many steps of moving data `rank` has finished, over all calls. */
 uint64_t un_group_progress(const un_group *group, int rank);
 
 /* Bytes that `rank` gives to (or, `takes`, wants from) `peer` in a gather, scatter or all_to_all. */

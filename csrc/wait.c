@@ -153,7 +153,7 @@ static void ask_missing(un_group *g, patience *p) {
     p->asked = true;
     uint64_t progress = read_word(&control_of(g, g->rank)->progress);
     for (int rank = 0; rank < g->ranks; rank++)
-        if (!reached(&post_of(g, rank, g->calls.latest)->call, g->calls.latest) ||
+        if (!reached(&descriptor_of(g, rank, g->calls.latest)->call, g->calls.latest) ||
             !reached(&control_of(g, rank)->progress, progress))
             ask_where(g, rank, g->calls.latest);
 }

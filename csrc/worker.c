@@ -319,7 +319,7 @@ void look_at_works(un_group *g, unfinished *left) {
     left->moved = left->moved * 31 + atomic_load(&g->worker.finished);
     for (int rank = 0; rank < g->ranks; rank++) {
         left->moved = left->moved * 31 + read_word(&control_of(g, rank)->progress);
-        left->missing[rank] = read_word(&post_of(g, rank, latest)->call) < latest;
+        left->missing[rank] = read_word(&descriptor_of(g, rank, latest)->call) < latest;
         left->moving &= !left->missing[rank];
     }
 }

@@ -55,7 +55,7 @@ def is_announced(name: str) -> bool:
 
 
 def waits_at_a_meeting(pid: int) -> bool:
-    """Whether a process holds its two sockets, its name and its lobby: it has begun to wait."""
+    """Whether a process holds its two sockets, its name and its server: it has begun to wait."""
     links = []
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:

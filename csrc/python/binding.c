@@ -157,7 +157,7 @@ static PyObject *group_posted(PyObject *object, PyObject *arguments) {
                          (unsigned long long)p.bytes, (unsigned long long)p.hash);
 }
 
-/* progress(rank): turns of moving data that it has finished */
+/* progress(rank): steps of moving data that it has finished */
 static PyObject *group_progress(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(rank);

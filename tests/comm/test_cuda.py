@@ -350,7 +350,7 @@ def reduce_in_segments(comm: Communicator, folder: str) -> None:
     expected = 9 * (3 * numpy.arange(floats, dtype=numpy.float32) + 3)
     expected[0] = comm.rank
     assert numpy.array_equal(view(base, floats, numpy.float32), expected)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the lobby
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the rendezvous server
     assert rank.driver.log == (["open a segment"] * 2 if comm.rank == 0 else [])
 
     # A piece in the middle has gone, and another came to its place.

@@ -16,7 +16,7 @@ import torch
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.communicator import Communicator
-from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from user_programs import eventually
 
 
@@ -86,12 +86,12 @@ def test_two_groups_with_the_same_members_do_not_mix(comm: Communicator) -> None
 
 
 def test_threads_that_make_groups_at_once_free_their_own_descriptors() -> None:
-    lobby = Lobby()
+    server = RendezvousServer()
 
     def keep_and_use() -> None:
         for _ in range(5000):
-            lobby.keep_spare()
-            lobby.use_spare()
+            server.keep_spare()
+            server.use_spare()
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -101,7 +101,7 @@ def test_threads_that_make_groups_at_once_free_their_own_descriptors() -> None:
                 thread.result()
     finally:
         sys.setswitchinterval(before)
-        lobby.close_socket()
+        server.close_socket()
 
 
 @pytest.mark.ranks(2)

@@ -26,7 +26,7 @@ from unisono.comm.rendezvous import deadline, meeting_points
 from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements, about_me
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, meet_at, meet_by
-from unisono.comm.rendezvous.unix_socket import Connection, Lobby
+from unisono.comm.rendezvous.unix_socket import Connection, RendezvousServer
 from unisono.processes import start_time
 from user_programs import DEADLINE_S, Program, eventually, read_line, write_program
 
@@ -297,7 +297,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
     store = dist.HashStore()
     announcements = StoreAnnouncements(store, f"unisono/join/{name}")
     calls = []
-    with contextlib.closing(Lobby()) as full:
+    with contextlib.closing(RendezvousServer()) as full:
         me = about_me(full.address)
         announcements.announce(me)
         with contextlib.suppress(BlockingIOError):
@@ -306,7 +306,10 @@ def test_a_full_queue_at_the_door_is_waited_for(
         with pytest.raises(RendezvousError, match="queue of connections is"):
             Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
         request = JoinRequest("x", 1, 2, Deadline(0.3), 20.0)
-        with contextlib.closing(Lobby()) as other, pytest.raises(RendezvousError, match="queue of"):
+        with (
+            contextlib.closing(RendezvousServer()) as other,
+            pytest.raises(RendezvousError, match="queue of"),
+        ):
             meet_at(full.address, other, request)
         follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))
         follower.start()

@@ -1,7 +1,7 @@
 // genmc: --check-liveness
-/* Rank 0 finishes a turn and closes the group; rank 1 waits for a turn of rank 0.
+/* Rank 0 finishes a step and closes the group; rank 1 waits for a step of rank 0.
  *
- * un_group_close, wake_everyone, await_slowly, look_around: who waits for a turn that was finished gets
+ * un_group_close, wake_everyone, await_slowly, look_around: who waits for a step that was finished gets
  * it, though its peer has closed since; who waits for one that will never come is told so. */
 #include "model.h"
 
@@ -10,7 +10,7 @@
 
 void stop_watching(un_group *g) {}
 void stop_worker(un_group *g) {}
-void stop_courier(un_group *g) {}
+void stop_progress_thread(un_group *g) {}
 void leave_blocks(un_group *g) {}
 void segment_unmap(un_group *g) {}
 void free_traffic(un_group *g) {}

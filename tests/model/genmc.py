@@ -31,14 +31,14 @@ MISSING = """GenMC is not installed. As root, on Debian 12:
 
 SMALLER = (
     ("layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 512"),
-    ("layout.h", "#define POST_BYTES 1536 ", "#define POST_BYTES 64 "),
+    ("layout.h", "#define DESCRIPTOR_BYTES 1536 ", "#define DESCRIPTOR_BYTES 64 "),
     ("layout.h", "char text[120];", "char text[8];"),
     ("layout.h", "char group_name[104];", "char group_name[8];"),
     ("layout.h", "#define SLOT_BYTES (256 * 1024)", "#define SLOT_BYTES 8"),
     ("layout.h", "#define ENTRIES 256 ", "#define ENTRIES 4 "),
     ("layout.h", "#define RING_BYTES (256 * 1024)", "#define RING_BYTES 2"),
     ("messages.h", "PIECE_BYTES = RING_BYTES / 4", "PIECE_BYTES = RING_BYTES / 2"),
-    ("layout.h", "#define TUBE_BYTES (256 * 1024)", "#define TUBE_BYTES 2"),
+    ("layout.h", "#define FIFO_BYTES (256 * 1024)", "#define FIFO_BYTES 2"),
     ("schedules.c", "PIECE_BYTES = 32 * 1024,", "PIECE_BYTES = 1,"),
     ("schedules.c", "UN_BUSIEST * 16", "1"),
     ("unisono.h", "#define UN_TEXT_BYTES 248 ", "#define UN_TEXT_BYTES 4 "),

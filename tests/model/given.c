@@ -1,6 +1,6 @@
 /* Rank 0 gives memory of its own, which rank 1 has the kernel copy; the kernel may refuse.
  *
- * run_direct, take_by_kernel, offer_reading, read_peer, finish_turn, is_unread: the reader has what was
+ * run_direct, take_by_kernel, offer_reading, read_peer, finish_step, is_unread: the reader has what was
  * given, and nobody reads the giver's memory once its call is over; where the kernel refuses, both know. */
 #include "model.h"
 #include <sys/uio.h>
@@ -39,12 +39,12 @@ static size_t pitches[RANKS][RANKS];
 static execution meet_already(un_group *g) {
     un_call *call = &calls[g->rank];
     call->operation = UN_BROADCAST, call->input = call->output = &streams[g->rank];
-    g->calls.post_pitch = pitches[g->rank];
+    g->calls.descriptor_pitch = pitches[g->rank];
     return (execution){.g = g, .call = call, .number = 1};
 }
 
 static void post_memory(void) {
-    post *mine = post_of(&ranks[0], 0, 1);
+    descriptor *mine = descriptor_of(&ranks[0], 0, 1);
     place *where = (place *)(void *)mine->payload;
     where->block = NO_BLOCK, where->offset = (uintptr_t)&memory[0];
     write_word(&mine->signature, IN_PROCESS);

@@ -42,7 +42,7 @@ static void *end_group(void *argument) {
 int main(void) {
     open_ranks();
     post_memory();
-    ((place *)(void *)post_of(&ranks[0], 0, 1)->payload)->block = BLOCK;
+    ((place *)(void *)descriptor_of(&ranks[0], 0, 1)->payload)->block = BLOCK;
     pthread_t gives, reads, ends;
     pthread_create(&gives, NULL, give_and_fail, &ranks[0]);
     pthread_create(&reads, NULL, read_directly, &ranks[1]);

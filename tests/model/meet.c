@@ -1,6 +1,6 @@
-/* Two ranks make three calls: each brings a byte into its post, posts, meets and takes.
+/* Two ranks make three calls: each brings a byte into its descriptor, posts, meets and takes.
  *
- * post_call, meet, publish, await_flag: whoever has met reads what was brought, and no post is written
+ * post_call, meet, publish, await_flag: whoever has met reads what was brought, and no descriptor is written
  * while a peer that is one call behind reads it. */
 #include "model.h"
 
@@ -16,12 +16,12 @@ un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t targe
 static char byte_of(int rank, uint64_t call) { return (char)(10 * call + (uint64_t)rank); }
 
 static void bring_byte(execution *x, size_t turn) {
-    post_of(x->g, x->g->rank, x->number)->payload[0] = byte_of(x->g->rank, x->number);
+    descriptor_of(x->g, x->g->rank, x->number)->payload[0] = byte_of(x->g->rank, x->number);
 }
 
 static void take_byte(execution *x, size_t turn) {
     int peer = 1 - x->g->rank;
-    assert(post_of(x->g, peer, x->number)->payload[0] == byte_of(peer, x->number));
+    assert(descriptor_of(x->g, peer, x->number)->payload[0] == byte_of(peer, x->number));
 }
 
 static const un_call call = {.operation = UN_ALL_GATHER};

@@ -1,8 +1,8 @@
 // genmc: --check-liveness
-/* Rank 2 is on another host. Rank 0 hears from it, and writes its post into its mirror on this host; rank 1
- * waits for that post, and sleeps where it comes too early.
+/* Rank 2 is on another host. Rank 0 hears from it, and writes its descriptor into its mirror on this host; rank 1
+ * waits for that descriptor, and sleeps where it comes too early.
  *
- * deliver_wire, receive, mirror_post, publish_mirror, await_flag, sleep_for: as between ranks of one host, nobody
+ * deliver_wire, receive, mirror_descriptor, publish_mirror, await_flag, sleep_for: as between ranks of one host, nobody
  * sleeps through it, and whoever wakes up reads what was posted. */
 #define RANKS 3
 #include "model.h"
@@ -28,7 +28,7 @@ static void open_spread(int rank) {
 
 static void *hear(void *argument) {
     char payload = 7;
-    wire head = {.kind = WIRE_POST, .from = 2, .number = 1};
+    wire head = {.kind = WIRE_DESCRIPTOR, .from = 2, .number = 1};
     deliver_wire(&head, &payload, 1, NULL);
     return NULL;
 }
@@ -36,7 +36,7 @@ static void *hear(void *argument) {
 static void *wait_for_post(void *argument) {
     un_group *g = argument;
     patience p = {.call = &call};
-    post *theirs = post_of(g, 2, 1);
+    descriptor *theirs = descriptor_of(g, 2, 1);
     assert(await_flag(g, 2, &theirs->call, 1, &p) == UN_OK);
     assert(theirs->payload[0] == 7);
     return NULL;

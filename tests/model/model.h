@@ -136,7 +136,7 @@ static struct {
     char controls[RANKS * CONTROL_BYTES];
     char data[RANKS * 2 * SLOTS * SLOT_BYTES];
     _Alignas(PAGE_BYTES) channel channels[RANKS * RANKS];
-    _Alignas(PAGE_BYTES) tube tubes[RANKS * RANKS];
+    _Alignas(PAGE_BYTES) fifo fifos[RANKS * RANKS];
 } segment;
 
 static un_group ranks[RANKS];
@@ -153,7 +153,7 @@ static void open_ranks(void) {
         g->segment.control_bytes = CONTROL_BYTES;
         g->segment.data_offset = offsetof(__typeof__(segment), data);
         g->segment.channel_offset = offsetof(__typeof__(segment), channels);
-        g->segment.tube_offset = offsetof(__typeof__(segment), tubes);
+        g->segment.fifo_offset = offsetof(__typeof__(segment), fifos);
     }
 }
 

@@ -1,11 +1,11 @@
 // genmc: --check-liveness
-/* The courier is parked; a thread posts a message, and then the group closes.
+/* The progress thread is parked; a thread posts a message, and then the group closes.
  *
- * park, call_courier, stop_courier: the courier sleeps through neither. */
+ * park, wake_progress_thread, stop_progress_thread: the progress thread sleeps through neither. */
 #include "messages_model.h"
 
 #define progress(g) false /* nothing moves: the message waits for its peer */
-#include "courier.c"
+#include "progress_thread.c"
 
 void end_if_unfinished(un_group *g, bool unfinished) { assert(!unfinished); }
 
@@ -13,7 +13,7 @@ static _Atomic bool is_taken;
 
 static void *carry(void *argument) {
     un_group *g = argument;
-    while (!atomic_load(&g->courier.stops)) {
+    while (!atomic_load(&g->progress_thread.stops)) {
         park(g);
         pthread_mutex_lock(&g->messages.lock);
         if (g->messages.oldest) atomic_store(&is_taken, true);
@@ -28,19 +28,19 @@ static void *post_and_stop(void *argument) {
     pthread_mutex_lock(&g->messages.lock);
     g->messages.oldest = &messages[0][0];
     pthread_mutex_unlock(&g->messages.lock);
-    call_courier(g);
+    wake_progress_thread(g);
     while (!atomic_load(&is_taken))
         ;
-    stop_courier(g);
+    stop_progress_thread(g);
     return NULL;
 }
 
 int main(void) {
     open_messages(-1);
     un_group *g = &ranks[0];
-    g->courier.has_thread = true;
+    g->progress_thread.has_thread = true;
     pthread_t posts;
-    pthread_create(&g->courier.thread, NULL, carry, g);
+    pthread_create(&g->progress_thread.thread, NULL, carry, g);
     pthread_create(&posts, NULL, post_and_stop, g);
     pthread_join(posts, NULL);
     return 0;

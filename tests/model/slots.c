@@ -7,30 +7,30 @@
 
 uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) { return 1; }
 
-enum { TURNS = 5 };
+enum { STEPS = 5 };
 
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p) {
     __VERIFIER_assume(false);
     return UN_OK;
 }
 
-static char *piece_of(execution *x, int rank, size_t turn) { return slot_of(x->g, rank, x->number, turn); }
+static char *piece_of(execution *x, int rank, size_t step) { return slot_of(x->g, rank, x->number, step); }
 
-static void bring_piece(execution *x, size_t turn) { *piece_of(x, x->g->rank, turn) = (char)(turn + 1); }
+static void bring_piece(execution *x, size_t step) { *piece_of(x, x->g->rank, step) = (char)(step + 1); }
 
-static void combine_piece(execution *x, size_t turn) {
-    assert(*piece_of(x, 1 - x->g->rank, turn) == (char)(turn + 1));
-    piece_of(x, x->g->rank, turn)[1] = (char)(turn + 1);
+static void combine_piece(execution *x, size_t step) {
+    assert(*piece_of(x, 1 - x->g->rank, step) == (char)(step + 1));
+    piece_of(x, x->g->rank, step)[1] = (char)(step + 1);
 }
 
-static void take_piece(execution *x, size_t turn) {
-    assert(piece_of(x, 1 - x->g->rank, turn)[1] == (char)(turn + 1));
+static void take_piece(execution *x, size_t step) {
+    assert(piece_of(x, 1 - x->g->rank, step)[1] == (char)(step + 1));
 }
 
 static const un_call call = {.operation = UN_ALL_REDUCE};
 
 static void *move_pieces(void *argument) {
-    execution x = {.g = argument, .call = &call, .number = 1, .turns = TURNS};
+    execution x = {.g = argument, .call = &call, .number = 1, .steps = STEPS};
     x.bring = bring_piece, x.combine = combine_piece, x.take = take_piece;
     bring_and_post(&x);
     assert(meet(&x) == UN_OK);

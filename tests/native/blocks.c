@@ -38,7 +38,7 @@ static un_block *open_block(membership *me, shared_block *shared) {
     return block;
 }
 
-/* Around the limits of posts, of slots, of direct calls and of pieces. */
+/* Around the limits of descriptors, of slots, of direct calls and of pieces. */
 static const size_t sizes[] = {1508, 72 * 1024, 280 * 1024 + 48};
 
 static void run_in_block(membership *me) {
@@ -232,7 +232,7 @@ static void give_from_outside(membership *me) {
     large_sum sum;
     prepare_sum(&sum, block, me->rank);
     uint64_t call = un_group_calls(me->group) + 1;
-    post *mine = post_of(me->group, 1, call), *theirs = post_of(me->group, 0, call);
+    descriptor *mine = descriptor_of(me->group, 1, call), *theirs = descriptor_of(me->group, 0, call);
     sum.call.timeout_ns = 5 * SECOND_NS;
     if (!me->rank) {
         EXPECT_EQUAL(un_run(me->group, &sum.call), UN_DAMAGED);

@@ -5,8 +5,8 @@
 
 /* -- one group --------------------------------------------------------------------------------- */
 
-/* Bytes: nothing, one item, an odd few, all that fits into a post and one more, what all ranks
- * combine together, a turn and one more, many turns. */
+/* Bytes: nothing, one item, an odd few, all that fits into a descriptor and one more, what all ranks
+ * combine together, a step and one more, many steps. */
 static const size_t sizes[] = {0, 4, 28, 1504, 1508, 36 * 1024, 128 * 1024 + 16, 560 * 1024};
 enum { SIZES = sizeof sizes / sizeof *sizes, LARGE = 36 * 1024, LARGEST = 560 * 1024 };
 

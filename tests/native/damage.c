@@ -55,7 +55,7 @@ static void find_damage(membership *me) {
     }
     if (!me->rank) {
         wait_for(&d->announced);
-        /* Our courier would mend a word of ours by writing its next value over it. */
+        /* Our progress thread would mend a word of ours by writing its next value over it. */
         pthread_mutex_lock(&me->group->messages.lock);
         d->how(channel_of(me->group, !d->by_sender, d->by_sender));
         atomic_store(&d->damaged, true);

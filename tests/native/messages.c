@@ -92,7 +92,7 @@ static void send_and_wait(membership *me) {
         }
 }
 
-/* Nobody waits: couriers carry. */
+/* Nobody waits: progress threads carry. */
 static void send_and_drop(membership *me) {
     checked_message out[SIZES], in[SIZES];
     for (int i = 0; i < SIZES; i++) {

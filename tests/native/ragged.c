@@ -1,4 +1,4 @@
-/* Gathering tails of lengths that only their owners know: beside posts, in slots, and not at all. */
+/* Gathering tails of lengths that only their owners know: beside descriptors, in slots, and not at all. */
 #include "threads.h"
 
 static const size_t sizes[] = {0, 4, 1404, 1408, 1412, 36 * 1024, UN_MOST_ALONG, UN_MOST_ALONG + 4};
@@ -77,7 +77,7 @@ static void gather(membership *me, int call) {
     free(tail);
 }
 
-/* One after the other, and with other calls between, which use the same posts and slots. */
+/* One after the other, and with other calls between, which use the same descriptors and slots. */
 static void gather_often(membership *me) {
     for (int call = 0; call < 30; call++) {
         gather(me, call);

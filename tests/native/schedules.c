@@ -119,7 +119,7 @@ static void run_schedules(membership *me) {
             }
 }
 
-/* One way only: nothing but the room in the tube keeps the sender from running ahead. */
+/* One way only: nothing but the room in the FIFO keeps the sender from running ahead. */
 static void run_one_way(membership *me) {
     static _Thread_local draft s;
     enum { ITEMS = 1500000 };

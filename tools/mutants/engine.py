@@ -83,7 +83,7 @@ ENGINE = (
         ),
     ),
     Mutant(
-        "post-refusal",
+        "descriptor-refusal",
         "csrc/call.c",
         "refusal ? refusal_of(x->call, refusal) : signature",
         "signature",
@@ -127,8 +127,8 @@ ENGINE = (
     Mutant(
         "turns-wait",
         "csrc/call.c",
-        "g->calls.turns + turn - 1, &x->patience);",
-        "g->calls.turns + (turn > 2 ? turn - 2 : 1), &x->patience);",
+        "g->calls.steps + turn - 1, &x->patience);",
+        "g->calls.steps + (turn > 2 ? turn - 2 : 1), &x->patience);",
         "a rank combines pieces that its peers have not brought yet",
         ("threads collectives",),
     ),

@@ -15,7 +15,7 @@ from unisono.comm.engine.numbers import Operation
 from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
 from unisono.comm.rendezvous.membership import JoinRequest, check_size, meet_by
-from unisono.comm.rendezvous.unix_socket import Departed, Lobby
+from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
@@ -141,15 +141,15 @@ def join(
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
     request = JoinRequest(name, rank, size, deadline, timeout_s)
-    with meeting_by_name(name, rank, store) as announcements, closing(Lobby()) as lobby:
+    with meeting_by_name(name, rank, store) as announcements, closing(RendezvousServer()) as server:
         while True:
             try:
-                membership = meet_by(announcements, lobby, request)
+                membership = meet_by(announcements, server, request)
             except Departed:  # while it waited: it may come back, or another in its place
                 if not deadline.left_s():
                     raise
             else:
-                return Communicator(SharedMemory(membership, lobby, name, None, timeout_s))
+                return Communicator(SharedMemory(membership, server, name, None, timeout_s))
 
 
 def grow(
@@ -198,12 +198,12 @@ def _grow_alone(
 
     alone.raise_if_ended()
     about = {"global_ranks": alone.global_ranks, "generation": generation}
-    with closing(Lobby()) as lobby:
+    with closing(RendezvousServer()) as server:
         membership, growth = let_in(
-            alone, lobby, lobby.address, name, meeting, count, limit_s, about, None
+            alone, server, server.address, name, meeting, count, limit_s, about, None
         )
         global_ranks = number_newcomers(alone.global_ranks, growth.places)
-        return SharedMemory(membership, lobby, name, global_ranks, alone.timeout_s)
+        return SharedMemory(membership, server, name, global_ranks, alone.timeout_s)
 
 
 def _come_in(
@@ -227,13 +227,13 @@ def _come_in(
         return Communicator(growing.come_in(store, name, rank, generation, timeout_s, deadline))
     # one that holds no name: several may wait at once
     board = _meeting_of_newcomers(name, os.getpid(), store)
-    with board as announcements, closing(Lobby()) as lobby:
+    with board as announcements, closing(RendezvousServer()) as server:
         membership, growth, told = come_in(
-            announcements, lobby, name, rank, generation, timeout_s, deadline
+            announcements, server, name, rank, generation, timeout_s, deadline
         )
         global_ranks = number_newcomers(told["global_ranks"], growth.places)
         return Communicator(
-            SharedMemory(membership, lobby, growth.name, global_ranks, told["timeout_s"])
+            SharedMemory(membership, server, growth.name, global_ranks, told["timeout_s"])
         )
 
 

@@ -1,7 +1,8 @@
 """How memory of a GPU comes from one process to another: by CUDA IPC, or piece by piece.
 
 CUDA IPC does not take expandable segments. They are made of pieces, each of which has a descriptor:
-a thread of their owner gives these out in a lobby, and the segment's handle is the lobby's address.
+a thread of their owner passes these on through a rendezvous server, whose address is the segment's
+handle.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 from unisono.comm.cuda.driver import Allocation, Driver, DriverError
 from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.unix_socket import Connection, Lobby
+from unisono.comm.rendezvous.unix_socket import Connection, RendezvousServer
 from unisono.errors import RendezvousError
 
 HANDLE_BYTES = 64
 
-_ADDRESS = b"unisono-"  # with which that of a lobby begins, and no handle of CUDA IPC
+_ADDRESS = b"unisono-"  # with which a rendezvous server's address begins, and no handle of CUDA IPC
 _KEY = "memory of a GPU"
 _AT_ONCE = 64
 """Descriptors that travel in one message: a process may have a thousand open."""
@@ -33,7 +34,7 @@ def export_memory(driver: Driver, allocation: Allocation) -> bytes:
     if not driver.has_descriptors(allocation.base):
         return driver.export_memory(allocation.base)
     with _needed():
-        return _open_lobby(driver).encode().ljust(HANDLE_BYTES, b"\0")
+        return _open_server(driver).encode().ljust(HANDLE_BYTES, b"\0")
 
 
 def open_memory(driver: Driver, handle: bytes, base: int, size: int) -> int:
@@ -59,7 +60,7 @@ def _ask_for_pieces(address: str, base: int, size: int) -> Iterator[tuple[int, i
 
 @contextlib.contextmanager
 def _needed() -> Iterator[None]:
-    """Around what has to do with the lobby: without it no memory can be opened."""
+    """Around what has to do with the server: without it no memory can be opened."""
     try:
         yield
     except (OSError, RendezvousError) as error:
@@ -67,19 +68,19 @@ def _needed() -> Iterator[None]:
 
 
 @functools.cache
-def _open_lobby(driver: Driver) -> str:
+def _open_server(driver: Driver) -> str:
     """The address at which a thread of this process gives out pieces of its memory."""
-    lobby = Lobby()
-    given = lobby, driver, driver.context()
+    server = RendezvousServer()
+    given = server, driver, driver.context()
     threading.Thread(target=_give_out, args=given, name="unisono-gpu-memory", daemon=True).start()
-    return lobby.address
+    return server.address
 
 
-def _give_out(lobby: Lobby, driver: Driver, context: Any) -> None:
+def _give_out(server: RendezvousServer, driver: Driver, context: Any) -> None:
     driver.use_context(context)
     while True:
         try:
-            for visitor in lobby.visitors_for(_KEY, timeout_s=60.0):
+            for visitor in server.visitors_for(_KEY, timeout_s=60.0):
                 with contextlib.closing(visitor), contextlib.suppress(OSError, KeyError):
                     _answer(visitor, driver)
         except RendezvousError:  # no descriptors are left, for now

@@ -20,7 +20,7 @@ from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.deadline import Deadline, in_seconds
 from unisono.comm.rendezvous.membership import Member, Membership
-from unisono.comm.rendezvous.unix_socket import Departed, Lobby
+from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.group_parts import Part, name_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory, told_of_deaths
 from unisono.comm.shared_tensors import Memory
@@ -101,7 +101,7 @@ class HostsTransport(SharedMemory):
     def __init__(
         self,
         membership: HostsMembership,
-        lobby: Lobby,
+        server: RendezvousServer,
         name: str,
         global_ranks: tuple[int, ...] | None,
         timeout_s: float,
@@ -109,11 +109,16 @@ class HostsTransport(SharedMemory):
         self.placement = membership.placement
         self.links = membership.links.share()
         self.key = self.links.next_key(name)
-        super().__init__(membership, lobby, name, global_ranks, timeout_s)
+        super().__init__(membership, server, name, global_ranks, timeout_s)
 
     @classmethod
     def over(
-        cls, met: Membership, links: Links, placement: Placement, lobby: Lobby, meeting: Meeting
+        cls,
+        met: Membership,
+        links: Links,
+        placement: Placement,
+        server: RendezvousServer,
+        meeting: Meeting,
     ) -> HostsTransport:
         """The group whose members on this host have `met`, once all others have come, too.
 
@@ -123,7 +128,7 @@ class HostsTransport(SharedMemory):
         with contextlib.ExitStack() as stack:
             stack.callback(met.close)
             membership = HostsMembership(met, links, placement)
-            made = cls(membership, lobby, name, global_ranks, timeout_s)
+            made = cls(membership, server, name, global_ranks, timeout_s)
             stack.pop_all()
             stack.callback(made.close)
             made._reach_others(meeting.deadline, meeting.check)
@@ -171,7 +176,7 @@ class HostsTransport(SharedMemory):
         return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]))
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        if self._lobby is None:
+        if self._server is None:
             raise self.exceptions.closed()
         links, before, known = self.links, self.placement, self.global_ranks
         placement = place([before.members[rank] for rank in members], links.hosts, links.me)
@@ -185,7 +190,7 @@ class HostsTransport(SharedMemory):
         meeting = Meeting(name, global_ranks, timeout_s, Deadline(timeout_s), check)
         with told_of_deaths(check):
             met = self._meet(here, name, check, segments_of(placement))
-            return HostsTransport.over(met, links, placement, self._lobby, meeting)
+            return HostsTransport.over(met, links, placement, self._server, meeting)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         from unisono.comm.hosts.going_on import shrink  # few need it
@@ -209,12 +214,12 @@ class HostsTransport(SharedMemory):
 
     def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
         super().__del__(is_finalizing)
-        if getattr(self, "_lobby", None) is not None and not is_finalizing():
+        if getattr(self, "_server", None) is not None and not is_finalizing():
             self.links.remove(self)  # in a thread: to hang up takes a moment
             threading.Thread(target=self.links.close, daemon=True).start()
 
     def close(self) -> None:
-        if self._lobby is None:
+        if self._server is None:
             return
         try:
             super().close()

@@ -13,7 +13,7 @@ from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.announcements import StoreAnnouncements
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, meet_by
-from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.solo import Solo
@@ -93,10 +93,10 @@ def _make(store: Any, links: Links, placement: Placement, meeting: Meeting) -> H
         check=meeting.check,
         segments=segments_of(placement),
     )
-    with contextlib.closing(Lobby()) as lobby:
-        met = meet_by(_announcements(store, placement, meeting.deadline), lobby, request)
+    with contextlib.closing(RendezvousServer()) as server:
+        met = meet_by(_announcements(store, placement, meeting.deadline), server, request)
         load_soon(*NEEDED_LATER)
-        return HostsTransport.over(met, links, placement, lobby, meeting)
+        return HostsTransport.over(met, links, placement, server, meeting)
 
 
 def _announcements(store: Any, placement: Placement, deadline: Deadline) -> StoreAnnouncements:

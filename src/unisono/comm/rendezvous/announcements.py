@@ -21,7 +21,7 @@ from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace, start_time
 
 Announcement = dict[str, Any]
-"""What a rank says of itself: its lobby's address, host, boot, pid."""
+"""What a rank says of itself: its rendezvous server's address, host, boot, pid."""
 
 
 class Announcements(ABC):
@@ -172,7 +172,7 @@ def about_me(address: str) -> Announcement:
 
 
 def is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
-    """Whether a refused connection proves that the announced meeting is over: its lobby was open
+    """Whether a refused connection proves that the announced meeting is over: its server was open
     before it was announced, and everybody in one network namespace can reach it."""
     here = announcement.get("boot") == me["boot"] and announcement.get("net") == me["net"]
     return here and error.errno == errno.ECONNREFUSED

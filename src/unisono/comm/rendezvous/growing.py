@@ -25,7 +25,12 @@ from unisono.comm.rendezvous.membership import (
     find_leader,
     follow,
 )
-from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby, descriptors_needed
+from unisono.comm.rendezvous.unix_socket import (
+    Connection,
+    Departed,
+    RendezvousServer,
+    descriptors_needed,
+)
 from unisono.errors import RendezvousError
 
 MEETING_S = 10.0
@@ -100,9 +105,14 @@ class Door:
     """Where the first member of a group of `members` receives newcomers."""
 
     def __init__(
-        self, announcements: Announcements, lobby: Lobby, name: str, members: int, generation: int
+        self,
+        announcements: Announcements,
+        server: RendezvousServer,
+        name: str,
+        members: int,
+        generation: int,
     ) -> None:
-        self._announcements, self._lobby, self._name = announcements, lobby, name
+        self._announcements, self._server, self._name = announcements, server, name
         self._members, self._generation = members, generation
         self._inside: list[Connection] = []
 
@@ -114,12 +124,12 @@ class Door:
     def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
         """Wait for so many newcomers. Raises RendezvousError if they do not come, and what `check`
         raises, which is called now and then."""
-        me = about_me(self._lobby.address) | {"grows": True}
+        me = about_me(self._server.address) | {"grows": True}
         self._announcements.announce(me)
         size = self._members + count
         try:
             while len(self._inside) < count:
-                for visitor in self._lobby.visitors_for(_key(self._name), _GLANCE_S):
+                for visitor in self._server.visitors_for(_key(self._name), _GLANCE_S):
                     self._let_in(visitor, size)
                 self._inside = [one for one in self._inside if not one.is_closed()]
                 check()
@@ -160,7 +170,7 @@ class Door:
 
 def let_in(
     group: Growing,
-    lobby: Lobby,
+    server: RendezvousServer,
     leader_address: str,
     name: str,
     meeting: tuple[str, AbstractContextManager[Announcements]],
@@ -177,7 +187,7 @@ def let_in(
         if group.rank == 0:
             try:
                 announcements = stack.enter_context(board)
-                door = Door(announcements, lobby, known_as, group.size, int(about["generation"]))
+                door = Door(announcements, server, known_as, group.size, int(about["generation"]))
                 stack.callback(door.close)
                 door.receive(count, Deadline(limit_s), group.raise_if_ended)
                 plan = [1, int.from_bytes(os.urandom(7), "big"), *door.wanted]
@@ -189,7 +199,7 @@ def let_in(
                 f"group {known_as}: not enough new processes came to rank 0"
             )
         growth = Growth(name, f"{name} at {token:x}", places_after(group.size, wanted))
-        me = about_me(lobby.address)
+        me = about_me(server.address)
 
         def check() -> None:
             group.raise_if_ended()
@@ -200,8 +210,8 @@ def let_in(
         if door is not None:
             from unisono.comm.rendezvous.leading import Leader
 
-            door.tell(growth, about | {"address": lobby.address, "timeout_s": group.timeout_s})
-            met = Leader(lobby, request, me).make_group()
+            door.tell(growth, about | {"address": server.address, "timeout_s": group.timeout_s})
+            met = Leader(server, request, me).make_group()
         else:
             line = call_leader(leader_address, growth.key, request.deadline, check)
             met = follow(line, request, me, is_announced=True)
@@ -210,7 +220,7 @@ def let_in(
 
 def come_in(
     announcements: Announcements,
-    lobby: Lobby,
+    server: RendezvousServer,
     name: str,
     rank: int | None,
     generation: int,
@@ -218,7 +228,7 @@ def come_in(
     limit: Deadline,
 ) -> tuple[Membership, Growth, dict[str, Any]]:
     """Wait until the members of a group let this process in; and what they have told it."""
-    me = about_me(lobby.address)
+    me = about_me(server.address)
     wanted = -1 if rank is None else rank
     waiting = Waiting(wanted, 0, name, limit)
     while True:

@@ -10,7 +10,7 @@ from typing import Any
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, own_pidfd
-from unisono.comm.rendezvous.unix_socket import Connection, Departed, Lobby
+from unisono.comm.rendezvous.unix_socket import Connection, Departed, RendezvousServer
 from unisono.errors import RendezvousError, UnisonoError
 
 _QUIET_S = 0.2
@@ -25,12 +25,12 @@ class Leader:
 
     def __init__(
         self,
-        lobby: Lobby,
+        server: RendezvousServer,
         request: JoinRequest,
         me: Announcement,
         announcements: Announcements | None = None,
     ) -> None:
-        self._lobby = lobby
+        self._server = server
         self._request = request
         self._me = me
         self._announcements = announcements
@@ -39,24 +39,24 @@ class Leader:
     def make_group(self) -> Membership:
         """Wait for the other ranks and make the group with them; or tell them why not."""
         try:
-            self._lobby.keep_spare()
+            self._server.keep_spare()
             self._receive()
             return self._admit()
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             answer = {"error": reason, "again": isinstance(error, Departed)}
-            self._lobby.use_spare()
+            self._server.use_spare()
             for follower in self._followers.values():
                 follower.dismiss(answer)
             with contextlib.suppress(RendezvousError):  # of itself: there is a reason already
-                while late := self._lobby.visitors_for(self._request.key, 0.05):
+                while late := self._server.visitors_for(self._request.key, 0.05):
                     for visitor in late:
                         visitor.dismiss(answer)
             if self._announcements is not None:  # else they may have come for another group
-                self._lobby.answer_silent(answer)
+                self._server.answer_silent(answer)
             raise
         finally:
-            self._lobby.use_spare()
+            self._server.use_spare()
             for follower in self._followers.values():
                 follower.close()
 
@@ -72,14 +72,14 @@ class Leader:
                     informed.add(rank)
             begin_s = time.monotonic()
             quiet_s = min(_QUIET_S, request.deadline.left_s())
-            arrived = self._lobby.visitors_for(request.key, quiet_s)
+            arrived = self._server.visitors_for(request.key, quiet_s)
             nobody = not arrived and time.monotonic() - begin_s >= _QUIET_S / 2
             while arrived:
                 visitor = arrived.pop(0)
                 try:
                     self._let_in(visitor)
                 except RendezvousError:
-                    self._lobby.keep_waiting(request.key, arrived)  # they are told, too
+                    self._server.keep_waiting(request.key, arrived)  # they are told, too
                     raise
             if nobody:
                 request.check()

@@ -1,8 +1,8 @@
 """How a process becomes a member of a new group.
 
-The first member, its *leader*, receives the others in its lobby, makes the segment and hands its
-descriptor over. Who the leader is, members of an existing group know; ranks that do not know each
-other yet learn it from announcements.
+The first member, its *leader*, runs a rendezvous server for the others, makes the segment and
+passes its file descriptor to them. Members of an existing group know who the leader is; ranks that
+do not know each other yet learn it from announcements.
 
 Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
 """
@@ -29,7 +29,7 @@ from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
 from unisono.comm.rendezvous.unix_socket import (
     Connection,
     Departed,
-    Lobby,
+    RendezvousServer,
     TooFewDescriptors,
     descriptors_needed,
 )
@@ -198,23 +198,25 @@ def own_pidfd() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) -> Membership:
+def meet_by(
+    announcements: Announcements, server: RendezvousServer, request: JoinRequest
+) -> Membership:
     """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
     with descriptors_needed():
-        me = about_me(lobby.address)
+        me = about_me(server.address)
         if request.rank == 0:
             from unisono.comm.rendezvous.leading import Leader  # followers need not load it
 
             try:
                 announcements.announce(me)
-                return Leader(lobby, request, me, announcements).make_group()
+                return Leader(server, request, me, announcements).make_group()
             except BaseException:
                 announcements.clear(me)
                 raise
         try:
             connection = find_leader(announcements, request, me)
         except TooFewDescriptors as error:
-            lobby.close_socket()  # by what that frees rank 0 can be told
+            server.close_socket()  # by what that frees rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
                 leader = announcements.look_up()
                 if leader is not None:
@@ -228,18 +230,18 @@ def meet_by(announcements: Announcements, lobby: Lobby, request: JoinRequest) ->
             raise
 
 
-def meet_at(leader_address: str, lobby: Lobby, request: JoinRequest) -> Membership:
+def meet_at(leader_address: str, server: RendezvousServer, request: JoinRequest) -> Membership:
     """Meet members of an existing group: the leader's address is known."""
-    if lobby.pid != os.getpid():
+    if server.pid != os.getpid():
         raise GroupClosed(
-            f"the parent group belongs to process {lobby.pid}: a forked child cannot split it"
+            f"the parent group belongs to process {server.pid}: a forked child cannot split it"
         )
     with descriptors_needed():
-        me = about_me(lobby.address)
+        me = about_me(server.address)
         if request.rank == 0:
             from unisono.comm.rendezvous.leading import Leader  # followers need not load it
 
-            return Leader(lobby, request, me).make_group()
+            return Leader(server, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)
         return follow(connection, request, me, is_announced=False)
 
@@ -269,7 +271,7 @@ def call_leader(
 
 
 def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
-    """Wait for rank 0's announcement and connect to its lobby, until `request.check` raises. Where
+    """Wait for rank 0's announcement and connect to its server, until `request.check` raises. Where
     rank 0 is out of reach, it is told so."""
     refused_since: tuple[str, float] | None = None
     seen: Announcement | None = None

@@ -1,8 +1,8 @@
 """Connections between processes of this user, and the socket at which they begin.
 
 No port is opened and nothing has a name in the file system: a process that makes groups has an
-abstract unix socket with a random name, its *lobby*. A message is one packet of JSON, and may carry
-descriptors.
+abstract unix socket with a random name, its *rendezvous server*. A message is one packet of
+JSON, and may carry file descriptors.
 """
 
 from __future__ import annotations
@@ -79,13 +79,12 @@ class Connection:
         self.descriptors: list[int] = []
         """Descriptors that came with messages; ours to close."""
         self.hello: dict[str, Any] = {}
-        """What a visitor of our lobby said first: for which group (`key`) it comes, as which
-        `rank`, and more."""
+        """What a visitor said first: its group (`key`), its `rank`, and more."""
         self.key, self.rank = "", -1
 
     @classmethod
     def connect(cls, address: str) -> Connection:
-        """Connect to the lobby at `address`; its owner must be this user. BlockingIOError means
+        """Connect to the server at `address`; its owner must be this user. BlockingIOError means
         that its queue of connections is full, for now."""
         caller = new_socket()
         try:
@@ -184,20 +183,20 @@ class Connection:
         self.descriptors.clear()
 
 
-_lobbies: weakref.WeakSet[Lobby] = weakref.WeakSet()
+_servers: weakref.WeakSet[RendezvousServer] = weakref.WeakSet()
 
 
 def _close_after_fork() -> None:
     """In a forked child: the sockets are the parent's, and must not stay open when it ends."""
-    for lobby in list(_lobbies):
-        lobby.close_socket()
+    for server in list(_servers):
+        server.close_socket()
 
 
 if hasattr(os, "register_at_fork"):  # the package also installs where the engine cannot run
     os.register_at_fork(after_in_child=_close_after_fork)
 
 
-class Lobby:
+class RendezvousServer:
     """A listening socket of this process, and the visitors that came too early. Shared by all
     groups that grew out of one world."""
 
@@ -213,9 +212,9 @@ class Lobby:
         self._early: dict[str, list[Connection]] = {}
         self._owners = 1
         self._lock = threading.Lock()
-        _lobbies.add(self)
+        _servers.add(self)
 
-    def share(self) -> Lobby:
+    def share(self) -> RendezvousServer:
         self._owners += 1
         return self
 

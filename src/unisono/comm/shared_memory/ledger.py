@@ -10,7 +10,7 @@ from unisono.comm.engine import Note, Operation, Status
 from unisono.comm.rendezvous.announcements import Announcements
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
-from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.record_reader import note_writer
@@ -68,8 +68,8 @@ class Ledger:
             timeout_s,
             segments=[(places, of or size, size)],
         )
-        with contextlib.closing(Lobby()) as lobby:
-            made = cls(meet_by(announcements, lobby, request), name, introduction, global_rank)
+        with contextlib.closing(RendezvousServer()) as server:
+            made = cls(meet_by(announcements, server, request), name, introduction, global_rank)
         made._places, made.is_whole = places, not of
         return made
 

@@ -23,7 +23,7 @@ from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
-from unisono.comm.rendezvous.unix_socket import Lobby
+from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import address_of, count, dtype_name
@@ -58,7 +58,7 @@ class SharedMemory(Transport):
     def __init__(
         self,
         membership: Membership,
-        lobby: Lobby,
+        server: RendezvousServer,
         name: str,
         global_ranks: tuple[int, ...] | None,
         timeout_s: float,
@@ -68,7 +68,7 @@ class SharedMemory(Transport):
         self.name = name
         self.global_ranks = global_ranks
         self._membership = membership
-        self._lobby: Lobby | None = lobby.share()
+        self._server: RendezvousServer | None = server.share()
         self.group: Group = membership.group
         self.short = membership.group
         self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
@@ -111,10 +111,10 @@ class SharedMemory(Transport):
         called while the others are awaited, and raises when they will not come."""
         deadline = deadline or Deadline(join_timeout_s)
         request = JoinRequest(name, rank, size, deadline, timeout_s, payload, check)
-        with contextlib.closing(Lobby()) as lobby:
-            membership = meet_by(announcements, lobby, request)
+        with contextlib.closing(RendezvousServer()) as server:
+            membership = meet_by(announcements, server, request)
             load_soon(*NEEDED_LATER)
-            return cls(membership, lobby, name, global_ranks or tuple(range(size)), timeout_s)
+            return cls(membership, server, name, global_ranks or tuple(range(size)), timeout_s)
 
     def _name_for_readers(self) -> str:
         """What those who read the records are told of the group."""
@@ -235,7 +235,7 @@ class SharedMemory(Transport):
     # -- groups ----------------------------------------------------------------------------------
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        if self._lobby is None:
+        if self._server is None:
             raise self.exceptions.closed()
         known, timeout_s = self.global_ranks, self.timeout_s
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
@@ -246,7 +246,7 @@ class SharedMemory(Transport):
         check = self._check_of_split(members)
         with told_of_deaths(check):
             membership = self._meet(members, name, check)
-        return SharedMemory(membership, self._lobby, name, global_ranks, timeout_s)
+        return SharedMemory(membership, self._server, name, global_ranks, timeout_s)
 
     def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
         """What raises if a member of a new group will not come. Followers may wait long for a
@@ -256,7 +256,7 @@ class SharedMemory(Transport):
         def check() -> None:
             error = self.loss_among(members, f"split({list(members)})")
             is_late = self.rank == members[0] and time.monotonic() > late_s
-            if error is None and (self._lobby is None or is_late):
+            if error is None and (self._server is None or is_late):
                 error = self.ending("no call")
             if error is not None:
                 raise error
@@ -271,7 +271,7 @@ class SharedMemory(Transport):
         segments: Sequence[tuple[Sequence[int], int, int]] = (),
     ) -> Membership:
         """Meet these ranks of this host to make a group, or one host's part of it."""
-        assert self._lobby is not None
+        assert self._server is not None
         request = JoinRequest(
             f"{self._membership.key}/{name.removeprefix(self.name)}",
             members.index(self.rank),
@@ -283,7 +283,7 @@ class SharedMemory(Transport):
         )
         leader = self._membership.members[members[0]]
         check()
-        return meet_at(leader.address, self._lobby, request)
+        return meet_at(leader.address, self._server, request)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
@@ -297,8 +297,8 @@ class SharedMemory(Transport):
             from unisono.comm.solo import Solo
 
             return Solo(name, global_ranks, self.timeout_s)
-        assert self._lobby is not None
-        return SharedMemory(made, self._lobby, name, global_ranks, self.timeout_s)
+        assert self._server is not None
+        return SharedMemory(made, self._server, name, global_ranks, self.timeout_s)
 
     def grow(
         self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
@@ -306,7 +306,7 @@ class SharedMemory(Transport):
         from unisono.comm.rendezvous.growing import let_in, number_newcomers
 
         self.raise_if_ended()
-        assert self._lobby is not None
+        assert self._server is not None
         self._growths += 1
         serial = GROWTHS * self._growths
 
@@ -317,7 +317,7 @@ class SharedMemory(Transport):
         address = self._membership.members[0].address
         try:
             membership, growth = let_in(
-                self, self._lobby, address, name, meeting, count, limit_s, about, settle
+                self, self._server, address, name, meeting, count, limit_s, about, settle
             )
         except (GroupError, RendezvousError):
             raise
@@ -325,12 +325,12 @@ class SharedMemory(Transport):
             self.abort(f"growing failed: {type(error).__name__}")
             raise
         global_ranks = number_newcomers(self.global_ranks, growth.places)
-        return SharedMemory(membership, self._lobby, name, global_ranks, self.timeout_s)
+        return SharedMemory(membership, self._server, name, global_ranks, self.timeout_s)
 
     def end_for_survivors(self) -> None:
         """End the group, so that nobody stays in a call of it. Raises GroupClosed where this
         process cannot go on."""
-        if self._lobby is None:
+        if self._server is None:
             raise self.exceptions.closed()
         if self.group.failure()[0] == Status.FORKED:
             raise self.exceptions.forked()
@@ -338,7 +338,7 @@ class SharedMemory(Transport):
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
         """Meet those who go on; None: this rank is alone."""
-        assert self._lobby is not None
+        assert self._server is not None
         if len(attempt.members) == 1:
             attempt.settle(True)
             return None
@@ -353,7 +353,7 @@ class SharedMemory(Transport):
             attempt.check,
             settle=attempt.settle,
         )
-        return meet_at(before.members[attempt.members[0]].address, self._lobby, request)
+        return meet_at(before.members[attempt.members[0]].address, self._server, request)
 
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members
@@ -367,7 +367,7 @@ class SharedMemory(Transport):
         return Allocator(self._membership, self.name)
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        if self._lobby is None:
+        if self._server is None:
             raise self.exceptions.closed()
         try:
             try:
@@ -397,10 +397,10 @@ class SharedMemory(Transport):
         return everyone.tolist()
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return None if self._lobby is None else self._allocator.find(address)
+        return None if self._server is None else self._allocator.find(address)
 
     def own_parts(self) -> list[tuple[int, int, int]]:
-        return [] if self._lobby is None else self._allocator.own_parts()
+        return [] if self._server is None else self._allocator.own_parts()
 
     def memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
@@ -434,7 +434,7 @@ class SharedMemory(Transport):
         return decided
 
     def ending(self, doing: str) -> GroupError | None:
-        if self._lobby is None:
+        if self._server is None:
             return self.exceptions.closed()
         status = self.group.failure()[0]
         if status == Status.FORKED:
@@ -450,15 +450,15 @@ class SharedMemory(Transport):
         return self.exceptions.loss_among(ranks, doing)
 
     def close(self) -> None:
-        lobby, self._lobby = self._lobby, None
-        if lobby is not None:
+        server, self._server = self._server, None
+        if server is not None:
             try:
                 absent = self.group.finish()
                 if absent is not None:
                     self.group.abort(self.exceptions.close_without(absent))
             finally:
                 self.group.close()
-                lobby.close()
+                server.close()
 
     # -- tensors whose shapes only their owners know ---------------------------------------------
 

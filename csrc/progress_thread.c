@@ -1,4 +1,4 @@
-/* The courier: a thread per group that carries messages which nobody waits for. */
+/* The progress thread: a thread per group that carries messages which nobody waits for. */
 #include "hosts.h"
 #include "messages.h"
 
@@ -44,23 +44,23 @@ void sleep_at_doorbell(un_group *g, int64_t ns) {
 
 /* Wait to be needed. A message that somebody waits for goes on without us, and faster. */
 static void park(un_group *g) {
-    atomic_store(&g->courier.parked, 1);
+    atomic_store(&g->progress_thread.parked, 1);
     pthread_mutex_lock(&g->messages.lock);
     bool needed = g->messages.oldest != NULL;
     pthread_mutex_unlock(&g->messages.lock);
-    if (!needed && !atomic_load(&g->courier.stops))
-        sleep_on(&g->courier.parked, OF_PROCESS, 1, 1000000000);
-    atomic_store(&g->courier.parked, 0);
+    if (!needed && !atomic_load(&g->progress_thread.stops))
+        sleep_on(&g->progress_thread.parked, OF_PROCESS, 1, 1000000000);
+    atomic_store(&g->progress_thread.parked, 0);
 }
 
 /* Keep messages going that nobody waits for. A program that waits for its messages moves them
  * faster than we could, and would have to wake us for nothing: while it does, we only nap, and the
  * longer the less there is for us to do, for others may need the core. */
-static void *run_courier(void *argument) {
+static void *run_progress_thread(void *argument) {
     un_group *g = argument;
     uint32_t waits = 0;
     bool rung = false;
-    for (int quiet = 0; !atomic_load(&g->courier.stops);) {
+    for (int quiet = 0; !atomic_load(&g->progress_thread.stops);) {
         if (!rung) sleep_ns(NAP_NS_LEAST << quiet);
         uint32_t waits_now = atomic_load_explicit(&g->messages.waits, memory_order_relaxed);
         bool awaited = waits != waits_now;
@@ -88,17 +88,17 @@ static void *run_courier(void *argument) {
     return NULL;
 }
 
-void call_courier(un_group *g) {
-    if (atomic_exchange(&g->courier.parked, 0)) wake(&g->courier.parked, OF_PROCESS, 1);
+void wake_progress_thread(un_group *g) {
+    if (atomic_exchange(&g->progress_thread.parked, 0)) wake(&g->progress_thread.parked, OF_PROCESS, 1);
 }
 
-bool start_courier(un_group *g) {
-    if (atomic_load_explicit(&g->courier.has_thread, memory_order_acquire)) return true;
+bool start_progress_thread(un_group *g) {
+    if (atomic_load_explicit(&g->progress_thread.has_thread, memory_order_acquire)) return true;
     pthread_mutex_lock(&g->messages.lock);
-    if (!g->courier.has_thread)
-        g->courier.has_thread = start_thread(&g->courier.thread, run_courier, g);
+    if (!g->progress_thread.has_thread)
+        g->progress_thread.has_thread = start_thread(&g->progress_thread.thread, run_progress_thread, g);
     pthread_mutex_unlock(&g->messages.lock);
-    return g->courier.has_thread;
+    return g->progress_thread.has_thread;
 }
 
 void look_at_messages(un_group *g, unfinished *left) {
@@ -128,16 +128,16 @@ static void deliver_copies(un_group *g) {
     }
 }
 
-/* The group closes: what is under way ends, and the courier with it. */
-void stop_courier(un_group *g) {
+/* The group closes: what is under way ends, and the progress thread with it. */
+void stop_progress_thread(un_group *g) {
     deliver_copies(g);
     pthread_mutex_lock(&g->messages.lock);
     end_if_unfinished(g, g->messages.oldest);
     if (g->messages.oldest) progress(g);
     pthread_mutex_unlock(&g->messages.lock);
-    if (!g->courier.has_thread) return;
-    atomic_store(&g->courier.stops, 1);
-    call_courier(g);
+    if (!g->progress_thread.has_thread) return;
+    atomic_store(&g->progress_thread.stops, 1);
+    wake_progress_thread(g);
     ring_bell(g, g->rank);
-    pthread_join(g->courier.thread, NULL);
+    pthread_join(g->progress_thread.thread, NULL);
 }
