@@ -576,6 +576,23 @@ def thread_variables() -> list[str | None]:
     return [os.environ.get(name) for name in share.THREAD_VARIABLES]
 
 
+def test_ranks_reuse_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reused = unisono.launch(count_faults, 1, threads=1)[0]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")  # the user's own setting wins
+    returned = unisono.launch(count_faults, 1, threads=1)[0]
+    assert reused * 5 < returned
+
+
+def count_faults() -> int:
+    """Page faults of buffers that are filled and freed, as FSDP2 does with every layer's."""
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        b"x" * (1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
 def test_pinned_ranks_have_cores_of_their_own() -> None:
     ranks = len(share.cores())
     bound = unisono.launch(os.sched_getaffinity, ranks, (0,), pin=True)

@@ -160,6 +160,7 @@ def run(
     except FileNotFoundError as error:  # no /proc
         raise click.ClickException(str(error)) from error
     variables |= share.thread_variables(count, threads, os.environ)
+    variables |= share.memory_variables(os.environ)
     listener: Listener = Callback() if capture else Terminal(not no_prefix)
     failed: RanksFailed | None = None
     report, exit_code = None, 0

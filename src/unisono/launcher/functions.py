@@ -99,6 +99,7 @@ def launch(
             input_fd = stack.enter_context(standard_input())
             instructions = dataclasses.replace(instructions, input_fd=input_fd)
             variables = share.thread_variables(ranks, threads, os.environ)
+            variables |= share.memory_variables(os.environ)
             here = ranks_here(instructions, ranks, variables, job=job)
             processes = stack.enter_context(here)
         del job

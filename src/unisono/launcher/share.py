@@ -13,6 +13,14 @@ from unisono.processes import boot_id
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_MEMORY_VARIABLES = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+}
+"""glibc returns a buffer of some megabytes to the kernel as soon as it is freed, and the next one
+costs a page fault for every 4 KiB. With these it keeps up to 512 MiB for buffers of up to 32 MiB,
+the size of gradient buckets and of FSDP2's buffers."""
+
 _LEAST_BYTES = 30 << 20
 """What a rank needs at least: Python, NumPy and unisono."""
 
@@ -61,6 +69,13 @@ def thread_variables(
     if fitting < core_count():  # else each would take as many by itself
         _say_once(ranks, fitting)
     return {name: str(fitting) for name in THREAD_VARIABLES if name not in environment}
+
+
+def memory_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that let ranks reuse freed memory, unless the user has set any for malloc."""
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in environment):
+        return {}
+    return dict(_MEMORY_VARIABLES)
 
 
 def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
