@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import threading
@@ -19,6 +20,7 @@ from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.frames import Session
 from unisono.comm.rendezvous.growing import Growth
 from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.rendezvous.survivors import SegmentBoard
 from unisono.comm.rendezvous.unix_socket import Connection
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.training.weights.protocol import UpdateProtocol
@@ -156,6 +158,30 @@ def grow(rank: int, size: int, path: str) -> list[str]:
 def test_a_newcomer_is_let_in_by_the_steps_of_the_model(pool: RankPool) -> None:
     recorded = pool.run(grow, RANKS, connected=False)
     assert dict(enumerate(recorded)) == steps_in("grow.pml")
+
+
+def shrink(comm: Communicator) -> list[str]:
+    """Go on after the group was aborted; all of its ranks live."""
+    steps: list[str] = []
+    say = SegmentBoard.say
+
+    def note_said(self: SegmentBoard, text: str) -> None:
+        steps.append(f"says {json.loads(text)[0]}")
+        say(self, text)
+
+    comm.abort("to shrink it")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentBoard, "say", note_said)
+        with comm.shrink() as rest:
+            assert rest.size == comm.size
+            steps.append("goes on")
+    return steps
+
+
+@needs_spin
+def test_survivors_go_on_by_the_steps_of_the_model(pool: RankPool) -> None:
+    recorded = pool.run(shrink, RANKS)
+    assert dict(enumerate(recorded)) == steps_in("shrink.pml")
 
 
 @needs_spin

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from unisono import variables
 from unisono.comm.engine import ENDING_SILENT
-from unisono.comm.hosts.control_line import ENDED
+from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
 from unisono.comm.hosts.making import connect_anywhere
 from unisono.comm.hosts.network import open_store
@@ -24,8 +25,11 @@ from unisono.errors import NoQuorum, name_ranks
 _CALL_S = 1.0
 _CALL_EVERY_S = 0.3
 
-_STORE_S = 5.0
-"""How long a store may take to answer, before it counts as lost with its host."""
+
+def _store_s() -> float:
+    """How long a store may take to answer, before it counts as lost with its host: longer than a
+    link may be down, so that whoever turns to another store is silent for those at the first."""
+    return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
 class StoreBoard:
@@ -35,7 +39,7 @@ class StoreBoard:
     def __init__(self, group: HostsTransport, store: Any, is_named: bool) -> None:
         self.rank, self.size, self.name = group.rank, group.size, group.name
         self._of, self._is_named = group, is_named
-        self._store = BoundedStore(store, lambda: _STORE_S)
+        self._store = BoundedStore(store, _store_s)
         self._prefix = f"unisono/survivors/{group.key:x}"
         self._text, self._told = "", frozenset[int]()
         self._gone: set[int] = set()  # as somebody says whose system attests it
@@ -55,12 +59,12 @@ class StoreBoard:
 
     def _attested(self) -> set[int]:
         """The ranks of which this host's system says that they are gone, or that of theirs on the
-        line to it."""
+        line to it. A rank that closes the group after a silence may have gone on elsewhere."""
         group, here = self._of.group, self._of.placement.here
         return {
             rank
             for rank in range(self.size)
-            if group.has_closed(rank)
+            if (group.has_closed(rank) and group.loss(rank) != ENDING_SILENT)
             or rank in self._refused
             or self._loss(rank) == ENDED
             or (rank in here and group.loss(rank) is not None)
@@ -132,7 +136,7 @@ def shrink(
     old.end_for_survivors()
     met: list[Attempt] = []
     lost: StoreGone | None = None
-    boards = _boards(old) if store is None else iter([lambda: open_store(store, _STORE_S)])
+    boards = _boards(old) if store is None else iter([lambda: open_store(store, _store_s())])
     for open_board in boards:
         try:
             opened = open_board()
@@ -153,7 +157,7 @@ def _boards(old: HostsTransport) -> Iterator[Callable[[], Any]]:
     """What opens the stores in which the ranks may agree where none is named: the one in which they
     met; once that is lost, one that the first rank hosts of those who seem to be there. However
     they disagree on that, each is in one place, and only a majority goes on."""
-    yield partial(old.links.open_store, _STORE_S)
+    yield partial(old.links.open_store, _store_s())
     for rank, member in enumerate(old.placement.members):
         is_gone = partial(_is_gone, old, rank)
         if not is_gone():

@@ -31,6 +31,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from unisono.comm.engine.numbers import Note
+from unisono.comm.rendezvous.bounded_store import StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
@@ -179,8 +180,8 @@ def go_on(
             made = _attempt(board, number, at_least, timeout_s, meet)
             if made is not None:
                 return made
-    except NoQuorum:
-        raise
+    except (NoQuorum, StoreGone):
+        raise  # a rank that has lost the board may go on at another: here it must count as silent
     except BaseException:
         board.say(json.dumps([_WITHDRAWN, at_least]))  # nobody needs to wait for this rank
         raise
