@@ -289,7 +289,7 @@ WATCH_EQUAL = Variable(
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
-    "the signal that makes a process that holds the GIL print its stack; 0: none",
+    "the signal that makes a process that holds the GIL report its stack; 0: none",
     _signal,
 )
 WATCH_FOLDER = Variable(

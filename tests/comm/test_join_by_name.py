@@ -153,7 +153,7 @@ def test_different_sizes_are_refused_on_both_sides(joiner: Program, name: str) -
 def test_a_second_process_of_one_rank_is_told_so(joiner: Program, name: str) -> None:
     with joiner.start("meet", name, "1", "2") as first:
         assert eventually(lambda: waits_at_a_meeting(first.pid))
-        with pytest.raises(RendezvousError, match=f"another process joins '{name}' as rank 1"):
+        with pytest.raises(RendezvousError, match=f"another process .*'{name}' as rank 1"):
             Communicator.join(name, 1, 2)
         ends_well(first, joiner.start("meet", name, "0", "2"))
 
@@ -281,7 +281,7 @@ def test_a_squatted_name_is_told(name: str) -> None:
     thread.start()
     try:
         os.read(begun, 1)
-        with pytest.raises(RendezvousError, match="some process holds the name @"):
+        with pytest.raises(RendezvousError, match="a process holds the name @"):
             Communicator.join(name, 1, 2, join_timeout_s=5)
     finally:
         os.write(end, b".")

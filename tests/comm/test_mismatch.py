@@ -229,7 +229,7 @@ def test_a_mismatch_raises_on_every_rank_and_names_the_odd_one(
     assert len(error.calls) == comm.size
     assert error.culprits == ((odd,) if comm.size > 2 else ())
     if comm.size > 2:
-        assert str(error).startswith(f"rank {odd} called something else")
+        assert str(error).startswith(f"rank {odd} made a different call")
     assert "#2" in str(error)
     assert error.group in str(error)
     assert took_s < 3.0

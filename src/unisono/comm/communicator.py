@@ -31,7 +31,7 @@ from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import NoShortWay, Transport
+from unisono.comm.transport import NoFastPath, Transport
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
@@ -107,17 +107,17 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._splits: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._algorithm = variables.ALGO.read()
         self._exceptions = transport.exceptions
-        short = transport.short
-        self._run: Callable[..., int] = short.run
-        self._all_reduce: Callable[..., int] = short.all_reduce
+        fast = transport.fast_path
+        self._run: Callable[..., int] = fast.run
+        self._all_reduce: Callable[..., int] = fast.all_reduce
         if self._algorithm is not None:  # the fast path has only the engine's own algorithm
-            self._all_reduce = NoShortWay.run
-        self._submit: Callable[..., Any] = short.submit
-        self._barrier: Callable[[], int] = short.barrier
-        self._send: Callable[..., int] = short.send
-        self._recv: Callable[..., int] = short.recv
-        self._isend: Callable[..., Any] = short.isend
-        self._irecv: Callable[..., Any] = short.irecv
+            self._all_reduce = NoFastPath.run
+        self._submit: Callable[..., Any] = fast.submit
+        self._barrier: Callable[[], int] = fast.barrier
+        self._send: Callable[..., int] = fast.send
+        self._recv: Callable[..., int] = fast.recv
+        self._isend: Callable[..., Any] = fast.isend
+        self._irecv: Callable[..., Any] = fast.irecv
 
     @staticmethod
     def join(
@@ -466,8 +466,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
             given = output if input is None else input
             raise self.transport.call_error(status, operation, op, given)
         on_device = self._on_device
-        may_be_short = status == Status.ON_DEVICE and not async_op and algorithm is None
-        if may_be_short and on_device and not on_device.run_short(operation, output, op):
+        may_be_fast = status == Status.ON_DEVICE and not async_op and algorithm is None
+        if may_be_fast and on_device and not on_device.run_fast(operation, output, op):
             return None
         from unisono.comm.arguments import check_call  # many programs never need it
 

@@ -194,12 +194,12 @@ def _grow_alone(
     generation: int,
 ) -> Transport:
     """The transport that a group of one, a Solo, grows into."""
-    from unisono.comm.rendezvous.growing import let_in, number_newcomers
+    from unisono.comm.rendezvous.growing import admit, number_newcomers
 
     alone.raise_if_ended()
     about = {"global_ranks": alone.global_ranks, "generation": generation}
     with closing(RendezvousServer()) as server:
-        membership, growth = let_in(
+        membership, growth = admit(
             alone, server, server.address, name, meeting, count, limit_s, about, None
         )
         global_ranks = number_newcomers(alone.global_ranks, growth.places)
@@ -216,7 +216,7 @@ def _come_in(
 ) -> Communicator:
     """Join a group that grows."""
     from unisono.comm.hosts.network import is_networked
-    from unisono.comm.rendezvous.growing import come_in, number_newcomers
+    from unisono.comm.rendezvous.growing import join_growing, number_newcomers
 
     if rank is not None and rank < 0:
         raise ValueError(f"{rank} is not a rank")
@@ -224,11 +224,13 @@ def _come_in(
     if is_networked(store):
         from unisono.comm.hosts import growing
 
-        return Communicator(growing.come_in(store, name, rank, generation, timeout_s, deadline))
+        return Communicator(
+            growing.join_growing(store, name, rank, generation, timeout_s, deadline)
+        )
     # without claiming the name: several may wait at once
     board = _meeting_of_newcomers(name, os.getpid(), store)
     with board as announcements, closing(RendezvousServer()) as server:
-        membership, growth, told = come_in(
+        membership, growth, told = join_growing(
             announcements, server, name, rank, generation, timeout_s, deadline
         )
         global_ranks = number_newcomers(told["global_ranks"], growth.places)

@@ -21,7 +21,7 @@ DEFAULT_TIMEOUT_S = 1800.0
 """How long a call waits for its peers by default."""
 
 
-class NoShortWay:
+class NoFastPath:
     """For transports without an engine: every call takes the general path."""
 
     @staticmethod
@@ -56,7 +56,7 @@ class Transport(ABC):
     tags: range = range(2**31 - 1)
     """The tags that a message may have."""
 
-    short: Any = NoShortWay
+    fast_path: Any = NoFastPath
     """The engine's group, whose methods run a call or say that they have not begun it."""
     exceptions: Any = None
     """Makes the exceptions for works of the fast path."""
@@ -109,7 +109,7 @@ class Transport(ABC):
 
     # -- what some transports do -----------------------------------------------------------------
 
-    def run_short(self, operation: Operation, output: Any, op: Any) -> int:
+    def run_fast(self, operation: Operation, output: Any, op: Any) -> int:
         """A blocking call on a GPU tensor with little overhead; ASK_AGAIN: it has not begun."""
         return Status.ASK_AGAIN
 

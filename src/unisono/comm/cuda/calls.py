@@ -21,7 +21,7 @@ from unisono.comm.cuda.backward import WorksOfBackward, in_backward
 from unisono.comm.cuda.conducting import CONDUCTOR, Orchestra, Task
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.cuda.regions import ExportedMemory, RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.staging import RELAY_BYTES, Relay, Staging
+from unisono.comm.cuda.staging import RELAY_BYTES, PinnedStaging, Relay
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
@@ -72,7 +72,7 @@ class CudaCalls:
         self.size = engine.size
         self.name = engine.name
         self.device = device
-        self.staging = Staging(driver, _PINNED_BYTES)
+        self.staging = PinnedStaging(driver, _PINNED_BYTES)
         self._driver = driver
         self._relays: list[Relay | None] = []  # one, once it is needed
         self.orchestra = orchestra

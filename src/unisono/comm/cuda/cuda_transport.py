@@ -49,7 +49,7 @@ class Cuda(RowTransport):
         """How long a call waits for its peers."""
         return self._engine.timeout_s
 
-    def run_short(self, operation: Operation, output: Any, op: Any) -> int:
+    def run_fast(self, operation: Operation, output: Any, op: Any) -> int:
         if operation != Operation.ALL_REDUCE:
             return Status.ASK_AGAIN
         return self._all_reduces.run_plain(output, op)

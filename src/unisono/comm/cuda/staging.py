@@ -26,7 +26,7 @@ _BUFFER_BYTES = 16 << 20
 RELAY_BYTES = 2 * _BUFFER_BYTES
 
 
-class Staging:
+class PinnedStaging:
     """Pinned memory of one group, for the rows of one call at a time.
 
     Without a driver, or if the rows are large, torch copies, and manages the memory.

@@ -34,7 +34,7 @@ class _Refused(RendezvousError):
     """This process cannot join as it asked to."""
 
 
-class Door:
+class GrowthStore:
     """Where newcomers meet a group that grows: a place in a store, known by a name."""
 
     def __init__(self, store: Any, name: str) -> None:
@@ -47,11 +47,11 @@ class Door:
 
     def open(self, about: dict[str, Any]) -> None:
         """Publish what the group will be."""
-        self._store.set("door", json.dumps(about))
+        self._store.set("growth", json.dumps(about))
 
     def look(self) -> dict[str, Any]:
         """What it will be; empty if it does not grow."""
-        return dict(json.loads(self._store.get("door"))) if self._store.check(["door"]) else {}
+        return dict(json.loads(self._store.get("growth"))) if self._store.check(["growth"]) else {}
 
     def take_number(self, about: dict[str, Any]) -> int:
         """The next number for newcomers."""
@@ -116,21 +116,21 @@ def grow(
 ) -> Transport:
     """A group of all ranks and `count` new processes on any host; all ranks call it."""
     group.raise_if_ended()
-    door = Door(store, known_as)
+    growth_store = GrowthStore(store, known_as)
     about = {"name": name, "generation": generation, "global_ranks": group.global_ranks}
     about |= {"members": group.size, "size": group.size + count, "timeout_s": group.timeout_s}
     if group.rank == 0:
-        door.open(about)
+        growth_store.open(about)
     check, limit = group.raise_if_ended, Deadline(limit_s)
     try:
-        return door.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
+        return growth_store.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
     except StoreGone as error:
-        if door.is_passed:  # and it is unknown what the others have learned
+        if growth_store.is_passed:  # and it is unknown what the others have learned
             group.abort(f"growing failed: {error}")
         raise
 
 
-def come_in(
+def join_growing(
     store: Any,
     name: str,
     rank: int | None,
@@ -139,20 +139,20 @@ def come_in(
     limit: Deadline,
 ) -> Transport:
     """Wait until the members of a group admit this process."""
-    door, why = Door(store, name), ""
+    growth_store, why = GrowthStore(store, name), ""
     while limit.left_s():
-        about = door.look()
+        about = growth_store.look()
         if about and about["generation"] >= generation:
             if rank is not None and rank >= about["size"]:
                 size = about["size"]
                 raise RendezvousError(
                     f"group {name} grows to {size} ranks, so there is no rank {rank}"
                 )
-            number, check = door.take_number(about), partial(_check, door, about)
+            number, check = growth_store.take_number(about), partial(_check, growth_store, about)
             call_s = about["timeout_s"] if timeout_s is None else timeout_s
             try:
                 wanted = -1 if rank is None else rank
-                return door.pass_through(about, number, wanted, call_s, limit, check)
+                return growth_store.pass_through(about, number, wanted, call_s, limit, check)
             except (GroupError, RendezvousError) as error:
                 if isinstance(error, (StoreGone, _Refused)):
                     raise
@@ -162,7 +162,7 @@ def come_in(
     raise RendezvousError(f"group {name} did not admit this process within {limit_s}{why}")
 
 
-def _check(door: Door, about: dict[str, Any]) -> None:
+def _check(growth_store: GrowthStore, about: dict[str, Any]) -> None:
     """Raise Departed if the group will be a different one."""
-    if door.look() != about:
+    if growth_store.look() != about:
         raise Departed(f"group {about['name']} no longer grows")

@@ -110,10 +110,10 @@ def find_hosts(
     """
     with contextlib.ExitStack() as stack:
         with descriptors_needed():
-            door = stack.enter_context(
+            listener = stack.enter_context(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
-        mine = json.dumps(vars(_claim(door)))
+        mine = json.dumps(vars(_claim(listener)))
         texts = exchange(store, "hosts", rank, range(size), mine, deadline, check, group)
         claims = [Claim(**json.loads(text)) for text in texts]
         hosts = group_claims(claims, rank)
@@ -173,12 +173,12 @@ def identify_host() -> str:
     return variables.HOSTID.read() or f"{boot_id()}/{namespace('net')}"
 
 
-def _claim(door: socket.socket) -> Claim:
-    """This rank's claim; a process that connects to the door while it is open has proved to be
+def _claim(listener: socket.socket) -> Claim:
+    """This rank's claim; a process that connects to the listener has proved to be
     on this host, since the kernel admits no other."""
     name = f"unisono-{os.urandom(16).hex()}"
-    door.bind(b"\0" + name.encode())
-    door.listen(1024)
+    listener.bind(b"\0" + name.encode())
+    listener.listen(1024)
     given, machine = variables.HOSTID.read(), socket.gethostname()
     return Claim(
         identify_host(),

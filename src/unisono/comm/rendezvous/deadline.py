@@ -63,7 +63,7 @@ class Waiting:
         if self._has_spoken:
             return
         self._has_spoken = True
-        present = "" if here is None else f": {here} of {self._size} are here"
+        present = "" if here is None else f": {here} of {self._size} have joined"
         _log.warning(
             "unisono: rank %d is waiting for %s%s%s (group %s; it gives up in %.0f s)",
             self._rank,

@@ -102,7 +102,7 @@ def number_newcomers(
     return tuple(known[rank] if rank in known else next(free) for rank in range(len(places)))
 
 
-class Door:
+class NewcomerServer:
     """Where the first member of a group of `members` receives newcomers."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Door:
             visitor.dismiss({"error": "the group does not grow now", "again": True})
 
 
-def let_in(
+def admit(
     group: Growing,
     server: RendezvousServer,
     leader_address: str,
@@ -185,14 +185,16 @@ def let_in(
     told."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:
-        door, failed, plan = None, None, [0] * (2 + count)
+        newcomers, failed, plan = None, None, [0] * (2 + count)
         if group.rank == 0:
             try:
                 announcements = stack.enter_context(board)
-                door = Door(announcements, server, known_as, group.size, int(about["generation"]))
-                stack.callback(door.close)
-                door.receive(count, Deadline(limit_s), group.raise_if_ended)
-                plan = [1, int.from_bytes(os.urandom(7), "big"), *door.wanted]
+                newcomers = NewcomerServer(
+                    announcements, server, known_as, group.size, int(about["generation"])
+                )
+                stack.callback(newcomers.close)
+                newcomers.receive(count, Deadline(limit_s), group.raise_if_ended)
+                plan = [1, int.from_bytes(os.urandom(7), "big"), *newcomers.wanted]
             except RendezvousError as error:
                 failed = error
         is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
@@ -205,14 +207,16 @@ def let_in(
 
         def check() -> None:
             group.raise_if_ended()
-            if door is not None:
-                door.check()
+            if newcomers is not None:
+                newcomers.check()
 
         request = growth.request(group.rank, group.timeout_s, check, settle)
-        if door is not None:
+        if newcomers is not None:
             from unisono.comm.rendezvous.leading import Leader
 
-            door.tell(growth, about | {"address": server.address, "timeout_s": group.timeout_s})
+            newcomers.tell(
+                growth, about | {"address": server.address, "timeout_s": group.timeout_s}
+            )
             met = Leader(server, request, me).make_group()
         else:
             line = call_leader(leader_address, growth.key, request.deadline, check)
@@ -220,7 +224,7 @@ def let_in(
         return growth.membership(met), growth
 
 
-def come_in(
+def join_growing(
     announcements: Announcements,
     server: RendezvousServer,
     name: str,

@@ -68,7 +68,7 @@ _ORDERS = {
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
-class Waiting(NamedTuple):
+class AwaitedMessage(NamedTuple):
     """A message that a rank waits for. `is_started`: the rank could also have waited later
     (isend, irecv); `unmatched` is how many messages of the peer have arrived with other tags,
     the oldest with `unmatched_tag`."""
@@ -240,11 +240,11 @@ def describe_ending(detail: int) -> str:
 # -- messages: what ranks wait for, and what arrived instead -------------------------------------
 
 
-def read_waiting(group: Group, rank: int) -> Waiting | None:
+def read_waiting(group: Group, rank: int) -> AwaitedMessage | None:
     """The message that a rank waits for, or waited for when the group ended; None: it waits for no
     message, or has not waited for long."""
     fields = group.waiting(rank)
-    return None if fields is None else Waiting(*fields)
+    return None if fields is None else AwaitedMessage(*fields)
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:
@@ -253,13 +253,13 @@ def describe_message(sends: bool, peer: int, tag: int) -> str:
 
 def describe_unmatched(count: int, tag: int, source: int) -> str:
     """Messages that have arrived, but with other tags than the awaited one."""
-    of = f"of rank {source} " if source >= 0 else ""
+    of = f"from rank {source} " if source >= 0 else ""
     if count == 1:
         return f"a message {of}has arrived with tag {tag}"
     return f"{count} messages {of}have arrived with other tags, the oldest with tag {tag}"
 
 
-def describe_waiting(waiting: Waiting) -> str:
+def describe_waiting(waiting: AwaitedMessage) -> str:
     """What a rank waits for, and which messages of that peer have arrived instead."""
     text = describe_message(bool(waiting.sends), waiting.peer, waiting.tag)
     if not waiting.unmatched:
@@ -343,7 +343,7 @@ def deadlock_text(
     )
 
 
-def _advice(waits: Sequence[Waiting]) -> str:
+def _advice(waits: Sequence[AwaitedMessage]) -> str:
     if any(waiting.unmatched for waiting in waits):
         return "A recv takes only messages with its own tag: use the same tag on both sides."
     if not any(waiting.sends for waiting in waits):

@@ -70,7 +70,7 @@ class SharedMemory(Transport):
         self._membership = membership
         self._server: RendezvousServer | None = server.share()
         self.group: Group = membership.group
-        self.short = membership.group
+        self.fast_path = membership.group
         self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
@@ -303,7 +303,7 @@ class SharedMemory(Transport):
     def grow(
         self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
     ) -> Transport:
-        from unisono.comm.rendezvous.growing import let_in, number_newcomers
+        from unisono.comm.rendezvous.growing import admit, number_newcomers
 
         self.raise_if_ended()
         assert self._server is not None
@@ -316,7 +316,7 @@ class SharedMemory(Transport):
         about = {"global_ranks": self.global_ranks, "generation": generation}
         address = self._membership.members[0].address
         try:
-            membership, growth = let_in(
+            membership, growth = admit(
                 self, self._server, address, name, meeting, count, limit_s, about, settle
             )
         except (GroupError, RendezvousError):
