@@ -15,7 +15,7 @@
 
 enum {
     MISMATCH_GRACE_MS = 1000, /* for late descriptors, so that the error text is complete */
-    REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
+    REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group stays usable */
 };
 
 static uint64_t signature_of_call(const un_call *call) {

@@ -1,4 +1,4 @@
-/* One call under way, and what a collective must provide so that call.c can carry it out. */
+/* One call under way, and what a collective must provide so that call.c can run it. */
 #ifndef UNISONO_CALL_H
 #define UNISONO_CALL_H
 

@@ -23,7 +23,7 @@ typedef struct flight { /* what one call sends or receives */
     transfer transfer;
     struct wanted wanted;
     int peer;
-    bool is_wanted; /* stands in the list */
+    bool is_wanted; /* is in the list */
 } flight;
 
 /* With the network's lock: wanted data has arrived. */

@@ -382,7 +382,7 @@ static un_status run_chain(lane_call *l, piece whole, int root) {
     const spread *s = l->s;
     int first = s->host_of[root], at = (s->mine - first + s->hosts) % s->hosts;
     int before = (s->mine + s->hosts - 1) % s->hosts, after = (s->mine + 1) % s->hosts;
-    int entry = s->index_of[root]; /* the first rank of each host that has it */
+    int entry = s->index_of[root]; /* the rank of each host that gets it first */
     bool mine = s->index == entry % s->host[s->mine].count;
     size_t chunks = (whole.bytes + CHAIN_BYTES - 1) / CHAIN_BYTES;
     batch come = {0}, gone = {0};

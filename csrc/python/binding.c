@@ -194,7 +194,7 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
                          (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
 }
 
-/* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
+/* unmatched(source): (how many messages match no receive, the tag of the oldest) */
 static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(source);

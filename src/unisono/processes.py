@@ -11,7 +11,7 @@ import os
 import signal
 from pathlib import Path
 
-_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
+_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is blocked in the kernel"}
 _STATES |= {"R": "is running", "S": "is asleep", "I": "is idle", "Z": "has ended", "X": "has ended"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61

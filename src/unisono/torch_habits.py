@@ -131,7 +131,7 @@ def describe_no_group(group: Any) -> str:
     if type(group) is int and group == _NON_GROUP_MEMBER:
         return (
             "this process is not a member of that group (it has GroupMember.NON_GROUP_MEMBER): "
-            "only members may call; check `if dist.get_rank(group) >= 0` firstf"
+            "only members may call; check `if dist.get_rank(group) >= 0` first"
         )
     kind = name_type(group)
     if isinstance(group, (list, tuple, range)) and all(type(rank) is int for rank in group):

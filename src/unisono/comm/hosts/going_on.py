@@ -121,7 +121,7 @@ class StoreBoard:
             return ""
         return (
             f"{name_ranks(silent)} may be alive but cannot be reached, and {name_ranks(present)} "
-            "are no majority: pass a store that decides to shrink(store=)"
+            "are no majority: name a store that decides with shrink(store=)"
         )
 
 

@@ -44,7 +44,7 @@ class ThreadWork(Work):
 
     def wait(self, timeout_s: float | None = None) -> None:
         if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"{self._doing} is still under way")
+            raise CollectiveTimeout(f"{self._doing} is still in progress")
         if self._error is not None:
             raise copy.copy(self._error) from self._error.__cause__
 

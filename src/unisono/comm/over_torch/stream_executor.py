@@ -34,7 +34,7 @@ class StreamWork(Work):
             deadline = time.monotonic() + timeout_s
             while not self._end.query():
                 if time.monotonic() > deadline:
-                    raise CollectiveTimeout(f"{self._doing} is still under way")
+                    raise CollectiveTimeout(f"{self._doing} is still in progress")
                 time.sleep(0.0002)
         self._end.wait()
         self._kept = None
@@ -107,7 +107,7 @@ class StreamMessage(Work):
         if timeout_s is None:
             self._work.wait()
         elif not self._work.wait(timedelta(seconds=timeout_s)):
-            raise CollectiveTimeout(f"{self._doing} is still under way")
+            raise CollectiveTimeout(f"{self._doing} is still in progress")
         self._source = self._end(self._work)
         self._is_over = True
 

@@ -79,7 +79,7 @@ class Leader:
                 try:
                     self._let_in(visitor)
                 except RendezvousError:
-                    self._server.keep_waiting(request.key, arrived)  # tell them, too
+                    self._server.keep_waiting(request.key, arrived)  # they are told, too
                     raise
             if nobody:
                 request.check()

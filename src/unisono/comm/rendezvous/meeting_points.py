@@ -98,7 +98,7 @@ def _claim_name(name: str, complaint: str) -> Iterator[None]:
             taken.bind(b"\0" + name.encode())
         except OSError as error:
             raise RendezvousError(
-                f"{complaint} (a process holds the name @{name}: {error.strerror})f"
+                f"{complaint} (a process holds the name @{name}: {error.strerror})"
             ) from error
         yield
 

@@ -284,7 +284,7 @@ class RendezvousServer:
                     connection.key, connection.rank = str(hello["key"]), int(hello["rank"])
                     visitors.append(connection)
                 elif not patience.left_s():
-                    raise ValueError("it says nothing")
+                    raise ValueError("it sent no hello")
                 else:
                     continue
             except TooFewDescriptors as error:

@@ -178,7 +178,7 @@ class GroupExceptions:
         return f"it closed the group{self._why_unfinished}"
 
     def _under_way(self, doing: str) -> CollectiveTimeout:
-        text = f"{doing} on group {self._name} is still under way"
+        text = f"{doing} on group {self._name} is still in progress"
         return self._of_group(CollectiveTimeout, text)
 
     def _of_group(self, kind: type[_Error], text: str, **fields: Any) -> _Error:
