@@ -12,12 +12,12 @@ Then attempt k + 1 follows, with all ranks again. So:
 
 - A decider that dies has either decided or not: its proposal is written before it counts.
 - Ranks with different views (one knows of a death, another does not) propose different choices, and
-all take the first. If it contains a dead rank, its meeting fails, and the next one does not.
+  all take the first. If it contains a dead rank, its meeting fails, and the next one does not.
 - A rank that wakes late reads what was decided. If it was left out, it waits for the outcome, and
-raises NoQuorum once the others have formed the group, or joins the next attempt.
+  raises NoQuorum once the others have formed the group, or joins the next attempt.
 - There is one board, so there are never two groups. Over hosts a rank may be unable to reach it,
-and then does not continue; there only a strict majority may leave out ranks that are merely silent,
-unless the program has named the store that is the board (`StoreBoard.refusal`).
+  and then does not continue; there only a strict majority may leave out ranks that are merely
+  silent, unless the program has named the store that is the board (`StoreBoard.refusal`).
 """
 
 from __future__ import annotations
