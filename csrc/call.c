@@ -272,8 +272,7 @@ void write_shape_note(un_group *g, const char *before, const un_shape *shape, ui
     un_group_write_note(g, UN_SHAPE, number, text);
 }
 
-/* For the peers' error texts: our shape, then our line of the program. A rank that knows one
- * knows the other. */
+/* For the peers' error texts: our shape and our line. A rank that knows one knows the other. */
 static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
     if (call->shape) write_shape_note(g, "", call->shape, number);
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
@@ -288,8 +287,7 @@ static un_status end_call(execution *x, un_status status) {
     return status;
 }
 
-/* With the call lock: one call, unless the group has failed. `record` is the record of a call
- * that waited in the queue. */
+/* With the call lock: one call, unless the group has failed. `record`: of a call from the queue. */
 static un_status carry_out(execution *x, un_group *g, const un_call *call, patience patience,
                            uint64_t record, un_status (*body)(execution *)) {
     if (read_word(&g->calls.noticed_end)) return fail_from_abort(g);
@@ -306,8 +304,7 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 
 /* -- works ------------------------------------------------------------------------------------- */
 
-/* One step, in which peers read only what our descriptor holds: we may finish our side at any
- * time. */
+/* One step, and peers read only our descriptor: we may finish our side at any time. */
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
     return x->steps == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&

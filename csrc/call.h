@@ -45,18 +45,16 @@ struct execution {
 enum { READABLE = 1 << 23, IN_PROCESS = 1 << 22, MARKS = READABLE | IN_PROCESS };
 
 /* With the call lock: run a work's call; waits use the callbacks and timeout of `hooks`. If they
- * interrupt it before its data moves and it `may_leave`, returns UN_NOT_YET: it has begun and
- * can be resumed. */
+ * interrupt it before its data moves and it `may_leave`, returns UN_NOT_YET: it can be resumed. */
 un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_leave);
 
 /* With the call lock, and nothing submitted before: post a short call, from which peers need
- * nothing more. False: it is not short, and nothing has happened. need_not_wait: whether it can
- * finish at once. */
+ * nothing more. False: it is not short, nothing has happened. need_not_wait: it can finish at
+ * once. */
 bool begin_work(un_group *g, un_work *work);
 bool need_not_wait(const un_group *g);
 
-/* If planning succeeded: copy in, post, meet, and read what came in the descriptors; else
- * refuse. */
+/* If planning succeeded: copy in, post, meet, and read from the descriptors; else refuse. */
 un_status post_and_meet(execution *x, un_status planned);
 
 /* ragged.c: the call of an un_ragged. */
@@ -71,8 +69,7 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
 un_status plan_schedule(execution *x);
 un_status run_schedule(execution *x);
 
-/* direct.c: calls in which peers read the senders' memory. UN_REFUSED: the kernel does not allow
- * it. */
+/* direct.c: calls in which peers read the senders' memory. UN_REFUSED: the kernel forbids it. */
 void plan_direct(execution *x);
 bool is_giver(const execution *x, int rank);
 un_status run_direct(execution *x);
@@ -84,8 +81,7 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
 /* Choose stages, sizes and steps for x->call, from this rank's arguments alone. */
 un_status plan_execution(execution *x);
 
-/* call.c: publish that our step is over and, if `waits`, wait until all peers have finished
- * theirs. */
+/* call.c: publish that our step is over and, if `waits`, wait for that of all peers. */
 un_status finish_step(execution *x, bool waits);
 
 #endif

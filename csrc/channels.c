@@ -172,8 +172,8 @@ void free_traffic(un_group *g) {
 
 /* -- for waiting threads and error texts ------------------------------------------------------- */
 
-/* Reading this word is faster than a round of progress. It is only a hint: other threads move
- * the message too. */
+/* Reading this word is faster than a round of progress. Only a hint: other threads move the
+ * message too. */
 awaited awaited_word(const un_group *g, const un_message *m) {
     if (m->source < 0 || is_elsewhere(g, m->source)) return (awaited){0};
     if (m->sends) {

@@ -429,8 +429,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
     return hash ^ hash >> 32;
 }
 
-/* Operations to which every rank contributes equally: each knows all sizes from its own
- * arguments. */
+/* Operations to which all ranks contribute equally: each knows all sizes from its arguments. */
 static void plan_alike(execution *x) {
     const un_call *call = x->call;
     int ranks = x->g->ranks;

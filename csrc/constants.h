@@ -3,8 +3,7 @@
  * of one layout version do.
  *
  * "N1" gives the cost of half and twice the value (or other factors, if named) on 2 ranks of a
- * Neoverse N1 with 2 cores, by benchmarks/constants.py: minimum times on a machine with other
- * work. */
+ * Neoverse N1 with 2 cores, by benchmarks/constants.py: minimum times on a busy machine. */
 #ifndef UNISONO_CONSTANTS_H
 #define UNISONO_CONSTANTS_H
 
@@ -12,9 +11,8 @@
 #include <stddef.h>
 
 enum {
-    /* The most that one step moves of a part, so that slots and their source stay in the
-     * second-level cache: 1 MiB on Neoverse N1, 2 MiB on Sapphire Rapids. N1, all_gather: 1 to
-     * 8% and -6 to 7%. */
+    /* The most that one step moves of a part: slots and their source stay in the L2 cache: 1 MiB
+     * on Neoverse N1, 2 MiB on Sapphire Rapids. N1, all_gather: 1 to 8% and -6 to 7%. */
 #if defined(__x86_64__)
     STEP_BYTES = 128 * 1024,
 #else
@@ -22,8 +20,8 @@ enum {
 #endif
     CUT_STEP_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
     /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank
-     * combines its share, costs less than every rank combining everything. N1: 8% at 16 KiB;
-     * four times: 5% at 64 KiB. */
+     * combines its share, costs less than combining everything. N1: 8% at 16 KiB; four times: 5%
+     * at 64 KiB. */
     CUT_FROM = 32 * 1024,
     /* From here on reading a peer's memory, and waiting until it was read, costs less than
      * copying through slots (benchmarks/shared.py). */

@@ -13,8 +13,7 @@
 enum { COUNT_BITS = 16, COUNT_MASK = (1 << COUNT_BITS) - 1, SPINS_BEFORE_YIELD = 4096 };
 
 /* The offer: its number, how many pieces it has, and which is next. A thread that raises the
- * last one by compare-and-swap owns a piece of that very offer, which cannot end before the
- * piece is done. */
+ * last one by compare-and-swap owns a piece of that very offer, which cannot end without it. */
 static uint64_t offer_of(uint64_t number, size_t pieces) {
     return number << 2 * COUNT_BITS | (uint64_t)pieces << COUNT_BITS;
 }

@@ -18,8 +18,7 @@
 #include "stream.h"
 #include "watcher.h"
 
-/* How long peers may take to stop writing; a suspended process may write the rest of a piece
- * when it resumes. */
+/* How long peers may take to stop writing; a stopped one may write the rest of a piece later. */
 enum { STOPPING_MS = 1000 };
 
 static const place *places_of(const execution *x, int rank) {
@@ -184,8 +183,8 @@ static un_status take_directly(execution *x, const un_stream *to, int source, si
     return share_out(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
 }
 
-/* One part from each of the others, beginning with the rank after us so that not all read from
- * the same one. */
+/* One part from each of the others, from the rank after us on, so that not all read the same
+ * one. */
 static un_status take_from_all(execution *x, bool from_parts) {
     un_group *g = x->g;
     un_status status = UN_OK;
@@ -252,8 +251,7 @@ typedef struct share { /* ours, of every output; our own, or the root's, is comb
     char **outputs;
 } share;
 
-/* Combine some of our share, piece by piece, and copy it to the other outputs while it is in the
- * cache. */
+/* Combine some of our share, piece by piece, and copy it from the cache to the other outputs. */
 static un_status combine_piece(const void *what, size_t offset, size_t bytes) {
     const share *s = what;
     un_group *g = s->x->g;

@@ -174,8 +174,7 @@ static int culprit(const un_group *g, uint64_t word) {
     return rank < g->ranks ? rank : -1;
 }
 
-/* A message does not match its receive: record which rank received it, and the sender's handle
- * of it. */
+/* A message does not match its receive: record the receiver, and the sender's handle of it. */
 void abort_unfit(un_group *g, int sender, uint64_t handle) {
     abort_group(g, UN_UNFIT, sender, handle << 16 | (uint64_t)g->rank);
 }

@@ -203,8 +203,7 @@ static inline fifo *fifo_of(const un_group *g, int from, int to) {
     return (fifo *)(g->segment.base + g->segment.fifo_offset) + number;
 }
 
-/* Messages and replies that `rank` had sent to each rank, then those that it had received from
- * each. */
+/* Messages and replies that `rank` had sent to each rank, then those it had received. */
 static inline uint64_t *traffic_of(const un_group *g, int rank) {
     return control_of(g, rank)->sizes + 5 * (size_t)g->ranks;
 }

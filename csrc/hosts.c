@@ -81,8 +81,7 @@ static int listener_on(const un_group *g, int number) {
     return -1;
 }
 
-/* One on each other host, beginning with the host after ours, so that not all send to the same
- * one at once. */
+/* One on each other host, from the host after ours on, so that not all send to the same one. */
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     const spread *s = g->spread;
     for (int step = 1; step < s->hosts; step++) {
@@ -395,8 +394,8 @@ void close_spread(un_group *g) {
 
 bool any_group_is_spread(void) { return all.first != NULL; }
 
-/* The network closes: parcels for groups that were never opened hold UCX's memory, and are freed
- * first. */
+/* The network closes: first free parcels of groups that were never opened, which hold UCX's
+ * memory. */
 void drop_unclaimed(void) {
     drop_parcels(&all.unclaimed);
     all.unclaimed_count = 0;

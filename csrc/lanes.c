@@ -193,8 +193,7 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
     return status_from_abort(l->g) ? fail_from_abort(l->g) : UN_OK;
 }
 
-/* Each rank combines, inside its host, the rows of its mates on other hosts, and sends them
- * there. */
+/* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
 static un_status begin_scatter(lane_sum *r, size_t chunk, const piece *rows) {
     lane_call *l = r->l;
     const spread *s = l->s;

@@ -6,8 +6,7 @@
 
 #include "segment.h"
 
-/* Read "number" or "number number" from a file; returns how many there were. "max" counts as
- * none. */
+/* Read "number" or "number number" from a file; how many there were. "max" counts as none. */
 static int read_numbers(const char *path, int64_t *first, int64_t *second) {
     FILE *file = fopen(path, "re");
     if (!file) return 0;

@@ -84,7 +84,7 @@ bool un_message_done(const un_message *m) {
     return atomic_load_explicit(&m->done, memory_order_acquire);
 }
 
-/* Whether a rank has closed the group and, if it is on another host, all that it sent us has
+/* Whether a rank has closed the group and all that it sent us, if from another host, has
  * arrived. */
 static bool has_left(const un_group *g, int rank) {
     if (!atomic_load(&control_of(g, rank)->closed)) return false;

@@ -89,8 +89,8 @@ void ring_bell(un_group *g, int rank);
 
 /* A peer that polls its messages finds what we published by itself; the doorbell is for one that
  * sleeps. We publish and then check whether it listens; it publishes that it listens and then
- * polls its messages once more. All four accesses are sequentially consistent, so that one of us
- * sees the other. */
+ * polls its messages once more. All four are sequentially consistent, so that one of us sees the
+ * other. */
 static inline void publish_to_peer(flag_t *flag, uint64_t value) {
     atomic_store_explicit(flag, value, memory_order_seq_cst);
 }
@@ -99,8 +99,7 @@ static inline uint64_t read_from_peer(const flag_t *flag) {
     return atomic_load_explicit(flag, memory_order_seq_cst);
 }
 
-/* Whether the slot for number `next` is written. Until then it has the number of the previous
- * round. */
+/* Whether the slot for number `next` is written. Until then it has that of the previous round. */
 static inline bool has_come(un_group *g, int peer, const flag_t *number, uint64_t next) {
     uint64_t seen = read_from_peer(number), before = next > ENTRIES ? next - ENTRIES : 0;
     if (seen != next && seen != before) refuse_damage(g, peer);

@@ -4,7 +4,7 @@
  * its memory (a driver's). A process ID may be of another namespace if /proc is, or may belong
  * to a program that the process has since exec'd. So each read begins with a proof, a word that
  * only that rank's process has, and only while it is in the group. If the proof fails, no rank
- * of the group tries again. */
+ * tries again. */
 #define _GNU_SOURCE
 #include <sys/uio.h>
 

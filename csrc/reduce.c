@@ -19,8 +19,7 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 #define FOR_BLOCK(VALUE)                                                                          \
     _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;
 
-/* One kernel: LOAD widens a stored T to an A, COMBINE combines two A, FINISH turns an A into a
- * T. */
+/* One kernel: LOAD widens a stored T to an A, COMBINE joins two A, FINISH makes a T of an A. */
 #define KERNEL(NAME, T, A, LOAD, COMBINE, FINISH)                                                 \
     static __attribute__((noinline)) void NAME##_onto(A *restrict partial, const T *restrict x,   \
                                                       size_t n, A scale) {                        \
@@ -268,7 +267,7 @@ CONVERSIONS(f16, widen_half, round_half, HALVES_IN_PAIRS)
 CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
 
 /* Adding or multiplying two float16 numbers in float32 and rounding gives the same as the
- * processor's own float16 arithmetic: float32 has more than twice the digits, so rounding twice
+ * processor's own float16 arithmetic: float32 has over twice the digits, so rounding twice
  * equals rounding once. */
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #define NATIVE_KERNEL(NAME, COMBINE)                                                              \

@@ -111,8 +111,8 @@ static un_status put(execution *x, const un_move *m, span s) {
 }
 
 /* Combine bytes of `own` with others, or with none, into our output; `behind`: the others come
- * first. So two ranks combine in the same order as in the engine's own algorithm, and even a NaN
- * has the same bits. */
+ * first. So two ranks combine in the order of the engine's own algorithm: even a NaN has the
+ * same bits. */
 static void combine(const execution *x, reducer r, const un_stream *own, size_t offset,
                     const char *other, bool behind, size_t bytes, double factor) {
     if (!bytes) return;

@@ -275,8 +275,7 @@ un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_
 
 /* Become another rank of `other`'s group in this process, over the same mapping, which is freed
  * with the last of them. So ranks can be threads of one process, and tools that check one
- * process's memory see a whole group. The memberships are as independent as those of several
- * processes. */
+ * process's memory see a whole group. The memberships are independent. */
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
 
 /* -- several hosts: see hosts.h ----------------------------------------------------------------- */
@@ -299,8 +298,7 @@ typedef struct un_span {
 } un_span;
 
 /* Extend a group, whose segment only the ranks of this host share, over several hosts; `inner`
- * is a group of those ranks, in order, and is closed with it. UN_SYSTEM: errno says why it
- * failed. */
+ * is a group of those ranks, in order, and is closed with it. UN_SYSTEM: see errno. */
 un_status un_group_span(un_group *group, un_group *inner, const un_span *span);
 
 /* Wait until all ranks have done so; false: the ranks in `missing` have not. */
@@ -330,8 +328,7 @@ void un_block_use(un_block *block, uint64_t number);
 void un_block_release(un_block *block);
 char *un_block_part(const un_block *block, int rank, size_t *bytes);
 
-/* Undo this rank's release of block `number`, which others have not released yet. NULL: no such
- * block. */
+/* Undo this rank's release of block `number`, which others still hold. NULL: no such block. */
 un_block *un_block_reopen(un_group *group, uint64_t number);
 
 /* The rank whose part of a block of the group contains these bytes, or -1. */
@@ -352,8 +349,8 @@ void un_group_set_copiers(un_group *group, int copiers);
 
 /* A number for each rank of a group, each on its own cache line, that a GPU waits to see grow:
  * it would wait forever for a rank that has died. So when a rank's process ends, or has ended,
- * without closing the group, its flag is raised by UN_FLAG_RELEASED. NULL: no flags any more.
- * Needs un_group_watch. */
+ * without closing the group, its flag is raised by UN_FLAG_RELEASED. NULL: no flags. Needs
+ * un_group_watch. */
 #define UN_FLAG_RELEASED (UINT32_C(1) << 30)
 void un_group_set_flags(un_group *group, void *flags);
 
@@ -381,8 +378,8 @@ bool un_work_done(const un_work *work);
 bool un_work_test(un_group *group, un_work *work); /* the same, after doing what it can at once */
 
 /* Whether a work will finish soon without this thread, since every rank has submitted as many
- * (UN_OK), or not yet (UN_NOT_YET). Another status: wait for it here, since cores are few or no
- * thread runs it. */
+ * (UN_OK), or not yet (UN_NOT_YET). Another status: wait for it here: cores are few or no thread
+ * runs it. */
 un_status un_work_is_under_way(un_group *group, const un_work *work);
 
 /* Start a message and wait for it. A send is done once it is matched and its buffer is free; a
@@ -394,8 +391,7 @@ bool un_message_done(const un_message *message);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
-/* How many messages of `source` (-1: any) have arrived that no receive matches, and the tag of
- * the oldest. */
+/* How many messages of `source` (-1: any) have arrived and match no receive; the oldest's tag. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
 
 /* End the group on every member, with a reason that they can read. */
@@ -442,8 +438,7 @@ void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
 /* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a
- * rank for its current line: a word to write, which the rank repeats before the text of its
- * answer. */
+ * rank for its current line: a word to write, which the rank repeats before its answer. */
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
@@ -468,8 +463,7 @@ bool un_schedule_read(un_compiled_schedule *schedule, const int64_t *integers, s
 uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
 void un_record_end(un_group *group, uint64_t record, un_status status);
 
-/* While `covered`, the engine's calls leave no records, since a call that consists of them has
- * its own. */
+/* While `covered`, the engine's calls leave no records: the call that consists of them has one. */
 void un_record_cover(un_group *group, bool covered);
 
 /* Compare such a call with the peers' before it begins: all ranks meet here. */
@@ -500,7 +494,7 @@ uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, boo
 
 /* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order,
  * in this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`,
- * integers towards zero. Half precision is rounded once, at the end. False: not defined for the
+ * integers towards zero. Half precision is rounded once, at the end. False: undefined for the
  * type. */
 bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
                 const void *const *from, int sources, size_t bytes);

@@ -20,8 +20,8 @@ int64_t clock_ns(void);
 void sleep_ns(int64_t ns);
 
 /* Sleep while a word is `seen`, for at most `ns`; wake up to so many sleepers. Words of the
- * segment are shared by the ranks, others by this process. Cold, so that calls that find no
- * sleeper run straight on. */
+ * segment are shared by the ranks, others by this process. Cold, so that calls without sleepers
+ * run straight on. */
 enum whose { OF_RANKS, OF_PROCESS };
 COLD void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
 COLD void wake(const void *word, enum whose whose, int most);

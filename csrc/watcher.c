@@ -175,8 +175,7 @@ static void *watch_peers(void *unused) {
     return NULL;
 }
 
-/* In a forked child the thread is gone, its peers are the parent's, and a lock may have been
- * copied while held. */
+/* In a forked child the thread is gone, its peers are the parent's, and a lock may be held. */
 void forget_watching_after_fork(void) {
     pthread_mutex_init(&lifecycle, NULL);
     pthread_mutex_init(&watch.lock, NULL);

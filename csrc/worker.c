@@ -123,8 +123,8 @@ static void run_all(un_group *g) {
     unlock_calls(g);
 }
 
-/* A submitting thread checks `asleep` after it has queued its work; we check the queue after we
- * have set `asleep`. */
+/* A submitting thread checks `asleep` after it queued its work; we check the queue after we set
+ * it. */
 static void sleep_as(un_group *g, uint32_t how, uint32_t seen, int64_t ns) {
     atomic_store(&g->worker.asleep, how);
     if (atomic_load(&g->worker.bell) == seen && (how == NAPS || !atomic_load(&g->worker.queued)))

@@ -101,8 +101,8 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-/* Both sides of a call, to check whether its tensors share memory only as allowed: 0, REFUSED,
- * or -1 with an exception. */
+/* Both sides of a call, whose tensors may share memory as allowed: 0, REFUSED, or -1
+ * (exception). */
 typedef struct sides {
     un_operation operation;
     size_t rank, ranks;

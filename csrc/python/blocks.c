@@ -14,8 +14,8 @@ typedef struct Block {
 
 static PyTypeObject *block_type;
 
-/* Sizes from a sequence of integers, one for each of at most UN_MAX_RANKS ranks; returns how
- * many, or -1. */
+/* Sizes from a sequence of integers, one for each of at most UN_MAX_RANKS ranks; how many, or
+ * -1. */
 static int read_sizes(PyObject *sequence, uint64_t sizes[UN_MAX_RANKS]) {
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return -1;
@@ -73,8 +73,7 @@ PyObject *group_open_block(PyObject *object, PyObject *arguments) {
     return PyErr_Format(PyExc_ValueError, "this is not the block that the ranks agreed on");
 }
 
-/* reopen_block(number): a Block that this rank has dropped and others have not; None: no such
- * block */
+/* reopen_block(number): a Block that this rank has dropped and others have not, or None */
 PyObject *group_reopen_block(PyObject *object, PyObject *number) {
     Group *self = (Group *)object;
     unsigned long long value = PyLong_AsUnsignedLongLong(number);

@@ -121,9 +121,8 @@ static int check_owners(const side *s, const Group *self) {
     return 0;
 }
 
-/* All ranks' tensors must have the same shape where all contribute equally. Parts of different
- * sizes, and so of different shapes, show in the bytes of the wide side, which are equal on all
- * ranks. */
+/* All ranks' tensors must have one shape where all contribute equally. Parts of different sizes,
+ * and so of different shapes, show in the bytes of the wide side, which are equal on all ranks. */
 static void add_shapes(call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return;

@@ -57,8 +57,7 @@ static bool is_false(PyObject *answer) { /* and drops the reference */
     return answer == Py_False;
 }
 
-/* Read the options; false if the fast path does not apply. torch's average of integers differs
- * from ours. */
+/* Read the options; false: the fast path does not apply. torch averages integers unlike us. */
 static bool read_options(un_call *call, const Group *self, PyObject *options) {
     if (!is_profiling || !is_false(PyObject_CallNoArgs(is_profiling)) ||
         !is_false(PyObject_GetAttr(options, async_op)))

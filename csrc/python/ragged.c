@@ -53,8 +53,7 @@ static PyObject *make_output(const gathering *g, const head *theirs) {
     return made;
 }
 
-/* The memory of a tensor that was just made, and so needs no checks; NULL: it is not what was
- * asked for. */
+/* The memory of a tensor that was just made, and so needs no checks; NULL: a wrong tensor. */
 static char *memory_of(PyObject *made, const head *wanted) {
     dl_tensor d;
     if (!look_at(made, &d) || d.device.type != DLPACK_CPU || d.dims != wanted->shape[DIMS])

@@ -108,8 +108,7 @@ class CollectiveMismatch(GroupError):
     """The ranks of a group made different calls.
 
     `calls` says, for each rank, what it called (None: it had not arrived) and `sites` at which
-    line; `culprits` are the ranks that differ from a strict majority, empty if there is no
-    majority.
+    line; `culprits` are the ranks that differ from a strict majority, if there is one.
 
     >>> pair = comm.split([0, 1])
     >>> try:
@@ -417,8 +416,7 @@ def name_choices(known: Collection[str], asked: str | None) -> str:
 
 
 def plural(text: str) -> str:
-    """ "were killed by SIGKILL" of "was killed by SIGKILL": the text after the names of several
-    ranks."""
+    """ "were killed by SIGKILL" of "was killed by SIGKILL": what follows several ranks."""
     for singular, several in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
         if text.startswith(singular):
             return several + text.removeprefix(singular)

@@ -181,8 +181,7 @@ def describe_zombie(pid: int) -> str:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The fields after the command's name, which may contain spaces and brackets, in
-    /proc/PID/stat."""
+    """The fields of /proc/PID/stat after the command, which may contain spaces and brackets."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     fields = text.rpartition(")")[2].split()
     if not fields:

@@ -77,8 +77,7 @@ def may_be_output_first(argument: Any) -> bool:
 
 
 def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
-    """The root of a collective, which may also be passed by torch's name for it (`src` or
-    `dst`)."""
+    """The root of a collective, which may also be passed by torch's name, `src` or `dst`."""
     is_same = root is None or root is other
     with contextlib.suppress(Exception):  # objects that cannot be compared
         is_same = is_same or bool(root == other)

@@ -1,5 +1,4 @@
-"""What the package needs to know about torch: whether it is installed, its version, whether it is
-imported.
+"""What the package needs to know about torch: is it installed, which version, is it imported.
 
 Every `import torch` imports this module, so it imports next to nothing, and never torch.
 """
@@ -17,8 +16,7 @@ NEWEST_TRIED_TORCH = "2.15"
 """The newest version that `make test-torch` was run with."""
 
 listener: Callable[[], None] | None = None
-"""Called by torch_backend/autoload.py at the end of `import torch`; the watch sets it while it
-is on."""
+"""Called by torch_backend/autoload.py at the end of `import torch`; set by the watch."""
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -179,9 +179,7 @@ RANK = Variable(
     "this process's rank; set by unisono.launch and unisono run",
     _whole(0, "a rank"),
 )
-SIZE = Variable(
-    "UNISONO_SIZE", "the number of ranks; set together with UNISONO_RANK", _whole(1, "how many")
-)
+SIZE = Variable("UNISONO_SIZE", "the number of ranks; set with UNISONO_RANK", _whole(1, "how many"))
 RENDEZVOUS = Variable(
     "UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor", _rendezvous
 )

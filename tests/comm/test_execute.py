@@ -307,8 +307,8 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "no algorithm 'rnig', only .*ring", partial(engine, algorithm="rnig")),
         (ValueError, "mates .* is there to plan with", partial(engine, algorithm="mates")),
-        (ValueError, "3 ranks.*of 2 ranks", partial(execute, ring.schedule(3), comm, tensor)),
-        (ValueError, "3 ranks.*of 2 ranks", partial(engine, algorithm=ring.schedule(3))),
+        (ValueError, "3 ranks.*of 2", partial(execute, ring.schedule(3), comm, tensor)),
+        (ValueError, "3 ranks.*of 2", partial(engine, algorithm=ring.schedule(3))),
         (ScheduleError, "rank 0 lacks", partial(execute, wrong, comm, tensor)),
         (ScheduleError, "rank 0 lacks", partial(engine, algorithm=wrong)),
         (ValueError, "not a schedule for all_reduce", partial(engine, algorithm=gather)),

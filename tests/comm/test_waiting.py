@@ -212,7 +212,7 @@ def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
     """Rank 0 hosts the store, and ends while rank 1 waits for rank 2 in it."""
     _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), connected=False)
     assert isinstance(waited.value, RendezvousError), waited
-    assert "the ranks meet does not answer" in str(waited.value)
+    assert "torch Store of the meeting does not answer" in str(waited.value)
 
 
 def lose_the_host(rank: int, size: int, path: str, port: int) -> BaseException | None:

@@ -56,7 +56,7 @@ def lose_the_store(rank: int, size: int, path: str, how: str) -> None:
         RendezvousError,
         lambda: Communicator.join("later", rank, 2, store, join_timeout_s=LIMIT_S),
     )
-    assert "the torch Store through which the ranks meet" in str(error)
+    assert "the torch Store of the meeting" in str(error)
     Path(f"{path}-{rank}").touch()
     if rank == 0 and how == "stopped":
         assert eventually(Path(f"{path}-1").exists)

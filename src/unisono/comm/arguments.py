@@ -148,9 +148,7 @@ def check_message(
     if type(tag) is not int:
         raise TypeError(f"a tag must be a whole number, not {tag!r}")
     if tag not in transport.tags:
-        raise ValueError(
-            f"tag {tag} is not in the range {transport.tags[0]} to {transport.tags[-1]}"
-        )
+        raise ValueError(f"tag {tag} is not between {transport.tags[0]} and {transport.tags[-1]}")
     transport.check_message(sends, peer)
     check_tensor(tensor, not sends, devices)
 

@@ -718,9 +718,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
             if self._successor is not None:
                 made = self._successor()
                 if made is None:
-                    raise GroupClosed(
-                        f"group {self.name} has already been replaced by a new one", group=self.name
-                    )
+                    raise GroupClosed(f"group {self.name} was already replaced", group=self.name)
                 return made
             limit_s = self.timeout_s if timeout_s is None else timeout_s
             made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
@@ -863,7 +861,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         if not (0 < serial < 2**32 and 0 <= value < 2**32):
             raise ValueError(
-                f"decision {serial} of {value}: serials start at 1, and both must be below 2**32"
+                f"decision {serial} of {value}: serials start at 1, both are below 2**32"
             )
         return self.transport.decide(serial, value)
 
@@ -875,8 +873,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def close(self) -> None:
         """Release everything, once works and messages that every member has begun have finished.
         Others are cancelled after 1 s: their `wait` says which ranks never joined. Closing twice
-        does nothing; calls raise GroupClosed from now on, and on peers that still need this rank,
-        PeerLost.
+        does nothing; calls raise GroupClosed from now on, and PeerLost on peers that still need it.
 
         >>> pair = comm.split([0, 1])
         >>> pair.close()

@@ -273,8 +273,7 @@ _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictiona
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: always the same one until either is
-    closed."""
+    """The Communicator of another library's process group: the same one until either is closed."""
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)

@@ -76,9 +76,7 @@ def _check_fits(
     first = offset + sum(step for step in steps if step < 0)
     end = offset + sum(step for step in steps if step > 0) + dtype.itemsize
     if first < 0 or end > size or offset % dtype.itemsize:
-        raise ValueError(
-            f"rank {rank} has only {size} bytes in this memory, and no counterpart of the tensor"
-        )
+        raise ValueError(f"rank {rank} has only {size} bytes in this memory, and no counterpart")
 
 
 class SharedTensors:
@@ -187,7 +185,7 @@ class SharedTensors:
 
 
 def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
-    """A tensor or array that can be copied into shared memory; tells the peers before it raises
+    """A tensor or array that fits into shared memory; tells the peers before it raises
     TypeError."""
     why = None
     if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):

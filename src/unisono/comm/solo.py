@@ -68,10 +68,7 @@ class Solo(Transport):
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         if at_least > 1:
-            text = (
-                f"group {self.name} cannot continue: at_least={at_least} is required, and it has "
-                "one rank"
-            )
+            text = f"group {self.name} cannot continue: it has one rank, at_least={at_least}"
             raise NoQuorum(text, rank=0, group=self.name)
         return Solo(name, self.global_ranks, self.timeout_s)
 

@@ -117,8 +117,7 @@ class Transport(ABC):
     """An all_reduce by a schedule that the engine runs itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory that all ranks map, with so many bytes for this rank, if possible; all ranks
-        call it."""
+        """Memory that all ranks map, with so many bytes for this rank, or None; all call it."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
@@ -152,8 +151,7 @@ class Transport(ABC):
         return begin()
 
     def decide(self, serial: int, value: int) -> int:
-        """The value that the first member proposed under this serial; works in an ended group,
-        too."""
+        """The value that the first member proposed under this serial; also in an ended group."""
         raise UnisonoError(f"group {self.name} ({self.backend}) does not support decide")
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
@@ -173,8 +171,7 @@ class Transport(ABC):
         """A group of this name of all ranks and so many new processes; all ranks call it."""
         raise UnisonoError(
             f"group {self.name} ({self.backend}) cannot grow like this: only unisono's own groups "
-            "can, on several hosts through a TCPStore that the new processes also pass: "
-            "grow(store=)"
+            "can, on several hosts with grow(store=) and a TCPStore"
         )
 
     def open_store(self) -> Any:
@@ -185,8 +182,7 @@ class Transport(ABC):
         """This rank called split for a group of these members, and is not one of them."""
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, even if something else ended the
-        group."""
+        """What to raise because one of these ranks has died, even if not that ended the group."""
         return None
 
     def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:

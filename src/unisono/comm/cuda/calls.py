@@ -1,8 +1,7 @@
 """The stages of every call on CUDA tensors: meeting, choice of path, end.
 
 Every call begins with a meeting in the group's engine, marked as one of GPU tensors: so any
-difference between ranks, including a CPU tensor on one of them, raises on all before any output
-changes.
+difference between ranks, even a CPU tensor on one, raises on all before any output changes.
 """
 
 from __future__ import annotations
@@ -256,8 +255,7 @@ class CudaCalls:
     def read_memory(
         self, told: Any, most_regions: int, conductor: int = CONDUCTOR
     ) -> list[RankMemory]:
-        """The memory of each rank, from one row of bytes each; only the conductor needs
-        addresses."""
+        """The memory of each rank, from a row of bytes; only the conductor needs addresses."""
         wanted = most_regions if self.rank == conductor else 0
         memory = [decode_memory(row.tobytes(), wanted) for row in told]
         if self.orchestra is not None:

@@ -112,8 +112,7 @@ class Driver:
         return Allocation(int(base), int(size), number)
 
     def export_memory(self, base: int) -> bytes:
-        """A handle by which another process can open an allocation, unless it is part of an
-        expandable segment."""
+        """A handle of an allocation for other processes, unless it is in an expandable segment."""
         return bytes(self._call("cuIpcGetMemHandle", base).reserved)
 
     def open_memory(self, handle: bytes) -> int:

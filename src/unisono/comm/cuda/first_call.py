@@ -77,15 +77,11 @@ def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:
         driver = load_driver()
     except DriverMissing as error:
         return None, f"cuda-bindings is not available: {error}"
-    return (
-        driver,
-        f"the group has {comm.size} ranks, more than {MOST_ROWS}" if comm.size > MOST_ROWS else "",
-    )
+    return driver, f"more than {MOST_ROWS} ranks share the GPU" if comm.size > MOST_ROWS else ""
 
 
 def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]:
-    """Flags of all ranks, in memory that rank 0 provides; or why this rank has none. All ranks
-    call it."""
+    """Flags of all ranks, in memory of rank 0; or why this rank has none. All ranks call it."""
     try:
         memory = comm.allocate(0 if comm.rank else flags_bytes(comm.size))
         if memory is None:

@@ -112,12 +112,10 @@ class PinnedStaging:
         address = host.data_ptr()
         return self._buffer is not None and 0 <= address - self._begin < self._size
 
-    # -- one small row, in place: the most common call
-    # -----------------------------------------------
+    # -- one small row, in place: the most common call ---------------------------------------------
 
     def exchange(self, row: torch.Tensor, stream: int, combine: Callable[[Any], None]) -> None:
-        """Copy a contiguous row to pinned memory, let `combine` work on it there, and copy it
-        back."""
+        """Copy a contiguous row to pinned memory, let `combine` work on it, and copy it back."""
         driver = self._driver
         if driver is None:
             self.start(stream)

@@ -30,9 +30,8 @@ class Block(Protocol):
 class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
     `recv` return the rank at the other end, or a status below zero. The first argument of
-    `submit`, `isend` and `irecv` is the GroupExceptions that makes their works' exceptions.
-    `run` and `submit` take operation, output, input, root, reduction, and optionally a factor
-    and a compiled schedule."""
+    `submit`, `isend` and `irecv` is the GroupExceptions of their works. `run` and `submit` take
+    operation, output, input, root, reduction, and optionally a factor and a compiled schedule."""
 
     calls: int
     reads: int

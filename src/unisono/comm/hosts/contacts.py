@@ -83,8 +83,7 @@ def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
 
 
 def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contact:
-    """This rank's contact, with its control line at `port`; with a UCX worker if it `has_data`
-    to carry."""
+    """This rank's contact, with its control line at `port`, and a UCX worker if it `has_data`."""
     interface = find_interface(address)
     if not has_data:
         return Contact(address, port, interface, payload)

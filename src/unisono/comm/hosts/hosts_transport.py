@@ -34,8 +34,7 @@ _GLANCE_S = 0.1
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a new group will be, and until when its ranks may join; `check` raises if they will
-    not."""
+    """What a new group will be, and its deadline; `check` raises if ranks will not join."""
 
     name: str
     global_ranks: tuple[int, ...] | None

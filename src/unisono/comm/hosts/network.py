@@ -143,9 +143,8 @@ def _keep(found: Addresses, family: str, address: str) -> None:
 
 
 def open_store(store: Any, timeout_s: float) -> Any:
-    """A separate connection to a store, since a connection handles one request at a time. Raises
-    StoreGone if there is none in time, and at once if its host has ended, where torch would
-    retry."""
+    """A separate connection to a store: each handles one request at a time. Raises StoreGone if
+    there is none in time, and at once if its host has ended, where torch would retry."""
     host, port = _host_of(store), getattr(_lowest(store), "port", 0)
 
     def call() -> Any:

@@ -72,8 +72,8 @@ def find() -> Ucx:
     found = [place for place in (_pips(), _systems()) if place is not None]
     if not found:
         raise RendezvousError(
-            f"UCX, which groups over several hosts need, was not found: run `{INSTALL}` on every "
-            "host, or set "
+            f"groups over several hosts need UCX, which was not found: run `{INSTALL}` on each, or "
+            "set "
             "UNISONO_UCX to a libucp.so"
         )
     return found[-1] if len(found) > 1 and _is_better(found[-1], than=found[0]) else found[0]

@@ -42,8 +42,7 @@ class AnnouncedCall:
 
 
 def bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
-    """The bytes that this rank sends, or receives if it sends nothing; parts count as if they
-    were equal."""
+    """The bytes that this rank sends, or receives if it sends none; parts count as equal."""
     if len(tensors) == 1 and not call.sends:
         return int(tensors[0].nbytes)
     total = sum(int(tensor.nbytes) for tensor in tensors)

@@ -12,8 +12,7 @@ import torch
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether its memory does not hold its values: torch conjugates and negates lazily, by a
-    bit."""
+    """Whether its memory does not hold its values: torch conjugates and negates lazily."""
     return tensor.is_neg() or tensor.is_conj()
 
 

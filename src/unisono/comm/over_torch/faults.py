@@ -111,8 +111,7 @@ class Faults:
         return int(store.compare_set(f"unisono/decision/{serial}", "", str(value)))
 
     def _tell(self, error: GroupError) -> GroupError | None:
-        """Leave the cause for the others; returns the cause that another member left earlier, if
-        any."""
+        """Leave the cause for the others; returns an earlier one of another member, if any."""
         record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
         record |= {"reason": getattr(error, "reason", ""), "peer": getattr(error, "peer", -1)}
         with contextlib.suppress(Exception):  # its host may be gone with the group

@@ -53,8 +53,7 @@ class HeldGroup:
         return self.backends.get(device.type, next(iter(self.backends.values())))
 
     def begin(self, name: str, timeout_s: float, options: Any, *given: Any, **fields: Any) -> Any:
-        """Begin a collective, by the group's own name for it; `fields` are fields of its
-        options."""
+        """Begin a collective, by the group's name for it; `fields` are those of its options."""
         options.timeout = timedelta(seconds=timeout_s)
         for field, value in fields.items():
             setattr(options, field, value)
@@ -72,8 +71,7 @@ def wait_for(works: list[Any]) -> None:
             work.wait()
 
 
-# -- reductions: unsupported ones are refused before data moves
-# -------------------------------------
+# -- reductions: unsupported ones are refused before data moves ------------------------------------
 
 _OF_ALL = ("sum", "avg", "product", "min", "max")
 _BITWISE = ("band", "bor", "bxor")
@@ -92,9 +90,7 @@ def check_supported(reduction: Reduction, dtype: str, backend: str) -> None:
     """Raise TypeError if a backend lacks a reduction that is defined for this dtype."""
     op = reduction.name
     if op == "premul_sum":  # nccl's own does not scale in a group of one rank
-        raise TypeError(
-            f"{backend} does not support premul_sum: scale the {dtype} tensor, and use sum"
-        )
+        raise TypeError(f"{backend} does not support premul_sum: scale the {dtype} tensor, use sum")
     reductions, dtypes = _KNOWN.get(backend, ((op,), (dtype,)))
     if op not in reductions:
         raise TypeError(f"{backend} does not support {op}, for {dtype} or others: use unisono")

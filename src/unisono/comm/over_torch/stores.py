@@ -56,8 +56,7 @@ def store_of(comm: Communicator) -> Iterator[Any]:
 
 def meet_in_file(descriptor: int) -> None:
     """Let torch's "env://", the default of `init_process_group`, find the ranks' store in a file
-    that all of them have inherited, unless MASTER_ADDR and MASTER_PORT are set: no port is
-    needed."""
+    that all of them have inherited, without a port, unless MASTER_ADDR and MASTER_PORT are set."""
     import torch.distributed as dist
 
     # torch offers no way to replace a scheme; if it stores them differently, it asks for an address
@@ -146,9 +145,8 @@ def store_at(
     hosts: bool | None = None,
 ) -> Any:
     """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all ranks
-    connect. `hosts` overrides whether this rank hosts it; `group` is the group that it is for. A
-    rank that waits for rank 0 logs a warning. Raises RendezvousError if no process hosts it
-    within `timeout_s`."""
+    connect. `hosts` overrides whether this rank hosts it; `group` is whose it is. A rank that
+    waits for rank 0 logs a warning. Raises RendezvousError if there is none within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:

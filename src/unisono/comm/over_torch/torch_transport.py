@@ -131,8 +131,7 @@ class OverTorch(RowTransport):
 
     def close(self) -> None:
         """Release everything. A group that this object has made ends, and a call in it that the
-        others have not joined within 1 s fails; any other group stays, once its running calls
-        are over."""
+        others have not joined within 1 s fails; another group stays, once its calls are over."""
         if self.is_closed:
             return
         if not self._owns:

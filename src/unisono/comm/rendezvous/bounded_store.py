@@ -35,8 +35,7 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
         answer, error = answers.get(timeout=max(limit_s, 1.0))  # it says which ranks were missing
     except queue.Empty:
         raise StoreGone(
-            "the torch Store through which the ranks meet did not answer within "
-            f"{in_seconds(limit_s)}: "
+            f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
             "its process is stopped, or the network to it drops packets (by a wrong MTU?)"
         ) from None
     if error is not None:
@@ -61,8 +60,8 @@ class BoundedStore:
         except RuntimeError as error:  # torch's texts are about sockets
             reason = str(error).partition("\n")[0]
             raise StoreGone(
-                "the torch Store through which the ranks meet does not answer; has the process "
-                f"that hosts it ended? ({reason})"
+                "the torch Store of the meeting does not answer; has the process that hosts it "
+                f"ended? ({reason})"
             ) from error
 
 

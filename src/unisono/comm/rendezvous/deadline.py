@@ -75,8 +75,7 @@ class Waiting:
         )
 
     def look(self, find_missing: Callable[[], Sequence[int]]) -> None:
-        """Log which ranks are missing, if the wait is long; raise RendezvousError at the
-        deadline."""
+        """Log the missing ranks, if the wait is long; raise RendezvousError at the deadline."""
         is_late = not self._deadline.left_s()
         if not is_late and (self._has_spoken or not self.is_long()):
             return

@@ -74,8 +74,7 @@ class Growth:
         )
 
     def membership(self, met: Membership) -> Membership:
-        """A rank's membership in the new group, whose rank numbers differ from those in the
-        meeting."""
+        """A rank's membership in the new group, whose ranks differ from those of the meeting."""
         order = sorted(range(self.size), key=self.places.__getitem__)
         members = tuple(met.members[number] for number in order)
         return Membership(self.key, self.places[met.rank], self.size, met.group, members)
@@ -181,8 +180,7 @@ def admit(
     settle: Callable[[bool], bool] | None,
 ) -> tuple[Membership, Growth]:
     """Admit so many new processes; all members call this. `name` is the new group's, and
-    `meeting` the name by which newcomers know it, and where they look; `about` is what they are
-    told."""
+    `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:
         newcomers, failed, plan = None, None, [0] * (2 + count)

@@ -31,8 +31,7 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
     """The rendezvous file of all children of this process's parent, while they need to meet:
     named after the parent, or after the `job`, if the starter of the ranks has named one, since
     there may be a shell in between. Meanwhile a rank *claims its name*, an abstract socket, so
-    that two groups of ranks that one parent starts at the same time fail with a message instead
-    of mixing."""
+    that two groups of ranks that one parent starts at the same time fail instead of mixing."""
     if job:
         name = f"unisono-{os.geteuid()}-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
         who = f"process of job {job}"

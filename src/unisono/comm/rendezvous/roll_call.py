@@ -1,7 +1,6 @@
 """Which ranks are present, through a torch Store: for processes on several hosts that were
 started separately, and may restart. Every rank publishes that it waits. A rank that sees an
-entry of every rank agrees to begin with exactly these processes; once all have agreed, they
-begin."""
+entry of every rank agrees to begin with these processes; once all agree, they begin."""
 
 from __future__ import annotations
 

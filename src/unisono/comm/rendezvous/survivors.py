@@ -70,8 +70,7 @@ class Board(Protocol):
         """How an attempt ended, in the same way as `choose`."""
 
     def is_gone(self, rank: int) -> bool:
-        """Whether a rank has certainly left the group: its process ended, or it closed the
-        group."""
+        """Whether a rank has certainly left the group: it ended, or closed the group."""
 
     def find_stopped(self) -> Sequence[int]:
         """The ranks that are stopped, as far as the system knows."""
@@ -127,8 +126,7 @@ class SegmentBoard:
 
 
 class Attempt:
-    """One attempt to form a new group: its `members`, ranks of the old one, and their meeting's
-    `key`."""
+    """One attempt to form a new group: its `members`, ranks of the old one, and its `key`."""
 
     def __init__(self, board: Board, number: int, members: Sequence[int], key: str) -> None:
         self.members, self.key = members, key
@@ -186,9 +184,7 @@ def go_on(
     except BaseException:
         board.say(json.dumps([_WITHDRAWN, at_least]))  # no rank needs to wait for this one
         raise
-    raise RendezvousError(
-        f"group {board.name}: {_MOST_ATTEMPTS} attempts to form a new group failed"
-    )
+    raise RendezvousError(f"group {board.name}: {_MOST_ATTEMPTS} attempts to form a group failed")
 
 
 def _attempt(

@@ -15,8 +15,7 @@ from unisono.plan.proof import verify
 from unisono.plan.schedule import Schedule, Step
 
 BUSIEST = 8192
-"""How many chunks one rank may send another in a compiled schedule: UN_BUSIEST of
-csrc/unisono.h."""
+"""How many chunks one rank may send another in a compiled schedule: UN_BUSIEST."""
 
 _SEND, _COPY, _COMBINE = range(3)  # csrc/unisono.h's un_action
 
@@ -84,9 +83,7 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: i
             built = _built[entry.make, ranks, root] = entry.schedule(ranks, root=root)
         return built
     if not isinstance(algorithm, Schedule):
-        raise ValueError(
-            f"an algorithm must be a name or a Schedule, not {type(algorithm).__name__}"
-        )
+        raise ValueError(f"algorithm= takes a name or a Schedule, not {type(algorithm).__name__}")
     if algorithm.collective != collective:
         raise ValueError(f"{algorithm.title()} is not a schedule for {collective}")
     if algorithm.ranks != ranks:

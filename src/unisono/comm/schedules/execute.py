@@ -1,5 +1,4 @@
-"""Run a schedule on any Communicator, by point-to-point messages; and a collective by an
-algorithm."""
+"""Run a schedule on any Communicator, over messages; and a collective by an algorithm."""
 
 from __future__ import annotations
 
@@ -75,9 +74,7 @@ def execute(
     """
     try:
         if schedule.ranks != comm.size:
-            raise ValueError(
-                f"{schedule.title()} does not fit group {comm.name} of {comm.size} ranks"
-            )
+            raise ValueError(f"{schedule.title()} does not fit group {comm.name} of {comm.size}")
         compiled = compile_schedule(schedule, comm.rank)
         jobs, reduction = _check(schedule, comm, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
@@ -115,17 +112,13 @@ def run_by(
     try:
         root = check_root(root, comm.size)
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
-            raise ValueError(
-                "algorithms are for CPU tensors: leave out algorithm= for CUDA tensors"
-            )
+            raise ValueError("algorithm= is for CPU tensors: leave it out for CUDA tensors")
         schedule = schedule_for(name, algorithm, comm.size, root)
         if transport.run_schedule is not None and operation in COMPILED:
             call = check_call(operation, output, input, root, op, transport)
             return transport.run_schedule(call, schedule, async_op)
         if async_op:
-            raise ValueError(
-                f"{schedule.algorithm} runs over messages, and does not support async_op"
-            )
+            raise ValueError(f"{schedule.algorithm} over messages does not support async_op")
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(name, error)
     execute(schedule, comm, output, None if name in IN_PLACE else input, op)

@@ -19,7 +19,7 @@ class Workspace:
     consists of equal blocks: one for each rank, or each pair of ranks, or one in all. A block
     consists of slices and a slice of chunks, both as equal as possible. `text` says in words
     what must be the same on all ranks besides the schedule. A side of several tensors counts as
-    one that holds them all."""
+    one."""
 
     def __init__(
         self,

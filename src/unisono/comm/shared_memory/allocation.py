@@ -157,10 +157,7 @@ def _open_shown(process: int, number: int, inode: int) -> int:
 
 def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
     total = sum(sizes)
-    lines = [
-        f"cannot allocate {total} bytes of shared memory for group {name} "
-        f"(up to {max(sizes)} per rank)"
-    ]
+    lines = [f"no {total} bytes of shared memory for group {name} (up to {max(sizes)} per rank)"]
     for rank, (outcome, detail) in enumerate(zip(outcomes[::2], outcomes[1::2], strict=True)):
         if outcome == _NO_ROOM:
             lines.append(f"rank {rank} needs {sizes[rank]} bytes: its memory limits leave {detail}")

@@ -136,8 +136,7 @@ class GroupExceptions:
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, even if something else ended the
-        group."""
+        """What to raise because one of these ranks has died, even if not that ended the group."""
         group = self._membership.group
         lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
         if not lost:

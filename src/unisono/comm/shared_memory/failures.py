@@ -195,8 +195,7 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
             text += (
                 f"{' and '.join(pair)} have both arrived, but the data between them does not get "
                 "through, though short messages do. The network drops large packets (compare the "
-                "MTU of all interfaces on the path; try ping -M do -s 1472), or is too slow for "
-                "this timeout"
+                "MTU of all interfaces; try ping -M do -s 1472), or is too slow for this timeout"
             )
     where = whereabouts(membership, missing or stalled, call, stopped)
     if stalled:  # a stopped process cannot report its line, but it is in our own call

@@ -381,9 +381,7 @@ class SharedMemory(Transport):
                     for rank, size in enumerate(sizes)
                     if size < 0
                 ]
-                raise SegmentError(
-                    "\n".join([f"cannot allocate shared memory for group {self.name}", *unable])
-                )
+                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
             return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
@@ -408,8 +406,7 @@ class SharedMemory(Transport):
         return self._allocator.memory(number)
 
     def check_call(self, call: Call) -> None:
-        """Only the peer itself may pass its part of a block: it may be doing so in this very
-        call."""
+        """Only the peer may pass its part of a block: it may be doing so in this very call."""
         from unisono.comm.arguments import flatten
 
         for tensor in flatten(call.outputs):
@@ -433,9 +430,7 @@ class SharedMemory(Transport):
         decided = self.group.decide(serial, value)
         if decided < 0:  # the group is closed, or this is a forked child
             ending = self.ending("no call")
-            raise ending or ValueError(
-                f"decision {serial} is no longer known: too many have followed"
-            )
+            raise ending or ValueError(f"too many decisions have followed number {serial}")
         return decided
 
     def ending(self, doing: str) -> GroupError | None:

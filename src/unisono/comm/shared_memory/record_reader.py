@@ -156,8 +156,7 @@ def leave_reason(text: str) -> None:
 
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
     """A function that writes this process's note of a kind ("reason", "answer") into a segment:
-    (about, text). Raises UnisonoError if it is not a segment, or this process is not in the
-    group."""
+    (about, text). Raises UnisonoError if it is none, or this process is not in the group."""
     mapped = map_segment(descriptor, mmap.ACCESS_WRITE)
     if mapped is None:
         raise _NotASegment("this is not the shared memory of a group")
@@ -344,8 +343,7 @@ class RecordFollower:
             ring.dropped = 0
 
     def is_left(self) -> bool:
-        """Whether every rank has joined and closed the group; for a part, every rank of its
-        host."""
+        """Whether every rank (of a part: of its host) has joined and closed the group."""
         layout = self._layout
         ranks = range(self.size)
         joined = [r for r in ranks if _read_identity(self._memory, layout, r) is not None]

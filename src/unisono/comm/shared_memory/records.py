@@ -72,8 +72,7 @@ class RankRecords:
 class GroupRecords:
     """What the ranks of one group did; one that has not joined yet is left out. `backend` is
     what moves the data: "unisono", or the library whose calls are recorded. `segment` names the
-    shared memory that was read. `is_part`: the group is over several hosts, not all of them
-    read."""
+    shared memory that was read. `is_part`: not all hosts of the group were read."""
 
     name: str
     size: int

@@ -1,6 +1,5 @@
 """What is told of each new group's segment: the listeners of this process, and the launcher,
-which gives its ranks a socket for a copy of every segment's descriptor, and for reports of the
-watch."""
+which gives its ranks a socket for a copy of every segment's descriptor, and the watch's reports."""
 
 from __future__ import annotations
 

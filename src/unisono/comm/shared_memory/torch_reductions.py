@@ -27,8 +27,7 @@ def reductions_by_hash() -> dict[int, str]:
     if len(set(hashes)) < len(names) or hashes != tuple(map(hash, others)):
         raise RuntimeError(
             "unisono cannot identify the reductions of this torch: the hash of a ReduceOp no "
-            "longer depends on its kind alone. Use a version of torch without a warning in "
-            "`unisono doctor`"
+            "longer depends on its kind alone. See `unisono doctor` for versions that work"
         )
     native.know_torch(_profiler_enabled, hashes)
     return dict(zip(hashes, names, strict=True))
