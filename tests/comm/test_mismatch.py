@@ -341,7 +341,7 @@ def test_a_late_rank_is_named_at_the_deadline(comm: Communicator, shared_tmp_pat
     assert error.missing == (late,)
     assert set(error.arrived) == set(range(late))
     assert error.call == 3
-    assert f"rank {late} never came" in str(error)
+    assert f"rank {late} never arrived" in str(error)
     if comm.rank != late:
         assert 0.45 <= took_s < 10.0, took_s
 

@@ -178,7 +178,9 @@ def test_in_a_store_all_ranks_know_who_is_missing(
 
 def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:
     ((_, text),) = [line for line in pool.run(split_late, 2) if line]
-    assert text.startswith("unisono: rank 0 waits for rank 1: 1 of 2 are here (group world/[0,1]")
+    assert text.startswith(
+        "unisono: rank 0 is waiting for rank 1: 1 of 2 have joined (group world/[0,1]"
+    )
 
 
 def split_late(comm: Communicator) -> tuple[str, str] | None:

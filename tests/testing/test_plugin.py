@@ -490,7 +490,7 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
             '  File "*", line 4 in sleep_for_long',
             '  File "*", line * in test_hangs',
             "*- rank 0 -*",
-            "*CollectiveTimeout: barrier *rank 1 never came*",
+            "*CollectiveTimeout: barrier *rank 1 never arrived*",
             "*- all 2 ranks -*",
             "not done by the test's deadline of 1 s",
             '  File "*", line 4 in sleep_for_long',
