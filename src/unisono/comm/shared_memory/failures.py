@@ -183,7 +183,7 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
     stopped = None if partner is None else membership.find_stopped()
     missing = [rank for rank in missing if rank not in membership.unheard(stopped or [])]
     if missing:
-        here = list_ranks(list(posted)) or "nobody"
+        here = list_ranks(list(posted)) or "none"
         text += f"because {name_ranks(missing)} never arrived; arrived: {here}"
     else:
         text += "although all ranks arrived: "
