@@ -92,7 +92,7 @@ def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
     what = "None" if given is None else name_type(given)
     comm.refuse(
         operation,
-        f"{what} instead of a tensor as the input of comm.{operation}(output, input); "
+        f"{what} was passed instead of a tensor as the input of comm.{operation}(output, input); "
         f"unisono.{operation}(input, group=comm) takes only an input and returns the result",
     )
     raise AssertionError  # refusing always raises

@@ -192,7 +192,7 @@ def test_ranks_meet_in_a_torch_store_by_name(shared_tmp_path: Path) -> None:
 
 def test_what_makes_no_sense_is_refused_at_once() -> None:
     for bad in ((1, 1), (-1, 2), (0, 0), (2, 2)):
-        with pytest.raises(ValueError, match=re.escape(f"rank {bad[0]} does not lie in a group")):
+        with pytest.raises(ValueError, match=re.escape(f"{bad[0]} is not a rank of a group")):
             Communicator.join("x", *bad)
     for name in ("", "a\0b", "\ud800", 7):
         with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a name to meet by")):
@@ -325,7 +325,7 @@ def test_a_rank_waits_in_silence_for_five_seconds() -> None:
     assert deadline.QUIET_S == 5.0
     assert Communicator.join.__doc__ is not None
     words = " ".join(Communicator.join.__doc__.split())
-    assert f"says after {deadline.QUIET_S:g} s" in words
+    assert f"after {deadline.QUIET_S:g} s" in words
 
 
 # -- what the dead leave ---------------------------------------------------------------------------

@@ -258,7 +258,7 @@ def test_what_is_given_must_be_what_is_taken(comm: Communicator, kind: str) -> N
         for scale in (1, 20_000):
             error, _ = differ(comm, "pairs", kind, odd, scale)
             assert isinstance(error, CollectiveMismatch), (odd, scale, error)
-            assert "gives" in str(error)
+            assert "sends" in str(error)
 
 
 @pytest.mark.ranks(8)

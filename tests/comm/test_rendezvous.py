@@ -477,7 +477,7 @@ def test_noise_with_descriptors_leaves_nothing(
 @as_root
 def test_another_users_process_is_not_let_in(pool: RankPool) -> None:
     said = pool.run(another_user_knocks, 3, connected=False)
-    assert said[2] == ["no answer", "rank 0 runs as user 0, this rank as 65534"]
+    assert said[2] == ["no answer", "rank 0 runs as user 0, but this rank as 65534"]
 
 
 def another_user_knocks(rank: int, size: int, path: str) -> list[str]:

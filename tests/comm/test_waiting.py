@@ -171,7 +171,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
                 thread.start()
             for thread in threads:
                 thread.join()
-        expected = {f"unisono: rank {rank} waits for {awaited}" for rank in ranks}
+        expected = {f"unisono: rank {rank} is waiting for {awaited}" for rank in ranks}
         assert {record.getMessage().partition(" (")[0] for record in caplog.records} == expected
         assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
 

@@ -733,10 +733,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         store: Store | None = None,
         timeout_s: float | None = None,
     ) -> Communicator:
-        """Admit `count` new processes, which wait in `Communicator.join(name)`, and make a group of
-        all, in which the members keep their order. A newcomer that joined with a `rank` gets it,
-        for instance that of a dead rank; others come last. All members call it, between two steps,
-        say. This group stays as it is.
+        """Admit `count` new processes, which wait under `name` in `Communicator.join(name)`: make a
+        group of all, in which the members keep their order. A newcomer that joined with a `rank`
+        gets it, for instance that of a dead rank; others come last. All members call it, between
+        two steps, say. This group stays as it is.
 
         `store` is the torch Store that the newcomers pass, if any. A TCPStore, or part of one, lets
         them join from any host, and a group on several hosts needs it. Members wait up to
@@ -784,7 +784,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """Refuse this rank's arguments of a collective, the `operation`: tell its peers that it
         will not take part, then raise ValueError with the reason `why`.
 
-        Always raises ValueError. If all ranks refuse the same call, the group remains usable;
+        Raises ValueError in any case. If all ranks refuse the same call, the group remains usable;
         otherwise the others raise CollectiveMismatch.
 
         >>> comm.refuse("all_reduce", "three is too many")

@@ -149,7 +149,7 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator
             comm.broadcast(tensor, 0, algorithm=other_root)
         with pytest.raises(ValueError, match="root 9 is not a rank of a group of 2"):
             comm.broadcast(tensor, 9, algorithm="binomial")
-        with pytest.raises(ValueError, match=r"parts of \[1, 3\] elements.*leave out algorithm="):
+        with pytest.raises(ValueError, match=r"\[1, 3\] elements.*leave out algorithm="):
             comm.all_to_all([tensor[:1], tensor[1:]], [wide[:1], wide[1:4]], algorithm="pairwise")
         with pytest.raises(ValueError, match="share memory"):
             comm.reduce([tensor, tensor], algorithm="binomial")

@@ -114,7 +114,7 @@ class PairwiseSizes(NamedTuple):
 
     def of_rank(self, rank: int) -> str:
         parts = []
-        for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
+        for verb, sizes in (("sending", self.gives[rank]), ("expecting", self.wants[rank])):
             known = [size for size in sizes if size is not None]
             if known:
                 parts.append(f"{verb} {abbreviate_sizes(known)}")
