@@ -1,9 +1,8 @@
-/* Blocks: memory that all members of a group have mapped, a part for each rank.
+/* Blocks: memory that all members of a group map, with a part for each rank.
  *
- * A rank may pass memory of its part to a call as long as it has not released the block, and its
- * peers then read it through mappings of their own. So a mapping outlives this process's use of it
- * until nobody uses the block any more; what it holds goes back to the system with the last release,
- * wherever it is still mapped.
+ * Until it releases the block, a rank may pass memory of its part to a call, and its peers then
+ * read it through their own mappings. So a mapping outlives this process's use of it until no rank
+ * uses the block. The last release returns the pages to the system, wherever they are still mapped.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -35,7 +34,7 @@ struct un_block {
 
 static size_t *sizes_in(const un_block *b) { return (size_t *)b->start + b->ranks + 1; }
 
-/* Where each part starts; false: so much does not exist. */
+/* Where each part starts; false: the sizes are impossible. */
 static bool lay_out(int ranks, const uint64_t *bytes, size_t *start) {
     start[0] = PAGE_BYTES;
     for (int rank = 0; rank < ranks; rank++) {
@@ -63,8 +62,8 @@ int un_block_create(int ranks, const uint64_t *bytes) {
 
 enum { LITTLE = 1024, LOOK_SERVES_S = 1 };
 
-/* A look at what the limits leave takes most of a millisecond. What it finds serves for a second:
- * in that time this process may take a small share of it without another. */
+/* Reading the memory limits takes most of a millisecond. The result is reused for a second: in
+ * that time this process may take a small share of it without reading again. */
 static bool is_little(size_t bytes) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static int64_t left, looked_ns;
@@ -96,7 +95,7 @@ static un_block *make_block(un_group *g) {
     return b;
 }
 
-/* The block is the group's from now on: it must know of it when it closes. */
+/* The group holds the block from now on: it needs it when it closes. */
 static void enter(un_block *b) {
     un_group *g = b->group;
     pthread_mutex_lock(&g->blocks.lock);
@@ -167,7 +166,7 @@ static void free_block(un_block *b) {
 
 static block_header *header_of(const un_block *b) { return (block_header *)b->base; }
 
-/* With the lock: free what nobody will pass to a call any more. */
+/* With the lock: free blocks that no rank can pass to a call any more. */
 static void free_released(un_group *g) {
     if (g->blocks.readers) return;
     bool over = read_word(&g->segment.header->abort);
@@ -184,14 +183,14 @@ static void free_released(un_group *g) {
     }
 }
 
-/* The last one gives the pages back at once: others may be long in noticing. */
+/* The last rank returns the pages at once: others may take long to notice. */
 static void count_release(un_block *b) {
     uint32_t before = b->number ? atomic_fetch_add(&header_of(b)->released, 1) : 0;
     if (before + 1 == (uint32_t)b->ranks && b->bytes > PAGE_BYTES)
         madvise(b->base + PAGE_BYTES, b->bytes - PAGE_BYTES, MADV_REMOVE);
 }
 
-/* A closing group and the last owner of a block may meet here. */
+/* A closing group may race with the last owner of a block here. */
 static pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER;
 
 void un_block_use(un_block *b, uint64_t number) {
@@ -228,7 +227,7 @@ void un_block_release(un_block *b) {
     pthread_mutex_unlock(&leaving);
 }
 
-/* One release less, unless that was the last: then what it held has gone. */
+/* Undo one release, unless it was the last: then the contents are gone. */
 static bool take_back_release(un_block *b) {
     uint32_t seen = atomic_load(&header_of(b)->released);
     while (seen < (uint32_t)b->ranks)
@@ -261,7 +260,7 @@ void leave_blocks(un_group *g) {
     pthread_mutex_unlock(&leaving);
 }
 
-/* -- what calls ask ---------------------------------------------------------------------------- */
+/* -- for calls --------------------------------------------------------------------------------- */
 
 static int owner_in(const un_block *b, const char *data, size_t bytes) {
     if (data < b->base || data >= b->base + b->bytes) return -1;

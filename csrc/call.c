@@ -1,8 +1,8 @@
-/* One call, from its first step to its last: say what we do, see what the others do, move.
+/* One call from first step to last: post our descriptor, compare it with the peers', move data.
  *
- * Every rank posts its call (post_call), waits for all descriptors and compares them before a byte of
- * anybody's output changes (meet). That meeting is also what makes two descriptors and two sets of
- * slots per rank enough: whoever is past it knows that all peers have finished the call before.
+ * Every rank posts its call (post_call), waits for all descriptors and compares them before any
+ * byte of any output changes (meet). Because of that meeting two descriptors and two sets of slots
+ * per rank are enough: a rank that is past it knows that all peers have finished the previous call.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -14,15 +14,15 @@
 #include "worker.h"
 
 enum {
-    MISMATCH_GRACE_MS = 1000, /* for the latecomers' descriptors, so that the error text is whole */
-    REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group can go on */
+    MISMATCH_GRACE_MS = 1000, /* for late descriptors, so that the error text is complete */
+    REFUSAL_GRACE_MS = 2000,  /* for peers to refuse as well, so that the group stays usable */
 };
 
 static uint64_t signature_of_call(const un_call *call) {
     return signature_of(call->operation, call->reduction, call->root, call->dtype);
 }
 
-/* Of a refused call its arguments do not count. */
+/* The arguments of a refused call are ignored. */
 static uint64_t refusal_of(const un_call *call, un_status reason) {
     return (uint64_t)call->operation | (uint64_t)reason << 16;
 }
@@ -51,7 +51,7 @@ uint64_t un_group_pair_bytes(const un_group *g, int rank, uint64_t call, bool ta
     return sizes_of(g, rank, call)[(takes ? g->ranks : 0) + peer];
 }
 
-/* Whatever else must be equal in the upper half, the mark of the shapes in the lower one. */
+/* Upper half: whatever else must be equal; lower half: the hash of the shapes. */
 static uint64_t hash_of(const execution *x) {
     uint64_t hash = x->hash * 0x9e3779b97f4a7c15u;
     return (hash & ~(uint64_t)UINT32_MAX) | x->call->shape_mark;
@@ -70,7 +70,7 @@ static void post_call(execution *x, un_status refusal) {
     publish(g, &mine->call, x->number);
 }
 
-/* Give the others a little time to post this call too; returns whether all did. */
+/* Give the others some time to post this call too; returns whether all did. */
 static bool wait_for_descriptors(execution *x, int milliseconds) {
     prepare_to_block(&x->patience);
     for (int64_t end = clock_ns() + milliseconds * (int64_t)1000000; clock_ns() < end;) {
@@ -101,8 +101,8 @@ static un_status mismatch(execution *x) {
     return fail(x->g, UN_MISMATCH, -1);
 }
 
-/* Wait for the descriptors of all peers, or over hosts of those that it `is` (or is not) we who hear, and compare
- * them with ours. */
+/* Wait for the descriptors of all peers and compare them with ours; over hosts, only of those
+ * whose messages this rank receives (`is_heard`), or only of the others. */
 static un_status meet_some(execution *x, bool is_heard) {
     un_group *g = x->g;
     const descriptor *mine = descriptor_of(g, g->rank, x->number);
@@ -119,7 +119,7 @@ static un_status meet_some(execution *x, bool is_heard) {
     return UN_OK;
 }
 
-/* First what others of our host wait for: they sleep until we have heard it. */
+/* First what other ranks of our host wait for: they sleep until we receive it. */
 static un_status meet(execution *x) {
     un_status status = x->g->spread ? meet_some(x, true) : UN_OK;
     if (!status) status = meet_some(x, false);
@@ -140,9 +140,9 @@ un_status finish_step(execution *x, bool waits) {
     return UN_OK;
 }
 
-/* Step by step: bring our piece into our slot, then combine and take the pieces of the steps
- * before, which the others have brought meanwhile. A rank publishes that a step is over and
- * waits only for its peers' previous one, so that copying overlaps with waiting.
+/* Step by step: copy our piece into our slot, then combine and copy out the pieces of earlier
+ * steps, which the others have written meanwhile. A rank publishes that a step is over and waits
+ * only for its peers' previous step, so that copying overlaps with waiting.
  *
  * Step t may write slot t % SLOTS: a peer that is past step t-2 has taken piece t-4 (with a
  * combining stage between; t-3 without), and we have waited for that in step t-1. */
@@ -167,7 +167,7 @@ static un_status move(execution *x) {
     return UN_OK;
 }
 
-/* How many of those who give let it be read: all, or some, which then bring it to slots. */
+/* How many senders let peers read their memory: none, all, or some, which then copy it to slots. */
 enum { NONE, SOME, ALL };
 
 static int readable_givers(const execution *x) {
@@ -180,7 +180,7 @@ static int readable_givers(const execution *x) {
     return !readable ? NONE : readable == givers ? ALL : SOME;
 }
 
-/* What was to be read in its place is brought now, and everybody waits for it. */
+/* What peers could have read in place is copied to slots now, and every rank waits for it. */
 static un_status bring_late(execution *x) {
     un_group *g = x->g;
     if (x->marks) x->bring(x, 0);
@@ -232,7 +232,7 @@ static un_status run(execution *x) {
     return meet_and_move(x);
 }
 
-/* The meeting of a gather of any lengths has nothing to move: heads lie in the descriptors. */
+/* The meeting of a ragged gather moves nothing: heads lie in the descriptors. */
 un_status post_and_meet(execution *x, un_status planned) {
     if (planned) return refuse(x, planned);
     bring_and_post(x);
@@ -259,7 +259,7 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-/* Leave a note of a shape, if it is known, behind something short. */
+/* Leave a note with a shape, if it is known, after a short prefix. */
 void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number) {
     char text[UN_TEXT_BYTES];
     size_t length = (size_t)snprintf(text, sizeof text, "%s", before);
@@ -272,8 +272,7 @@ void write_shape_note(un_group *g, const char *before, const un_shape *shape, ui
     un_group_write_note(g, UN_SHAPE, number, text);
 }
 
-/* Let the peers' error texts say with which shape we came, and then from where: whoever knows the
- * one knows the other. */
+/* For the peers' error texts: our shape and our line. A rank that knows one knows the other. */
 static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
     if (call->shape) write_shape_note(g, "", call->shape, number);
     if (call->site) un_group_write_note(g, UN_SITE, number, call->site->text);
@@ -288,8 +287,7 @@ static un_status end_call(execution *x, un_status status) {
     return status;
 }
 
-/* With the call lock: one call, unless the group has failed before. `record` is that of a call which
- * waited in the queue. */
+/* With the call lock: one call, unless the group has failed. `record`: of a call from the queue. */
 static un_status carry_out(execution *x, un_group *g, const un_call *call, patience patience,
                            uint64_t record, un_status (*body)(execution *)) {
     if (read_word(&g->calls.noticed_end)) return fail_from_abort(g);
@@ -306,7 +304,7 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 
 /* -- works ------------------------------------------------------------------------------------- */
 
-/* One step, in which peers take what is there with our descriptor: when we take ours is our own affair. */
+/* One step, and peers read only our descriptor: we may finish our side at any time. */
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
     return x->steps == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&
@@ -353,7 +351,7 @@ un_status run_work(un_group *g, un_work *work, const un_call *hooks, bool may_le
 
 /* -- blocking calls ---------------------------------------------------------------------------- */
 
-/* In the caller's thread, after whatever was submitted before. */
+/* In the caller's thread, after all works submitted before. */
 static un_status run_locked(un_group *g, const un_call *call, uint64_t record,
                             un_status (*body)(execution *)) {
     if (group_is_inherited(g)) return UN_FORKED;
@@ -373,7 +371,7 @@ static un_status run_locked(un_group *g, const un_call *call, uint64_t record,
 
 static un_status refuse_arguments(execution *x) { return refuse(x, UN_REFUSED); }
 
-/* Only the size of the stream counts: nothing is moved. */
+/* Only the size of the stream matters: nothing moves. */
 static un_status compare(execution *x) {
     x->bytes = x->call->input->bytes;
     post_call(x, UN_OK);

@@ -1,7 +1,8 @@
 /* What changed between two versions of a row of elements: where, and the new bits.
  *
- * A byte counts the elements that stayed, and the next one as it is now follows; 255 stands for 255
- * that stayed, and nothing follows. A change costs its element and a byte, the rest 1/255 each.
+ * A byte counts unchanged elements, and the new value of the next element follows; 255 means 255
+ * unchanged elements and no value. A change costs its element and a byte, an unchanged element
+ * 1/255 byte.
  */
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* Channels: one for each ordered pair of ranks.
  *
- * A sender announces a message in the next entry of its channel; a small one is already there with
- * it. The receiver reads entries in their order, into memory of its own where no receive has asked
- * for them, so that an entry is free again soon. Once a receive has asked, it answers: it took a
- * small message, or it grants a large one the channel's ring, through which the sender passes it
- * on in pieces. A send is over once its message is matched and out of its hands.
+ * A sender announces a message in the next entry of its channel; the entry holds the data of a
+ * small one. The receiver reads entries in order, and copies unexpected messages to its own memory
+ * so that the entry is soon free again. Once a receive matches, the receiver replies: it took a
+ * small message, or it grants a large one the channel's ring, through which the sender passes it in
+ * pieces. A send is over once its message is matched and its buffer is free.
  *
- * Whatever a peer wrote is read once, and compared with what it may be before it is used.
+ * What a peer wrote is read once and validated before use.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,13 +22,13 @@ void ring_bell(un_group *g, int rank) {
     wake(&c->doorbell, OF_RANKS, INT_MAX);
 }
 
-/* No peer of this build writes what we have read. Always false. */
+/* No peer of this build can have written what we read: the segment is damaged. Always false. */
 bool refuse_damage(un_group *g, int peer) {
     abort_group(g, UN_DAMAGED, peer, 0);
     return false;
 }
 
-/* Whether one of the ENTRIES slots is free: `used` were ever used, `freed` of them freed again. */
+/* Whether one of the ENTRIES slots is free: `used` were used so far, and `freed` of them freed. */
 bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_t *word) {
     if (used - *freed < ENTRIES) return true;
     uint64_t now = read_from_peer(word);
@@ -37,8 +37,8 @@ bool has_room(un_group *g, int peer, uint64_t used, uint64_t *freed, const flag_
     return used - now < ENTRIES;
 }
 
-/* Publish how many slots we have read so far. A peer that found no room may sleep: then there were
- * many, or we left some. Otherwise it need not be woken. */
+/* Publish how many slots we have read so far. A peer that found no room may be asleep if there
+ * were many, or if we left some; otherwise it need not be woken. */
 void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_t now,
                  bool left_some) {
     if (now - before < ENTRIES / 2 && !left_some) {
@@ -65,8 +65,8 @@ void dequeue(message_queue *q) {
     if (!q->first) q->last = NULL;
 }
 
-/* Whoever looks for a deadlock must not find our note after what it asks for has come: the note
- * goes before we say that we have read it. */
+/* Deadlock detection must not find our note after its message has arrived: the note is removed
+ * before we publish that we have read the message. */
 void enter_phase(un_group *g, un_message *m, enum phase phase) {
     m->phase = phase;
     if (g->waiting.message == m) forget_waiting(g);
@@ -87,7 +87,7 @@ void complete(un_group *g, un_message *m, un_status status) {
 
 /* -- progress ---------------------------------------------------------------------------------- */
 
-/* Let the error texts of all ranks say what this side of a message that does not fit wanted. */
+/* For the error texts of all ranks: what this side of a mismatched message expected. */
 void note_unfit(un_group *g, const un_message *m) {
     char text[UN_TEXT_BYTES];
     snprintf(text, sizeof text, "%lld %llu %u %llu %u ", (long long)m->tag,
@@ -106,8 +106,7 @@ COLD static void note_unfit_send(un_group *g) {
     if (m) note_unfit(g, m);
 }
 
-/* The group is over, and with it every message. What came and was not asked for stays, for
- * error texts. */
+/* The group is over, and every message with it. Unexpected messages stay, for error texts. */
 static bool complete_all(un_group *g, un_status status) {
     if (!g->messages.oldest) return false;
     note_unfit_send(g);
@@ -141,7 +140,7 @@ bool progress(un_group *g) {
     if (failed && g->spread) release_messages(g);
     if (failed) return complete_all(g, failed);
     bool moved = g->spread && progress_over_hosts(g);
-    for (int rank = 0; rank < g->ranks; rank++) { /* first what lets peers go on */
+    for (int rank = 0; rank < g->ranks; rank++) { /* first what peers wait for */
         struct traffic *t = &g->messages.traffic[rank];
         if (t->sends.first) moved |= announce_sends(g, rank);
         if (!is_open(g, rank)) continue;
@@ -171,10 +170,10 @@ void free_traffic(un_group *g) {
     free(traffic);
 }
 
-/* -- what waiting threads and error texts ask -------------------------------------------------- */
+/* -- for waiting threads and error texts ------------------------------------------------------- */
 
-/* Looking at this word is faster than a round of progress. It is only a hint, for other threads
- * move the message on too. */
+/* Reading this word is faster than a round of progress. Only a hint: other threads move the
+ * message too. */
 awaited awaited_word(const un_group *g, const un_message *m) {
     if (m->source < 0 || is_elsewhere(g, m->source)) return (awaited){0};
     if (m->sends) {
@@ -195,7 +194,7 @@ awaited awaited_word(const un_group *g, const un_message *m) {
     return (awaited){&c->written, t->read + t->receives.first->moved + 1};
 }
 
-/* For deadlock.c: whether a rank has yet to look at something that another one wrote for it. */
+/* For deadlock.c: whether a rank has not yet read something that another wrote for it. */
 bool has_unread_messages(const un_group *g, int from, int to) {
     if (!read_from_peer(&opened_by(g, from)[to])) return false;
     const channel *c = channel_of(g, from, to);

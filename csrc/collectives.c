@@ -1,7 +1,8 @@
-/* The collectives: for each, what a rank brings, combines and takes in a step.
+/* The collectives: for each, what a rank copies in (bring), combines and copies out (take) in a
+ * step.
  *
  * A slot holds one part, or one for each rank, `pitch` bytes apart. Contributions that fit lie in
- * the descriptor itself instead (they arrive with it, in the same cache lines) and need one step.
+ * the descriptor itself (they arrive with it, in the same cache lines) and need one step.
  */
 #include "copiers.h"
 #include "hosts.h"
@@ -17,14 +18,14 @@ static bool fits_descriptor(size_t parts, size_t bytes) {
     return parts * part_pitch(bytes) <= sizeof((descriptor *)0)->payload;
 }
 
-/* Where part `part` of what `source` brought in this step lies. */
+/* Where part `part` of what `source` contributed in this step lies. */
 static char *part_address(const execution *x, int source, size_t part, size_t step) {
     size_t pitch = x->g->calls.descriptor_pitch[source];
     if (pitch) return descriptor_of(x->g, source, x->number)->payload + part * pitch;
     return slot_of(x->g, source, x->number, step) + part * x->pitch;
 }
 
-/* Which bytes of a part of `bytes` that `source` brings belong to this step. */
+/* Which bytes of a part of `bytes` that `source` contributes belong to this step. */
 typedef struct span {
     size_t offset, bytes;
 } span;
@@ -44,7 +45,7 @@ static span share_of(const execution *x, span whole, int rank) {
     return (span){offset, whole.bytes - offset < each ? whole.bytes - offset : each};
 }
 
-/* Cut `bytes` into steps of at most `most` bytes, all about as long. */
+/* Cut `bytes` into steps of at most `most` bytes and about equal length. */
 static void cut_evenly(execution *x, size_t bytes, size_t most) {
     x->steps = bytes > most ? (bytes + most - 1) / most : 1;
     x->piece = round_up((bytes + x->steps - 1) / x->steps, 64);
@@ -94,7 +95,7 @@ static void take_part(execution *x, const un_stream *to, int source, size_t part
     if (s.bytes) write_bytes(x, to, s.offset, part_address(x, source, part, step), s.bytes, x->large);
 }
 
-/* What a rank gives to itself never leaves its own memory. */
+/* What a rank sends to itself never leaves its memory. */
 void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t offset,
               size_t bytes) {
     if (!bytes) return;
@@ -112,8 +113,8 @@ void copy_own(execution *x, const un_stream *to, const un_stream *from, size_t o
     }
 }
 
-/* Bytes from `inside` on of everybody's part, combined with our own input from `offset` on. The
- * result goes to `slot` and to the same offset of `out`, either of which may be NULL. */
+/* Bytes of every part from `inside` on, combined with our own input from `offset` on. The result
+ * goes to `slot` and to the same offset of `out`, either of which may be NULL. */
 typedef struct combination {
     execution *x;
     size_t step, part, inside;
@@ -178,7 +179,7 @@ static bool wants_result(const execution *x) {
 
 static void bring_all(execution *x, size_t step) { bring_part(x, x->call->input, 0, step); }
 
-/* Flat: everybody brings everything and combines everything for itself. */
+/* Flat: every rank contributes everything and combines everything itself. */
 static void take_flat(execution *x, size_t step) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, step);
@@ -186,8 +187,8 @@ static void take_flat(execution *x, size_t step) {
                   s.offset);
 }
 
-/* Cut: every rank combines its share, once into its output and once into its slot, where its own
- * contribution to that share, which nobody else needs, would have been; then all take the rest. */
+/* Cut: every rank combines its share into its output and into its slot, in the place of its own
+ * contribution to that share, which no other rank needs; then all copy out the rest. */
 static void bring_cut(execution *x, size_t step) {
     span s = span_of(x, me(x), x->call->input->bytes, step);
     span mine = share_of(x, s, me(x));
@@ -236,8 +237,8 @@ static void take_from_root(execution *x, size_t step) {
     if (me(x) != x->call->root) take_part(x, x->call->output, x->call->root, 0, step);
 }
 
-/* Only the root's slots are in use, so that a step may be as long as one; but steps should be many
- * enough that the others take one while the root brings the next. */
+/* Only the root's slots are in use, so that a step may fill one; but there should be enough
+ * steps that the others read one while the root writes the next. */
 static void plan_broadcast(execution *x) {
     size_t bytes = x->call->input->bytes, most = bytes / 8;
     if (most < STEP_BYTES) most = STEP_BYTES;
@@ -260,8 +261,8 @@ static void take_from_others(execution *x, size_t step) {
         if (rank != me(x)) take_part(x, &x->call->output[rank], rank, 0, step);
 }
 
-/* Our own piece into our slot and into our output at once; not in the first step, when nobody
- * knows yet whether the call will happen. */
+/* Our own piece into our slot and into our output at once; not in the first step, when no rank
+ * knows yet whether the calls match. */
 static void bring_and_keep(execution *x, size_t step) {
     const un_stream *from = x->call->input, *to = &x->call->output[me(x)];
     span s = span_of(x, me(x), from->bytes, step);
@@ -301,7 +302,7 @@ static void take_scattered_sum(execution *x, size_t step) {
                   x->call->output, s.offset);
 }
 
-/* What one part may take of a slot that holds one for each rank. */
+/* The bytes that one part may take of a slot that holds one for each rank. */
 static size_t slot_share(const execution *x) {
     size_t share = SLOT_BYTES / (size_t)x->g->ranks / 64 * 64;
     return share < STEP_BYTES ? share : STEP_BYTES;
@@ -315,7 +316,7 @@ static void plan_reduce_scatter(execution *x) {
 
 /* -- gather, scatter, all_to_all: every pair of ranks has a size of its own -------------------- */
 
-/* Write down how many bytes we give to and want from each rank. */
+/* Publish how many bytes we send to and expect from each rank. */
 static void write_sizes(execution *x) {
     const un_call *call = x->call;
     size_t ranks = (size_t)x->g->ranks;
@@ -357,7 +358,7 @@ static size_t most_given_by(const execution *x, int giver) {
     return most;
 }
 
-/* Where `giver`'s parts lie follows from its sizes, which everybody can read. */
+/* Where `giver`'s parts lie follows from its sizes, which every rank can read. */
 static void settle_giver(execution *x, int giver) {
     size_t most = most_given_by(x, giver);
     bool fits = fits_descriptor(parts_per_slot(x), most);
@@ -377,7 +378,7 @@ static void bring_gather(execution *x, size_t step) {
     if (me(x) != x->call->root) bring_all(x, step);
 }
 
-/* At the very end, when nobody waits for us any more. */
+/* At the very end, when no peer waits for us any more. */
 static void copy_own_last(execution *x, const un_stream *to, const un_stream *from, size_t step) {
     if (step + 1 == x->steps) copy_own(x, to, from, 0, from->bytes);
 }
@@ -428,7 +429,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
     return hash ^ hash >> 32;
 }
 
-/* Operations to which every rank brings alike: all know all sizes from their own arguments. */
+/* Operations to which all ranks contribute equally: each knows all sizes from its arguments. */
 static void plan_alike(execution *x) {
     const un_call *call = x->call;
     int ranks = x->g->ranks;

@@ -1,9 +1,9 @@
 /* Copiers: threads of a group that take pieces of what a large call copies, reads or combines.
  *
- * One core can neither fill the machine's memory bus nor clear the pages of new memory fast enough.
- * Where a rank has cores to spare, whoever has the call lock offers what it is about to do in pieces,
- * takes pieces itself, and waits for those that others took. Nobody waits for a copier to wake up: one
- * that comes late finds nothing left. */
+ * One core can neither fill the machine's memory bus nor clear the pages of new memory fast
+ * enough. Where a rank has spare cores, the thread with the call lock offers its work in pieces,
+ * takes pieces itself, and waits for those that others took. No thread waits for a copier to
+ * wake up: one that comes late finds nothing left. */
 #define _GNU_SOURCE
 #include <sched.h>
 
@@ -12,13 +12,13 @@
 
 enum { COUNT_BITS = 16, COUNT_MASK = (1 << COUNT_BITS) - 1, SPINS_BEFORE_YIELD = 4096 };
 
-/* The offer: its number, how many pieces it has, and which is next. Whoever has raised the last one
- * by compare-and-swap has a piece of that very offer, which then cannot be over without it. */
+/* The offer: its number, how many pieces it has, and which is next. A thread that raises the
+ * last one by compare-and-swap owns a piece of that very offer, which cannot end without it. */
 static uint64_t offer_of(uint64_t number, size_t pieces) {
     return number << 2 * COUNT_BITS | (uint64_t)pieces << COUNT_BITS;
 }
 
-/* Take a piece and do it; false: there is none left. */
+/* Take a piece and do it; false: none is left. */
 static bool do_piece(un_group *g) {
     uint64_t offer = atomic_load_explicit(&g->copiers.offer, memory_order_acquire);
     do {

@@ -1,11 +1,11 @@
 /* Deadlock: a cycle of ranks that wait for each other.
  *
- * A rank that has waited for a message for a while notes down what it waits for. Whoever waits
- * then follows the notes from itself on. If they lead back, nobody in the cycle can go on: a
- * note counts only while its rank has read all that the peer wrote for it, it goes before the rank
- * says that it has read what it asks for, and the same cycle must be seen twice. A rank that could
- * go on with other messages meanwhile is in no cycle. After a failure the notes stay, for error
- * texts.
+ * A rank that has waited for a message for a while leaves a note of what it waits for. Waiting
+ * ranks follow the notes, each from its own. If they lead back, no rank in the cycle can proceed: a
+ * note counts only while its rank has read all that the peer wrote for it, it is removed before the
+ * rank publishes that it has read its message, and the same cycle must be seen twice. A rank that
+ * could proceed with other messages meanwhile is in no cycle. After a failure the notes stay, for
+ * error texts.
  */
 #include "hosts.h"
 #include "messages.h"
@@ -18,8 +18,8 @@ void forget_waiting(un_group *g) {
     if (g->spread) spread_waiting(g);
 }
 
-/* Over hosts: how many messages and replies we have sent to and had from each rank; whether that has
- * changed since we last said so. */
+/* Over hosts: publish how many messages and replies we have exchanged with each rank; returns
+ * whether that has changed since we last did. */
 static bool note_traffic(un_group *g) {
     bool changed = false;
     uint64_t *sent = traffic_of(g, g->rank), *had = sent + g->ranks;
@@ -72,7 +72,7 @@ un_waiting un_group_waiting(const un_group *g, int rank) {
     return read_waiting(g, rank, atomic_load(&control_of(g, rank)->waiting));
 }
 
-/* What a rank asks for is on its way as long as it has something to read. */
+/* A rank's message may be on its way as long as the rank has something to read. */
 static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
     if (!w->waits || !w->alone || w->peer < 0) return false;
     if (is_elsewhere(g, rank) || is_elsewhere(g, w->peer))
@@ -81,8 +81,8 @@ static bool still_blocked(const un_group *g, int rank, const un_waiting *w) {
                     : !has_unread_messages(g, w->peer, rank);
 }
 
-/* Whether messages beside `m` are to come in, or to be announced, while we wait for it. Whoever
- * waits for one of those is not stuck, though we may not have got round to it yet. */
+/* Whether other messages than `m` are still to arrive, or to be announced, while we wait for it.
+ * A peer that waits for one of those is not stuck, though we may not have handled it yet. */
 static bool expects_more(const un_group *g, const un_message *m) {
     bool more = false;
     for (const un_message *other = g->messages.oldest; other && !more; other = other->next)

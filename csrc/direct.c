@@ -1,16 +1,16 @@
-/* Direct calls: peers read what the givers pass where it lies, and it needs no slots.
+/* Direct calls: peers read the senders' memory in place, without slots.
  *
- * A rank whose input lies in its part of a block posts where, and brings nothing. So does one with a
- * large input in memory of its own, if the kernel's copy of that is likely to cost less than two of
- * ours (reading.c). Once all have posted, everybody knows whether all who give much did so: then takers
- * read that memory itself. If only some did, they bring their first pieces late, and the call goes on as
- * any other (call.c); so it does for all if the kernel refuses a read, which each rank says and all
- * wait to hear.
+ * A rank whose input lies in its part of a block posts where, and copies nothing. So does one with
+ * a large input in its own memory, if one copy by the kernel is likely to cost less than two of
+ * ours (reading.c). Once all have posted, every rank knows whether all large senders did so: then
+ * receivers read that memory itself. If only some did, these copy their first pieces to slots late,
+ * and the call continues as any other (call.c). It also does if the kernel refuses a read, which
+ * each rank publishes and all wait to learn.
  *
- * Most calls only read what is not theirs. In all_reduce and reduce each rank combines its share of
- * everybody's input into everybody's output. So that nobody writes into memory whose owner has gone
- * on after a failure, a rank says that it writes, looks at the abort word before each piece, and
- * does not leave a failed call before its peers have stopped.
+ * Most calls only read their peers' memory. In all_reduce and reduce each rank combines its share
+ * of all inputs into all outputs. So that no rank writes into memory whose owner has returned after
+ * a failure, a rank publishes that it writes, checks the abort word before each piece, and leaves a
+ * failed call only after its peers have stopped.
  */
 #include "blocks.h"
 #include "copiers.h"
@@ -18,8 +18,7 @@
 #include "stream.h"
 #include "watcher.h"
 
-/* How long peers may take to stop writing; one that is stopped itself may write the rest of a piece
- * when it goes on. */
+/* How long peers may take to stop writing; a stopped one may write the rest of a piece later. */
 enum { STOPPING_MS = 1000 };
 
 static const place *places_of(const execution *x, int rank) {
@@ -28,7 +27,7 @@ static const place *places_of(const execution *x, int rank) {
 
 /* -- before the meeting -------------------------------------------------------------------------- */
 
-/* What we give; of several parts, the largest. */
+/* What we send; of several parts, the largest. */
 static size_t given_bytes(const execution *x) {
     un_operation o = x->call->operation;
     bool wide = o == UN_SCATTER || o == UN_ALL_TO_ALL;
@@ -40,8 +39,8 @@ static size_t given_bytes(const execution *x) {
 
 static bool has_pairs(const execution *x) { return x->pairs_agree != NULL; }
 
-/* Whether a rank's own memory should be read by the kernel. Not in one step: such a call may be posted long
- * before its rank goes on with it. */
+/* Whether the kernel should read a rank's own memory. Not in calls of one step: they may be
+ * posted long before their rank continues with them. */
 static bool pays_to_read(const execution *x) {
     un_operation o = x->call->operation;
     size_t ranks = (size_t)x->g->ranks, bytes = has_pairs(x) ? given_bytes(x) : x->bytes / ranks;
@@ -61,7 +60,7 @@ static bool place_stream(execution *x, const un_stream *s, place *where) {
     return pays_to_read(x);
 }
 
-/* In place, a part that is read by a peer is overwritten by what comes from it. */
+/* In place, a part that a peer reads is overwritten by what comes from that peer. */
 static bool swaps(const un_call *call, int ranks) {
     for (int rank = 0; rank < ranks; rank++)
         if (call->input[rank].bytes && call->input[rank].views->data == call->output[rank].views->data)
@@ -74,7 +73,7 @@ static bool is_written(const execution *x, int rank) {
     return x->call->operation != UN_REDUCE || rank == x->call->root;
 }
 
-/* Write down where our input lies; false: not where peers can read it. */
+/* Publish where our input lies; false: peers cannot read it there. */
 static bool post_places(execution *x) {
     un_group *g = x->g;
     const un_call *call = x->call;
@@ -111,7 +110,7 @@ void plan_direct(execution *x) {
 
 /* -- after it -------------------------------------------------------------------------------------- */
 
-/* Whether `rank` gives more than fits into its descriptor. */
+/* Whether `rank` sends more than fits into its descriptor. */
 bool is_giver(const execution *x, int rank) {
     const un_call *call = x->call;
     if (x->g->calls.descriptor_pitch[rank]) return false;
@@ -120,7 +119,7 @@ bool is_giver(const execution *x, int rank) {
     return true;
 }
 
-/* What we have read of a giver that fails, it may change, but not before this word: see end_call. */
+/* A sender that fails may change what we have read, but sets this word first: see end_call. */
 static un_status look_at_abort(un_group *g) {
     atomic_thread_fence(memory_order_acquire);
     bool over = atomic_load_explicit(&g->segment.header->abort, memory_order_seq_cst);
@@ -171,7 +170,7 @@ static un_status take_from_block(const void *what, size_t offset, size_t bytes) 
     return status;
 }
 
-/* Part `part` of what `source` gives, all of it, into `to`. */
+/* Part `part` of what `source` sends, all of it, into `to`. */
 static un_status take_directly(execution *x, const un_stream *to, int source, size_t part) {
     if (!to->bytes) return UN_OK;
     size_t pitch = x->g->calls.descriptor_pitch[source];
@@ -184,7 +183,8 @@ static un_status take_directly(execution *x, const un_stream *to, int source, si
     return share_out(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
 }
 
-/* One part from each of the others, beginning behind us so that not all read from the same one. */
+/* One part from each of the others, from the rank after us on, so that not all read the same
+ * one. */
 static un_status take_from_all(execution *x, bool from_parts) {
     un_group *g = x->g;
     un_status status = UN_OK;
@@ -196,7 +196,7 @@ static un_status take_from_all(execution *x, bool from_parts) {
     return status;
 }
 
-/* Of what g->calls.sources names, from `offset` on. */
+/* Combine g->calls.sources from `offset` on. */
 static void combine_some(const execution *x, char *result, size_t offset, size_t bytes) {
     un_group *g = x->g;
     const void *sources[UN_MAX_RANKS];
@@ -235,7 +235,7 @@ static un_status reduce_and_take(execution *x) {
     return share_out(x, bytes, reduce_piece, x);
 }
 
-/* -- writing into everybody's memory ----------------------------------------------------------- */
+/* -- writing into all ranks' memory ------------------------------------------------------------ */
 
 /* Our share of the whole: whole cache lines. */
 static size_t share_of(const execution *x, size_t *first) {
@@ -245,13 +245,13 @@ static size_t share_of(const execution *x, size_t *first) {
     return bytes - *first < each ? bytes - *first : each;
 }
 
-typedef struct share { /* ours, of everybody's output; our own, or the root's, is combined first */
+typedef struct share { /* ours, of every output; our own, or the root's, is combined first */
     const execution *x;
     int made_by;
     char **outputs;
 } share;
 
-/* Combine some of our share, piece by piece, and copy it to the others' while it is near. */
+/* Combine some of our share, piece by piece, and copy it from the cache to the other outputs. */
 static un_status combine_piece(const void *what, size_t offset, size_t bytes) {
     const share *s = what;
     un_group *g = s->x->g;
@@ -286,7 +286,7 @@ static un_status combine_share(execution *x) {
     return share_out(x, bytes, combine_piece, &(share){x, made_by, outputs});
 }
 
-/* The call has failed: let nobody write into our memory once we are gone. */
+/* The call has failed: make sure that no peer writes into our memory once we return. */
 static void wait_for_writers(execution *x) {
     un_group *g = x->g;
     int64_t end = clock_ns() + STOPPING_MS * (int64_t)1000000, ignored;
@@ -299,7 +299,7 @@ static void wait_for_writers(execution *x) {
 
 static un_status combine_everywhere(execution *x) {
     flag_t *writing = &control_of(x->g, x->g->rank)->writing;
-    atomic_store(writing, x->number); /* before we look at the abort word, as those who fail */
+    atomic_store(writing, x->number); /* before we check the abort word, as ranks that fail do */
     un_status status = combine_share(x);
     atomic_store(writing, 0);
     return status;
@@ -348,7 +348,7 @@ static bool is_read_by_kernel(const execution *x) {
     return signatures & IN_PROCESS;
 }
 
-/* Whether the kernel has refused it to anybody, once all have finished. */
+/* Once all have finished: whether the kernel refused a read to any rank. */
 static bool is_unread(const execution *x) {
     bool unread = false;
     for (int rank = 0; rank < x->g->ranks; rank++)

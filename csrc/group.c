@@ -14,7 +14,7 @@
 #include "watcher.h"
 #include "worker.h"
 
-/* Counts forks above us, so that a child which still holds its parent's group is found out
+/* Counts the forks above us, so that a child that still holds its parent's group is detected
  * without a system call. */
 static _Atomic unsigned process_number;
 
@@ -35,7 +35,7 @@ static void free_group(un_group *g) {
     free(g);
 }
 
-/* Over the mapping of `other`, or over one of our own. */
+/* Over the mapping of `other`, or over a new one. */
 static un_status open_membership(const un_group *other, int descriptor, int rank, int ranks,
                             uint64_t nonce, un_group **group) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -174,12 +174,12 @@ static int culprit(const un_group *g, uint64_t word) {
     return rank < g->ranks ? rank : -1;
 }
 
-/* A message does not fit: which rank has received it, and by which handle its sender knows it. */
+/* A message does not match its receive: record the receiver, and the sender's handle of it. */
 void abort_unfit(un_group *g, int sender, uint64_t handle) {
     abort_group(g, UN_UNFIT, sender, handle << 16 | (uint64_t)g->rank);
 }
 
-/* The handle, if it was this rank that sent it, and its receiver; otherwise 0. */
+/* The handle and the receiver, if this rank sent it; otherwise 0. */
 uint64_t unfit_handle(const un_group *g, int *receiver) {
     uint64_t word = atomic_load(&g->segment.header->abort);
     if ((un_status)(word & 0xff) != UN_UNFIT || culprit(g, word) != g->rank) return 0;
@@ -192,7 +192,7 @@ un_status fail(un_group *g, un_status status, int rank) {
     return fail_from_abort(g);
 }
 
-/* Somebody else's fault is ours too; only an interrupt reads differently from outside. */
+/* A peer's failure is ours too; only an interrupt has another status on the peers. */
 static un_status status_of(const un_group *g, uint64_t word) {
     un_status status = (un_status)(word & 0xff);
     return status == UN_INTERRUPTED && culprit(g, word) != g->rank ? UN_ABORTED : status;
@@ -202,8 +202,8 @@ un_status status_from_abort(const un_group *g) {
     return status_of(g, atomic_load_explicit(&g->segment.header->abort, memory_order_acquire));
 }
 
-/* The compare-and-swap is an acquire in any case: whoever finds that another thread has noticed
- * the end finds the abort word too. */
+/* The compare-and-swap is an acquire even on failure: a thread that finds the end noticed by
+ * another sees the abort word too. */
 un_status fail_from_abort(un_group *g) {
     uint64_t not_yet = 0;
     atomic_compare_exchange_strong(&g->calls.noticed_end, &not_yet, g->calls.latest + 1);
@@ -239,7 +239,7 @@ bool un_group_has_closed(const un_group *g, int rank) {
     return atomic_load(&control_of(g, rank)->closed);
 }
 
-/* Another rank may have noticed a death before we do. */
+/* Another rank may have noticed a death before us. */
 bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
     *detail = 0;
     if (group_is_inherited(g) || rank < 0 || rank >= g->ranks) return false;
@@ -250,7 +250,7 @@ bool un_group_has_lost(const un_group *g, int rank, int64_t *detail) {
            (status_of(g, word) == UN_PEER_LOST && culprit(g, word) == rank);
 }
 
-/* Made anew for whoever asks, in any thread. A death happens to each rank in its own call. */
+/* Made anew for each caller, in any thread. A death happens to each rank in its own call. */
 un_failure un_group_failure(un_group *g) {
     if (group_is_inherited(g)) return (un_failure){.status = UN_FORKED, .rank = -1};
     uint64_t word = atomic_load_explicit(&g->segment.header->abort, memory_order_acquire);

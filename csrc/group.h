@@ -1,22 +1,22 @@
 /* One rank's membership in a group, as its process knows it, and how groups end.
  *
- * segment, memory       one block of shared memory; what the machine and the cgroup leave us
+ * segment, memory       one block of shared memory; how much memory and how many cores are left
  * group, watcher        a membership, and how a group ends; the deaths of peers
- * wait                  look, give the core away, sleep
- * call, collectives     one call from post to end; what each collective brings, combines and takes
- * constants             in what pieces, from which sizes on, and how long to look before sleeping
- * blocks, direct        memory that all ranks have mapped; calls that need no slots for it
- * reading               memory of a peer's own, which the kernel copies
- * copiers               threads that take part in large calls, where cores are idle
+ * wait                  spin, yield, sleep
+ * call, collectives     one call from post to end; how each collective moves data
+ * constants             sizes of pieces, thresholds, and how long to spin before sleeping
+ * blocks, direct        memory that all ranks map; calls that read it without slots
+ * reading               a peer's own memory, copied by the kernel
+ * copiers               threads that take part in large calls where cores are idle
  * schedules             all_reduce or broadcast by a schedule that the caller passes
- * stream                user memory, strided or in many tensors, as one row of bytes
- * reduce, kernels       arithmetic, once per instruction set, and the choice among them
- * worker                the call lock, and works that go on by themselves
- * messages, channels,   point to point: waiting for messages, how they go from rank to rank,
- *   send, receive,        the steps of both sides, what waits for what by source and tag,
- *   matching, progress_thread, the thread for messages that nobody waits for,
+ * stream                user memory, strided or in many tensors, as one sequence of bytes
+ * reduce, kernels       arithmetic, once per instruction set, and the dispatch
+ * worker                the call lock, and asynchronous works
+ * messages, channels,   point to point: waiting for messages, how they travel between ranks,
+ *   send, receive,        the steps of both sides, matching by source and tag,
+ *   matching, progress_thread, the thread for messages that no caller waits for,
  *   deadlock              cycles of ranks that wait for each other
- * records               what every call leaves behind, and notes for peers
+ * records               the record of every call, and notes for peers
  * hosts                 groups over several hosts
  */
 #ifndef UNISONO_GROUP_H
@@ -28,9 +28,9 @@
 #include "constants.h"
 #include "layout.h"
 
-#define COLD __attribute__((cold)) /* for failures: kept out of the way of calls that are all right */
+#define COLD __attribute__((cold)) /* for failures: kept out of the hot path */
 
-/* Messages or receives by source and tag, those of the same in their order: see matching.c. */
+/* Messages or receives by source and tag, in order within each pair: see matching.c. */
 typedef struct match_bucket {
     un_match *first, *last;
 } match_bucket;
@@ -49,20 +49,20 @@ typedef struct fifo_ends { /* of the FIFOs to and from one rank */
     bool ready; /* ours to it has memory */
 } fifo_ends;
 
-/* For how long it pays off to spin before one sleeps. */
+/* How long to spin before sleeping. */
 typedef struct spinning {
     int64_t ns;
-    uint32_t short_ones;   /* since the last time that we tried for longer, */
-    uint32_t before_trial; /* and how many there are to be */
+    uint32_t short_ones;   /* since the last longer trial, */
+    uint32_t before_trial; /* and how many until the next */
     bool is_trial;
 } spinning;
 
-/* One rank's membership in a group, as its process knows it. Each part has the file that owns it.
- * What every call touches lies in two cache lines: the first one, and `calls` with what follows. */
+/* One rank's membership in a group, as its process knows it. Each part names the file that owns
+ * it. What every call touches lies in two cache lines: the first, and `calls` with what follows. */
 struct un_group {
     _Alignas(LINE_BYTES) int rank;
     int ranks;
-    bool crowded;     /* more ranks than cores: waiting must give the core away */
+    bool crowded;     /* more ranks than cores: waiting must yield the core */
     bool roomy;       /* a core for every rank's worker too */
     bool is_part;     /* of a larger group, whose calls are recorded instead of this one's */
     bool is_covered;  /* for a while: a call is under way that is recorded as a whole */
@@ -82,7 +82,7 @@ struct un_group {
     _Alignas(LINE_BYTES) struct { /* call.c and collectives.c, with the call lock */
         flag_t latest;        /* the number of the latest call; any thread may read it */
         uint64_t steps;       /* of moving data, finished before it */
-        flag_t noticed_end;   /* the latest call when we learnt that the group is over, and 1 */
+        flag_t noticed_end;   /* the latest call when we learned that the group is over, plus 1 */
         const void **sources; /* scratch: for each rank, where its part of a reduction lies, */
         size_t *descriptor_pitch;   /* and how far apart its parts are in its descriptor; 0: in slots */
     } calls;
@@ -90,13 +90,13 @@ struct un_group {
     flag_t recorded; /* records.c: how many records so far */
 
     struct { /* worker.c: who may be in a call, and what was submitted */
-        _Atomic uintptr_t owner; /* the thread that has the call lock; never half new */
+        _Atomic uintptr_t owner; /* the thread that has the call lock; never torn */
         _Atomic uint32_t call_lock;
         _Atomic uint32_t queued;
         pthread_mutex_t queue_lock;
         un_work *first, *last;
         struct execution *begun; /* of the first one, if that has begun; with the call lock */
-        _Atomic uint32_t may_rest; /* there is no other, and who waits for it carries it out */
+        _Atomic uint32_t may_rest; /* there is no other, and the thread that waits for it runs it */
         _Atomic uint32_t finished; /* works so far */
         _Atomic bool has_thread;
         pthread_t thread;
@@ -117,8 +117,8 @@ struct un_group {
         un_message *oldest, *newest; /* of all that are under way */
         struct traffic *traffic;     /* one per rank */
         match_table wanted;          /* receives without a message, */
-        match_table unmatched;       /* and messages that no receive has asked for */
-        uint64_t matches;            /* how many of either there were so far */
+        match_table unmatched;       /* and messages that no receive has matched */
+        uint64_t matches;            /* how many of either there have been */
         uint32_t wanted_from_any;
         int64_t eager_bytes;
         spinning spin;
@@ -134,8 +134,8 @@ struct un_group {
     } progress_thread;
 
     struct { /* deadlock.c, under the lock of the messages */
-        const un_message *message; /* what we said that we wait for */
-        uint32_t notes;            /* how often we said so */
+        const un_message *message; /* what our note says we wait for */
+        uint32_t notes;            /* how many notes we left */
         uint64_t cycle;            /* the one seen last; 0: none */
     } waiting;
 
@@ -203,12 +203,12 @@ static inline fifo *fifo_of(const un_group *g, int from, int to) {
     return (fifo *)(g->segment.base + g->segment.fifo_offset) + number;
 }
 
-/* Messages and replies that `rank` had sent to each rank, then those that it had had from each. */
+/* Messages and replies that `rank` had sent to each rank, then those it had received. */
 static inline uint64_t *traffic_of(const un_group *g, int rank) {
     return control_of(g, rank)->sizes + 5 * (size_t)g->ranks;
 }
 
-/* The table of bytes that `rank` sends to (or, second half, takes from) each rank. */
+/* The table of bytes that `rank` sends to (second half: receives from) each rank. */
 static inline uint64_t *sizes_of(const un_group *g, int rank, uint64_t call) {
     return control_of(g, rank)->sizes + (call & 1) * 2 * (size_t)g->ranks;
 }
@@ -224,8 +224,8 @@ static inline size_t round_up(size_t value, size_t multiple) {
 
 typedef struct unfinished { /* what is under way when the group closes */
     bool any;
-    bool moving;    /* every member has begun some of it */
-    uint64_t moved; /* another number whenever something has moved */
+    bool moving;    /* some of it has begun on every member */
+    uint64_t moved; /* changes whenever something has moved */
     bool *missing;  /* the ranks that have not begun the rest */
 } unfinished;
 
@@ -233,7 +233,7 @@ typedef struct unfinished { /* what is under way when the group closes */
 bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
-bool take_abort(un_group *g, uint64_t word); /* that another host has; false: there is one already */
+bool take_abort(un_group *g, uint64_t word); /* of another host; false: there is one already */
 void wake_everyone(un_group *g);
 COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
 COLD uint64_t unfit_handle(const un_group *g, int *receiver);
@@ -242,7 +242,7 @@ bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
 void end_if_unfinished(un_group *g, bool unfinished);
-un_status interrupt(un_group *g, uint64_t call); /* the group, in a call that only we can go on with */
-un_status status_from_abort(const un_group *g); /* UN_OK: the group is well */
+un_status interrupt(un_group *g, uint64_t call); /* in a call that only we can continue */
+un_status status_from_abort(const un_group *g); /* UN_OK: the group works */
 
 #endif

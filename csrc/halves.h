@@ -1,8 +1,8 @@
 /* float16 and bfloat16 as float32 and back, STEP elements at a time.
  *
- * Compilers of today widen and round half types one by one; so here are vectors, with the
- * instructions that each set has. They all widen exactly and round to the nearest, ties to even.
- * A NaN of bfloat16 becomes the quiet one; one of float16 stays what the processor makes of it.
+ * Today's compilers widen and round half types one by one, so this file uses vectors, with the
+ * instructions of each set. They all widen exactly and round to the nearest, ties to even. A
+ * bfloat16 NaN becomes the quiet NaN; a float16 NaN stays what the processor makes of it.
  */
 #ifndef UNISONO_HALVES_H
 #define UNISONO_HALVES_H
@@ -20,7 +20,7 @@ enum { LANES = 4 };
 
 enum { STEP = 2 * LANES };
 
-/* How many steps are under way at once: as many as keep the processor's pipes busy. */
+/* How many steps are in flight at once: enough to keep the processor's pipes busy. */
 #if defined(__aarch64__)
 enum { STEPS = 4 };
 #else
@@ -64,9 +64,9 @@ static inline wide widen_brain(const uint16_t *from) {
     return (wide){(lanes)vzip1q_u16(zero, brain), (lanes)vzip2q_u16(zero, brain)};
 }
 
-/* The difference of the last kept bit, as 0 or -1, and the number, rounded to its upper half: with
- * that bit a tie goes one step further, so ties go to even, but of what comes out the sign is wrong.
- * Five instructions for two vectors, which either of Neoverse N1's pipes can run. */
+/* The difference of the last kept bit, as 0 or -1, and the number, rounded to its upper half:
+ * with that bit a tie goes one step further, so ties go to even, but the sign of the result is
+ * wrong. Five instructions for two vectors, which either of Neoverse N1's pipes can run. */
 static inline uint16x8_t round_brain_lanes(wide value) {
     uint32x4_t low = (uint32x4_t)value.low, high = (uint32x4_t)value.high;
     uint32x4_t last = vdupq_n_u32(1 << 16);
@@ -75,14 +75,14 @@ static inline uint16x8_t round_brain_lanes(wide value) {
     return (uint16x8_t)vnegq_s16((int16x8_t)both);
 }
 
-/* What comes out of arithmetic shows a NaN in the upper halves, too. */
+/* A NaN from arithmetic shows in the upper halves, too. */
 static inline void round_brain(uint16_t *to, wide value) {
     uint16x8_t upper = vuzp2q_u16((uint16x8_t)value.low, (uint16x8_t)value.high);
     uint16x8_t nan = vcgtq_u16(vaddq_u16(upper, upper), vdupq_n_u16(0xff00));
     vst1q_u16(to, vbslq_u16(nan, vdupq_n_u16(0x7fc0), round_brain_lanes(value)));
 }
 
-/* Where the processor makes the quiet NaN of every NaN by itself, they need no care. */
+/* Where the processor itself turns every NaN into the quiet one, they need no care. */
 enum { MAKES_QUIET_NANS = 1 };
 
 static inline uint64_t begin_quiet_nans(void) {
@@ -151,7 +151,7 @@ static inline void round_quiet_brain(uint16_t *to, wide value) { round_brain(to,
 
 #if defined(__AVX512F__)
 
-/* What comes from memory needs no turn on the one pipe that moves lanes. */
+/* A load from memory does not need the one pipe that moves lanes. */
 static inline wide widen_half(const uint16_t *from) {
     return (wide){(lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)),
                   (lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from + LANES)))};

@@ -1,7 +1,7 @@
 /* Data between hosts.
  *
- * Between two ranks data is numbered in the order in which both come to it, which is that of the program.
- * What arrives before it is wanted waits; what is long stays where it is until then.
+ * Data between two ranks is numbered in program order, which is the same on both. What arrives
+ * early waits; long data stays with its sender until it is wanted.
  */
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 enum { SETTLING_NS = 1000 * 1000 * 1000 };
 
-struct wanted { /* data that has not come yet */
+struct wanted { /* data that has not arrived yet */
     struct wanted *next;
     int from;
     uint64_t number;
@@ -18,15 +18,15 @@ struct wanted { /* data that has not come yet */
     transfer *transfer;
 };
 
-typedef struct flight { /* what one call gives or takes */
+typedef struct flight { /* what one call sends or receives */
     struct flight *next;
     transfer transfer;
     struct wanted wanted;
     int peer;
-    bool is_wanted; /* stands in the list */
+    bool is_wanted; /* is in the list */
 } flight;
 
-/* With the network's lock: data has come that somebody wants. */
+/* With the network's lock: wanted data has arrived. */
 static bool fill_wanted(spread *s, const struct wanted *w, const void *data, size_t bytes,
                         remote_data *remote) {
     if (bytes != w->bytes) {
@@ -143,8 +143,7 @@ un_status land(lane_call *l, batch *b) {
     return UN_OK;
 }
 
-/* What UCX has not let go of by itself soon, it does when its link is cut: then a peer is stopped, or
- * gone. */
+/* UCX releases what it still holds when its link is cut: then a peer is stopped, or gone. */
 void settle(transfer *const *transfers, size_t count) {
     int64_t end = clock_ns() + SETTLING_NS;
     for (size_t i = 0; i < count; i++) {
@@ -160,7 +159,7 @@ void settle(transfer *const *transfers, size_t count) {
 
 void settle_batch(lane_call *l, batch *b) {
     if (!b->first) return;
-    release_data(l->s); /* before we wait for others, who may wait for that */
+    release_data(l->s); /* before we wait for others, which may wait for that */
     lock_network();
     for (flight *f = b->first; f; f = f->next) {
         if (!f->is_wanted) continue;

@@ -1,8 +1,9 @@
 /* Messages between hosts, from process to process.
  *
- * A message is announced with its data: a short one is sent as a copy, a long one stays where it is until
- * its receive has come, and is fetched then. Either is answered once it has its receive, and then the send
- * is over. What arrives waits in an inbox, since who drives the network may not touch a group's messages.
+ * A message is announced with its data: a short one is sent as a copy, a long one stays with its
+ * sender until its receive is posted, and is fetched then. Both get a reply once they match a
+ * receive, and then the send is over. Arrivals wait in an inbox, since the thread that drives the
+ * network may not touch a group's messages.
  */
 #include <stdlib.h>
 
@@ -11,9 +12,9 @@
 #include "records.h"
 #include "stream.h"
 
-typedef struct moving { /* the data of a message, under way */
+typedef struct moving { /* the data of a message in transit */
     transfer transfer;
-    char *bounce;    /* where the user's memory is not in one piece */
+    char *bounce;    /* where the user's memory is not contiguous */
     bool is_matched; /* a send's: its receiver has taken it */
 } moving;
 
@@ -65,7 +66,7 @@ void start_sending_over(un_group *g, un_message *m) {
     size_t bytes = m->stream.bytes;
     char *data = bytes ? stream_direct(&m->stream, 0, bytes) : NULL, *bounce = NULL;
     s->sent[m->peer]++;
-    if (g->waiting.message) forget_waiting(g); /* what we said of our traffic is no longer so */
+    if (g->waiting.message) forget_waiting(g); /* our published traffic counts are out of date */
     if (bytes > EAGER_MOST) {
         moving *way = begin_moving(g, m, m->peer, !data);
         if (!way) return;
@@ -111,7 +112,7 @@ static void read_reply_over(un_group *g, const parcel *p) {
 
 /* -- receiving ------------------------------------------------------------------------------------- */
 
-/* A receive has its message. True: it is over, and is to be answered. */
+/* A receive has its message. True: it is over, and needs a reply. */
 bool receive_parcel(un_group *g, un_message *m, parcel *p) {
     if (!p->remote) {
         if (p->bytes) stream_write(&m->stream, 0, p->data, p->bytes, false);
@@ -136,7 +137,7 @@ static void take_entry_over(un_group *g, parcel *p) {
                                .parcel = p});
 }
 
-/* UCX does not promise that what is sent by several ways arrives in its order. */
+/* UCX does not guarantee order between its protocols. */
 static parcel *take_next_ahead(parcel_queue *q, uint64_t number) {
     for (parcel **link = &q->first; *link; link = &(*link)->next)
         if ((*link)->head.number == number) {
@@ -196,7 +197,7 @@ bool progress_over_hosts(un_group *g) {
 
 /* -- the end ----------------------------------------------------------------------------------------- */
 
-/* The group is over: nothing of ours may be read or written once its messages have failed. */
+/* The group is over: our memory must not be read or written once its messages have failed. */
 void settle_messages(un_group *g) {
     for (un_message *m = g->messages.oldest; g->spread->transfers && m; m = m->next) {
         if (!m->moving) continue;

@@ -1,9 +1,9 @@
 /* Arithmetic in the order of hosts: the ranks of each host in their order, then the hosts in theirs.
  *
- * So every element is combined in one order for one placement of ranks, at every size, whoever does it.
- * Sums of half types go from host to host in float32, and are rounded once at the end; a group that
- * `rounds` sends them as they are, which halves the bytes. A strict group has no host order: every element
- * is combined rank by rank, as on one host.
+ * So for one placement of ranks every element is combined in one order, at every size, by any rank.
+ * Sums of half types travel between hosts in float32, and are rounded once at the end; a group that
+ * `rounds` sends them as half types, which halves the bytes. A strict group has no host order:
+ * every element is combined rank by rank, as on one host.
  */
 #include "hosts.h"
 
@@ -39,7 +39,7 @@ void convert(kernel *how, void *to, const void *from, size_t items) {
     how(to, &from, 1, items, 1);
 }
 
-/* Everybody's contribution lies at `sources`, by rank. */
+/* The contributions lie at `sources`, by rank. */
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes) {
     const spread *s = x->g->spread;
     host_arithmetic a = arithmetic_of(x->g, x->call);

@@ -1,4 +1,4 @@
-/* Groups over hosts: who is where, and the mirrors of ranks that are elsewhere. */
+/* Groups over hosts: which rank is where, and the mirrors of ranks on other hosts. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -9,9 +9,9 @@
 #include "watcher.h"
 
 enum {
-    UNCLAIMED = 4096,                      /* parcels for groups that this process has yet to open */
+    UNCLAIMED = 4096,                      /* parcels for groups not opened here yet */
     MOST_DESCRIBED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((descriptor *)0)->payload,
-    BROKEN_NS = 1000 * 1000 * 1000, /* so long after a link has broken its rank counts as lost */
+    BROKEN_NS = 1000 * 1000 * 1000, /* a rank counts as lost so long after its link broke */
 };
 
 /* With the network's lock. */
@@ -71,7 +71,7 @@ un_link *link_of(un_group *g, int rank) {
     return link;
 }
 
-/* Our mate on a host or, once that has left the group, another rank there; -1: all have left. */
+/* Our mate on a host or, once it has left the group, another rank there; -1: all have left. */
 static int listener_on(const un_group *g, int number) {
     const host *h = &g->spread->host[number];
     for (int i = 0; i < h->count; i++) {
@@ -81,7 +81,7 @@ static int listener_on(const un_group *g, int number) {
     return -1;
 }
 
-/* One of each other host, beginning behind ours, so that not all turn to the same one at once. */
+/* One on each other host, from the host after ours on, so that not all send to the same one. */
 void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     const spread *s = g->spread;
     for (int step = 1; step < s->hosts; step++) {
@@ -138,7 +138,7 @@ void spread_waiting(un_group *g) {
 
 /* -- receiving: with the network's lock ------------------------------------------------------------- */
 
-/* As `publish`, in the place of a rank that is elsewhere. */
+/* As `publish`, on behalf of a rank on another host. */
 static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) {
     atomic_store_explicit(flag, value, memory_order_seq_cst);
     if (atomic_load_explicit(&control_of(g, rank)->sleepers, memory_order_seq_cst))
@@ -286,7 +286,7 @@ static bool make_tables(spread *s, size_t ranks) {
            (s->taken = calloc(ranks, sizeof *s->taken));
 }
 
-/* False: the numbers are not those of hosts counted from 0, without gaps. */
+/* False: the host numbers do not count from 0 without gaps. */
 static bool place_ranks(spread *s, const int *hosts, int ranks, int rank) {
     int at = 0;
     for (int number = 0; at < ranks; number++) {
@@ -365,12 +365,12 @@ bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *
     return here;
 }
 
-/* The group closes: nobody writes into its mirrors, or our memory, any more. */
+/* The group closes: after this nothing writes into its mirrors or our memory. */
 void close_spread(un_group *g) {
     spread *s = g->spread;
     wire closed = wire_of(g, WIRE_CLOSED);
     uint64_t word = atomic_load(&g->segment.header->abort);
-    if (word) spread_abort(g, word); /* who hears that we have left shall know why */
+    if (word) spread_abort(g, word); /* peers that learn that we left should know why */
     tell_mates(g, &closed, s->sent, (size_t)g->ranks * sizeof *s->sent);
     drive_network();
     lock_network();
@@ -394,7 +394,8 @@ void close_spread(un_group *g) {
 
 bool any_group_is_spread(void) { return all.first != NULL; }
 
-/* The network closes: what came for groups that were never opened is UCX's, and goes before it. */
+/* The network closes: first free parcels of groups that were never opened, which hold UCX's
+ * memory. */
 void drop_unclaimed(void) {
     drop_parcels(&all.unclaimed);
     all.unclaimed_count = 0;
@@ -422,7 +423,7 @@ void un_group_leave(un_group *g, int rank) {
     mirror_closed(g, rank);
 }
 
-/* The group is over, and nobody will take what has come for it: those who sent it wait for that. */
+/* The group is over, and nothing will take what has arrived for it: its senders wait for that. */
 void release_data(spread *s) {
     lock_network();
     drop_parcels(&s->early);
@@ -437,7 +438,7 @@ void release_messages(un_group *g) {
     unlock_network();
 }
 
-/* Whoever has the lock of the messages sees to them itself. */
+/* A thread that holds the lock of the messages handles them itself. */
 static void release_all(spread *s) {
     release_data(s);
     if (pthread_mutex_trylock(&s->group->messages.lock)) return;
@@ -445,7 +446,7 @@ static void release_all(spread *s) {
     pthread_mutex_unlock(&s->group->messages.lock);
 }
 
-/* A link that has broken while its process lives, as far as we are told: nothing will come by it. */
+/* A link that broke while its process lives, as far as we know: nothing will arrive on it. */
 static void look_for_broken_links(spread *s) {
     for (int rank = 0; rank < s->group->ranks && !status_from_abort(s->group); rank++)
         if (link_is_broken(s->links[rank], BROKEN_NS)) un_group_lose(s->group, rank, true);

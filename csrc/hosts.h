@@ -1,12 +1,14 @@
 /* Groups over several hosts.
  *
- * Every host has a segment with a control block for each rank of the group. What a rank writes for its
- * peers it also sends to its mate on each other host, who writes it into that rank's control block there,
- * its mirror: descriptors, notes, the abort word, that it has left, what it waits for. So all that ranks of one
- * host do with each other's control blocks works over hosts too: meeting, comparing, error texts.
+ * Every host has a segment with a control block for each rank of the group. What a rank writes for
+ * its peers it also sends to its mate on each other host, which writes it into that rank's control
+ * block there, its mirror: descriptors, notes, the abort word, that it has left, what it waits for.
+ * So all that ranks of one host do with each other's control blocks works over hosts too: meeting,
+ * comparing, error texts.
  *
- * What does not fit into a descriptor goes another way (lanes.c): inside a host by a second group, `inner`, of its
- * ranks; between hosts from memory to memory. Messages go from process to process (host_messages.c).
+ * What does not fit into a descriptor moves by lanes.c: inside a host through a second group of its
+ * ranks, `inner`; between hosts from memory to memory. Messages go from process to process
+ * (host_messages.c).
  *
  * hosts           what a group knows of its hosts; mirrors
  * host_order      arithmetic in the order of hosts
@@ -25,15 +27,15 @@ enum wire_kind {
     WIRE_DESCRIPTOR,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
     WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
     WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
-    WIRE_CLOSED,    /* then messages and replies that went to each rank before */
+    WIRE_CLOSED,    /* then messages and replies sent to each rank before */
     WIRE_ASK,     /* where are you? number: in which call of ours */
-    WIRE_WAITING, /* words: as in the control block; then messages sent to and had from each rank */
+    WIRE_WAITING, /* words: as in the control block; then messages sent to, received from each rank */
     WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
     WIRE_REPLY,   /* number: the handle */
-    WIRE_DATA,    /* of a large call; number: of the call and of what goes from rank to rank in it */
+    WIRE_DATA,    /* of a large call; number: of the call and of the transfer within it */
 };
 
-typedef struct parcel { /* what has arrived, until somebody takes it */
+typedef struct parcel { /* what has arrived, until it is taken */
     struct parcel *next;
     wire head;
     size_t bytes;
@@ -69,16 +71,16 @@ typedef struct spread {
     struct spread *next;     /* of this process */
 
     /* with the network's lock */
-    parcel_queue early;     /* data that nobody has asked for yet */
-    struct wanted *wanted;  /* data that has not come yet */
-    parcel_queue inbox;     /* messages and replies, for whoever has the lock of the messages */
+    parcel_queue early;     /* data that arrived before it was wanted */
+    struct wanted *wanted;  /* data that has not arrived yet */
+    parcel_queue inbox;     /* messages and replies, for the thread with the lock of the messages */
     _Atomic uint32_t unread; /* parcels in it */
 
     /* with the lock of the messages */
     uint64_t *sent, *had; /* messages and replies, by rank */
     uint64_t *entries_sent, *entries_read;
-    parcel_queue *ahead; /* entries that came before the one that is next, by rank */
-    uint32_t transfers;  /* messages that are being moved */
+    parcel_queue *ahead; /* entries that arrived out of order, by rank */
+    uint32_t transfers;  /* messages in transit */
 
     /* with the call lock */
     uint32_t *given, *taken; /* data of this call, by rank */
@@ -90,7 +92,7 @@ static inline bool is_elsewhere(const un_group *g, int rank) {
     return g->spread && g->spread->host_of[rank] != g->spread->mine;
 }
 
-/* Whether it is we who hear from `rank` and write its mirror. */
+/* Whether this rank receives from `rank` and writes its mirror. */
 static inline bool is_heard_here(const un_group *g, int rank) {
     const spread *s = g->spread;
     return is_elsewhere(g, rank) && s->index_of[rank] % s->host[s->mine].count == s->index;
@@ -120,15 +122,15 @@ parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_dat
 bool any_group_is_spread(void);
 void drop_unclaimed(void);
 void forget_hosts_after_fork(void);
-void look_after_groups(void); /* now and then, in the network's thread */
+void look_after_groups(void); /* periodically, in the network's thread */
 void release_data(spread *s);
 void release_messages(un_group *g); /* with their lock */
 
 /* host_order.c */
 typedef struct host_arithmetic {
-    un_dtype dtype;              /* in which sums go from host to host */
-    size_t item_bytes, wide_bytes; /* of an element, and of one in such a sum */
-    un_reduction inside;         /* how the ranks of a host are combined, and then hosts */
+    un_dtype dtype;              /* of sums between hosts */
+    size_t item_bytes, wide_bytes; /* of an element, and of an element of such a sum */
+    un_reduction inside;         /* how ranks of a host are combined, then hosts */
     reducer first, second;
     double factor, divisor;
     kernel *widen, *narrow; /* NULL: sums have the type of the tensors */

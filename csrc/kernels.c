@@ -19,7 +19,7 @@ static const kernel_table *table_for_this_processor(void) {
 #endif
 }
 
-/* The kind of an element type, or -1 for one that is only moved (float8, complex32, ...). */
+/* The kind of an element type, or -1 for one without arithmetic (float8, complex32, ...). */
 static int kind_of(un_dtype dtype) {
     switch (dtype) {
 #define TYPE(code, bits) ((code) | (bits) << 8 | 1 << 16)

@@ -6,7 +6,7 @@
 
 typedef void kernel(void *to, const void *const *from, int sources, size_t count, double factor);
 typedef struct reducer {
-    kernel *run; /* NULL: the reduction has no meaning for the type */
+    kernel *run; /* NULL: the reduction is not defined for the type */
     size_t unit; /* bytes that count as one element for `run` */
 } reducer;
 reducer find_reducer(un_dtype dtype, un_reduction reduction);

@@ -1,13 +1,13 @@
 /* Large calls over hosts.
  *
- * Ranks of one host combine and share by their inner group; what goes between hosts is sent from where it
- * lies to where it is needed, and crosses the network once for each host that needs it. A sum is scattered:
- * each host combines inside, by the rank that hears of it, what a rank of another host is to have, and sends
- * it there; that rank combines the hosts' sums. all_reduce gives every rank a share of the tensor, and
- * gathers the shares. The j-th ranks of all hosts so form a lane. Tensors go in chunks, of which several
- * are under way: while one crosses the network the next is combined.
+ * Ranks of one host combine and share through their inner group; data between hosts is sent
+ * directly from memory to memory, and crosses the network once for each host that needs it. A sum
+ * is scattered: for each rank of another host, its mate combines the contributions of this host and
+ * sends the result there; that rank combines the hosts' sums. all_reduce assigns every rank a share
+ * of the tensor, and gathers the shares. So the j-th ranks of all hosts form a lane. Tensors move
+ * in chunks, several at a time: while one crosses the network the next is combined.
  *
- * On failure a call does not return before nobody uses its caller's memory any more.
+ * A failed call returns only once nothing uses its caller's memory any more.
  */
 #include <stdlib.h>
 
@@ -17,11 +17,11 @@
 enum {
     LANE_BYTES = 512 * 1024,  /* of a chunk, for each lane */
     ROW_BYTES = 256 * 1024,   /* of each rank's row in a chunk */
-    CHAIN_BYTES = 512 * 1024, /* of a broadcast, that a host passes on at once */
+    CHAIN_BYTES = 512 * 1024, /* of a broadcast, forwarded by a host at once */
     STRICT_BYTES = 8 * 1024 * 1024,
-    DEPTH = 5,                    /* chunks under way, */
+    DEPTH = 5,                    /* chunks in flight, */
     AHEAD = DEPTH - 1,            /* before the first of them is needed */
-    GRACE_NS = 500 * 1000 * 1000, /* for ranks of our own host: who waits for another knows whom it misses */
+    GRACE_NS = 500 * 1000 * 1000, /* for our host: the rank that waits for another host knows more */
 };
 
 /* -- inside a host --------------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ static un_stream stream_of(const piece *pieces, size_t count, un_view *views) {
     return s;
 }
 
-/* A call of the inner group. What fails there fails here. */
+/* A call of the inner group. If it fails, so does this call. */
 static un_status run_inside(lane_call *l, un_operation operation, int root, const un_stream *input,
                             const un_stream *output) {
     un_group *g = l->g, *inner = l->s->inner;
@@ -57,7 +57,7 @@ static un_status run_inside(lane_call *l, un_operation operation, int root, cons
     un_failure f = un_group_failure(inner);
     const host *here = &l->s->host[l->s->mine];
     int rank = f.rank >= 0 && f.rank < here->count ? here->ranks[f.rank] : -1;
-    if (!status_from_abort(g)) { /* the cause is told by the outer group, as soon as that knows it */
+    if (!status_from_abort(g)) { /* the outer group reports the cause, as soon as it knows it */
         if (status == UN_INTERRUPTED) return interrupt(g, l->x->number);
         abort_group(g, status, rank, l->x->number);
     }
@@ -75,7 +75,7 @@ static char *scratch(lane_call *l, int which, size_t bytes) {
     return s->scratch[which];
 }
 
-/* Where part `part` begins if `items` are cut into `parts`; the first ones get what is left over. */
+/* Where part `part` begins if `items` are cut into `parts`; the first ones get the remainder. */
 static size_t cut(size_t items, size_t parts, size_t part) {
     size_t over = items % parts;
     return items / parts * part + (part < over ? part : over);
@@ -100,8 +100,8 @@ static size_t longest_of(const piece *rows, int count) {
     return longest;
 }
 
-/* Whose rows the index-th rank of this host hands on to the others of it: its own, then those that it
- * hears of. How many. */
+/* Which rows the index-th rank of this host passes to the others: its own, then those that it
+ * receives. Returns how many. */
 static size_t rows_heard_by(const spread *s, int index, const piece *rows, int *ranks, piece *heard) {
     const host *here = &s->host[s->mine];
     size_t count = 0;
@@ -113,7 +113,7 @@ static size_t rows_heard_by(const spread *s, int index, const piece *rows, int *
     return count;
 }
 
-/* Our own row is in its place; it goes to the other hosts, and theirs come here. */
+/* Our own row is in place; send it to the other hosts, and receive theirs. */
 static void begin_gather(lane_call *l, const piece *rows, batch *b) {
     const spread *s = l->s;
     int ranks[UN_MAX_RANKS];
@@ -124,7 +124,7 @@ static void begin_gather(lane_call *l, const piece *rows, batch *b) {
         give(l, b, mate_on(s, (s->mine + step) % s->hosts), heard[0].data, heard[0].bytes);
 }
 
-/* The ranks of this host tell each other what they have heard. */
+/* The ranks of this host share what they have received. */
 static un_status finish_gather(lane_call *l, const piece *rows, batch *b) {
     const spread *s = l->s;
     int ranks[UN_MAX_RANKS];
@@ -163,7 +163,7 @@ static un_status gather_rows(lane_call *l, const piece *rows) {
 typedef struct lane_sum {
     lane_call *l;
     host_arithmetic a;
-    char *wide, *sums, *theirs; /* of DEPTH chunks each, but for `wide` */
+    char *wide, *sums, *theirs; /* of DEPTH chunks each, except `wide` */
     size_t sum_bytes, row_bytes;
     batch scattered[DEPTH], gathered[DEPTH];
 } lane_sum;
@@ -178,7 +178,7 @@ static char *theirs_of(const lane_sum *r, size_t chunk, int host) {
     return r->theirs + (chunk % DEPTH * (size_t)r->l->s->hosts + (size_t)host) * r->row_bytes;
 }
 
-/* No row of a chunk has more than `most_bytes`, and all together not more than `chunk_bytes`. */
+/* A row of a chunk has at most `most_bytes`, and all together at most `chunk_bytes`. */
 static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_t chunk_bytes) {
     size_t heard = 1;
     for (int rank = 0; rank < l->g->ranks; rank++) heard += is_heard_here(l->g, rank);
@@ -193,7 +193,7 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
     return status_from_abort(l->g) ? fail_from_abort(l->g) : UN_OK;
 }
 
-/* Each rank combines, inside its host, the rows of those that it would hear of, and sends them there. */
+/* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
 static un_status begin_scatter(lane_sum *r, size_t chunk, const piece *rows) {
     lane_call *l = r->l;
     const spread *s = l->s;
@@ -275,7 +275,7 @@ static un_status scatter_sums(lane_call *l, const piece *rows, piece to) {
 typedef struct shares { /* which rank combines what of a tensor */
     const spread *s;
     size_t items, item_bytes, chunk_items;
-    int lanes, hosts; /* the first so many ranks of a host have a share; of so many hosts */
+    int lanes, hosts; /* how many ranks of a host have a share; of how many hosts */
     int root;         /* -1: all hosts; else only its host */
 } shares;
 
@@ -305,7 +305,7 @@ static void share_rows(const shares *p, size_t chunk, const char *tensor, piece 
         }
 }
 
-/* Of a reduce: the ranks of the root's host give it what they have. */
+/* Of a reduce: the ranks of the root's host send it their shares. */
 static un_status give_to_root(lane_call *l, const shares *p, piece mine, const piece *rows) {
     const spread *s = l->s;
     if (s->host_of[p->root] != s->mine) return UN_OK;
@@ -349,7 +349,7 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
 
 /* -- pairs: gather, scatter, all_to_all --------------------------------------------------------------- */
 
-/* What each rank gives to and takes from each, directly. */
+/* What each rank sends to and receives from each, directly. */
 static un_status move_pairs(lane_call *l, const piece *gives, const piece *takes) {
     un_group *g = l->g;
     const spread *s = l->s;
@@ -381,7 +381,7 @@ static un_status run_chain(lane_call *l, piece whole, int root) {
     const spread *s = l->s;
     int first = s->host_of[root], at = (s->mine - first + s->hosts) % s->hosts;
     int before = (s->mine + s->hosts - 1) % s->hosts, after = (s->mine + 1) % s->hosts;
-    int entry = s->index_of[root]; /* the rank of each host that has it first */
+    int entry = s->index_of[root]; /* the rank of each host that gets it first */
     bool mine = s->index == entry % s->host[s->mine].count;
     size_t chunks = (whole.bytes + CHAIN_BYTES - 1) / CHAIN_BYTES;
     batch come = {0}, gone = {0};
@@ -405,7 +405,8 @@ static un_status run_chain(lane_call *l, piece whole, int root) {
     return status;
 }
 
-/* -- strict order: everybody's elements come together in one rank ------------------------------------------ */
+/* -- strict order: one rank combines all contributions to an element
+ * ---------------------------------------- */
 
 /* Combine a row from each rank, in rank order, into `to`. */
 static un_status combine_strictly(lane_call *l, const piece *gives, piece to) {
@@ -455,7 +456,7 @@ static un_status reduce_strictly(lane_call *l, const char *in, char *out, size_t
 
 /* -- the whole ------------------------------------------------------------------------------------------- */
 
-/* Both sides in one piece each: where a tensor is not, a copy of it is. */
+/* Both sides, contiguous: where a tensor is not, a copy stands for it. */
 typedef struct sides {
     piece *pieces; /* of input, then of output */
     char **copies;
@@ -504,7 +505,7 @@ static void write_back(const lane_call *l, const sides *t, un_status status) {
     }
 }
 
-/* In place, what goes out may be overwritten by what comes in: then it goes out from a copy. */
+/* In place, incoming data may overwrite what is still to be sent: then a copy is sent. */
 static bool part_sides(sides *t) {
     for (size_t i = 0; i < t->inputs; i++)
         for (size_t o = 0; o < t->outputs; o++) {

@@ -1,7 +1,7 @@
-/* Matching: messages that came before their receives, and receives that wait for their messages.
+/* Matching: messages that arrived before their receives, and receives that wait for their messages.
  *
- * Both stand in tables by source and tag. What has the same source and tag keeps its order, since
- * it is always in the same bucket, where new ones go to the end.
+ * Both are in tables by source and tag. Entries with the same source and tag stay in order: they
+ * are always in the same bucket, and new ones go to the end.
  */
 #include <stdlib.h>
 
@@ -28,7 +28,7 @@ static match_bucket *buckets_of(const match_table *t) {
 
 static size_t size_of(const match_table *t) { return t->buckets ? t->size : FEW_BUCKETS; }
 
-/* Without memory the table stays as it is, and slower. */
+/* Without memory the table keeps its size, and gets slower. */
 static void grow(match_table *t) {
     size_t size = size_of(t), larger = 4 * size;
     match_bucket *buckets = calloc(larger, sizeof *buckets);

@@ -1,4 +1,4 @@
-/* What the machine and the cgroup leave us: bytes of memory and a share of its cores. */
+/* What the machine and the cgroup leave: bytes of memory and a share of the cores. */
 #define _GNU_SOURCE
 #include <inttypes.h>
 #include <limits.h>
@@ -66,7 +66,7 @@ static int64_t folder_number(const char *folder, const char *name, int64_t *seco
     return read_numbers(path, &first, second ? second : &ignored) ? first : -1;
 }
 
-/* Room below one limit: what is used, less the file cache that the kernel would give back. */
+/* Room below one limit: file cache that the kernel would reclaim does not count as used. */
 static void look_at_memory(const char *folder, void *argument) {
     int64_t *room = argument;
     int64_t limit = folder_number(folder, "memory.max", NULL);

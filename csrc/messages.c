@@ -1,8 +1,8 @@
 /* Point to point: starting messages and waiting for them.
  *
- * Whoever waits for a message, or the group's progress thread, a thread of its own, takes the lock of all
- * the rank's messages and lets each make what progress it can; then it sleeps on the rank's
- * doorbell, which peers ring when they have changed something.
+ * A thread that waits for a message, or the group's progress thread, takes the lock of all the
+ * rank's messages and advances each as far as it can; then it sleeps on the rank's doorbell, which
+ * peers ring when they have changed something.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -13,7 +13,7 @@
 #include "records.h"
 #include "stream.h"
 
-enum { ROUNDS = 4 }; /* of glances, before the caller learns that we wait */
+enum { ROUNDS = 4 }; /* of spinning, before we tell the caller that we wait */
 
 static void begin(un_group *g, un_message *m) {
     m->source = m->peer;
@@ -31,14 +31,14 @@ static void begin(un_group *g, un_message *m) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* In a forked child: a message that nobody will ever carry. */
+/* In a forked child: a message that nothing will ever move. */
 static un_status refuse_inherited(un_message *m) {
     m->status = UN_FORKED;
     atomic_store(&m->done, 1);
     return UN_FORKED;
 }
 
-/* An eager send that does not fit into an entry: a copy goes on without it. */
+/* An eager send that does not fit into an entry: a copy of it is sent instead. */
 static bool send_copy(un_group *g, un_message *m) {
     if (!is_eager(g, m) || fits_entry(m)) return false;
     struct {
@@ -69,7 +69,7 @@ un_status un_message_start(un_group *g, un_message *m) {
     begin(g, m);
     if (un_message_done(m)) return UN_OK;
     if (start_progress_thread(g)) wake_progress_thread(g);
-    return UN_OK; /* without a progress thread the message goes on whenever somebody waits */
+    return UN_OK; /* without a progress thread messages advance whenever a thread waits */
 }
 
 /* Start and wait, in the caller's thread: no progress thread is needed. */
@@ -84,13 +84,14 @@ bool un_message_done(const un_message *m) {
     return atomic_load_explicit(&m->done, memory_order_acquire);
 }
 
-/* Whether a rank has closed the group and, on another host, all that it sent us before is here. */
+/* Whether a rank has closed the group and all that it sent us, if from another host, has
+ * arrived. */
 static bool has_left(const un_group *g, int rank) {
     if (!atomic_load(&control_of(g, rank)->closed)) return false;
     return !is_elsewhere(g, rank) || g->spread->had[rank] >= traffic_of(g, rank)[g->rank];
 }
 
-/* Whether the one we wait for has left, so that waiting is pointless. */
+/* Whether the peer that we wait for has left, so that waiting is pointless. */
 static bool peer_is_gone(un_group *g, const un_message *m) {
     bool gone = m->peer != g->rank && g->ranks > 1;
     pthread_mutex_lock(&g->messages.lock);
@@ -100,13 +101,13 @@ static bool peer_is_gone(un_group *g, const un_message *m) {
     return gone;
 }
 
-/* A peer that has left may have answered just before. */
+/* A peer that has left may have replied just before. */
 static bool last_look(un_group *g, const un_message *m) {
     look_for_progress(g);
     return un_message_done(m);
 }
 
-/* Progress, and what the message waits for afterwards. */
+/* Make progress; then what the message waits for. */
 static bool look(un_group *g, const un_message *m, awaited *next) {
     pthread_mutex_lock(&g->messages.lock);
     bool moved = progress(g);
@@ -130,7 +131,7 @@ static void look_for_deadlock(un_group *g, const un_message *m) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* How long to look for messages before we sleep. */
+/* How long to poll for messages before we sleep. */
 static int64_t begin_looking(un_group *g, const un_message *m) {
     pthread_mutex_lock(&g->messages.lock);
     int64_t ns = begin_spin(g, &g->messages.spin, m->source);
@@ -144,8 +145,8 @@ static void end_looking(un_group *g, bool paid_off) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* The caller is interrupted. Nobody but the progress thread can go on with its message; one that was not
- * started for that ends with the call, and the group with it. */
+/* The caller is interrupted. Only the progress thread can continue its message; a blocking
+ * message ends with the call, and the group with it. */
 static void leave(un_group *g, const un_message *m) {
     if (!m->is_started) interrupt(g, 0);
     pthread_mutex_lock(&g->messages.lock);
@@ -187,13 +188,13 @@ static un_status wait_with_progress(un_group *g, un_message *m, const un_call *h
         looks_until = 0;
         bool to_the_end = hooks->timeout_ns < 0;
         if (now - *start > SLICE_NS) {
-            if (to_the_end) look_for_deadlock(g, m); /* others will go on by themselves */
+            if (to_the_end) look_for_deadlock(g, m); /* others proceed by themselves */
             if (peer_is_gone(g, m) && !last_look(g, m)) abort_group(g, UN_PEER_CLOSED, m->peer, 0);
         }
         int64_t left_ns = *start + (to_the_end ? m->timeout_ns : hooks->timeout_ns) - now;
         if (left_ns <= 0) {
             if (!to_the_end) return UN_NOT_YET;
-            abort_group(g, UN_TIMEOUT, g->rank, 0); /* ends all messages: their memory is free */
+            abort_group(g, UN_TIMEOUT, g->rank, 0); /* ends all messages: their buffers are free */
             look_for_progress(g);
             continue;
         }

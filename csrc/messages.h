@@ -5,21 +5,21 @@
 #include "wait.h"
 
 enum phase {
-    TO_ANNOUNCE, /* a send that its channel has no room for yet */
+    TO_ANNOUNCE, /* a send for which the channel has no room yet */
     ANNOUNCED,
     WANTED,     /* a receive without a message */
-    TO_REPLY,   /* it has one, in match.next, but there is no room to reply */
+    TO_REPLY,   /* it has one, in match.next, but no room to reply */
     TO_GRANT,   /* it has a large one, which waits for the ring */
     MOVING,     /* a large message goes through the ring */
 };
 
-/* A message that came before its receive: what stood in its entry. */
+/* A message that arrived before its receive: the contents of its entry. */
 typedef struct arrival {
     un_match match;
     uint64_t handle;
     uint64_t bytes;
     un_dtype dtype;
-    struct parcel *parcel; /* of another host's: what it is in */
+    struct parcel *parcel; /* from another host: what it arrived in */
     char payload[];
 } arrival;
 
@@ -27,21 +27,21 @@ typedef struct message_queue {
     un_message *first, *last;
 } message_queue;
 
-/* Messages exchanged with one rank. All of it is ours alone: what a peer may have overwritten is
- * compared with it. */
+/* Messages exchanged with one rank. This is private memory: what a peer may have overwritten is
+ * checked against it. */
 struct traffic {
     /* our channel to it */
     bool channel_ready;     /* has memory */
     uint64_t announced;     /* entries used, */
-    uint64_t taken;         /* and read by it as far as we know */
-    uint64_t heard;         /* replies that we read */
+    uint64_t taken;         /* and read by it, as far as we know */
+    uint64_t heard;         /* replies read */
     uint64_t written;       /* bytes of large messages before the one in the ring */
     message_queue sends;    /* to be announced */
     un_message *passed;     /* the one in the ring */
     struct handle {
         un_message *message; /* NULL: the handle is free */
         uint32_t next_free;
-    } *handles; /* of those announced that are to be answered; from 1 on */
+    } *handles; /* of announced messages that await a reply; from 1 on */
     uint32_t handle_count, free_handle;
     uint32_t unanswered; /* handles in use */
 
@@ -50,11 +50,11 @@ struct traffic {
     uint64_t entries_read;  /* that we read */
     uint64_t replied;       /* replies that we wrote, */
     uint64_t replies_heard; /* and it read as far as we know */
-    message_queue due;      /* receives whose message is here, but a reply has no room */
+    message_queue due;      /* receives with a message, but no room to reply */
     uint64_t read;          /* bytes of large messages before the one in the ring */
     message_queue receives; /* that have a large message: the first one has the ring */
-    uint32_t wanted;        /* receives that wait for its messages alone */
-    uint32_t unmatched;     /* messages that came before their receives */
+    uint32_t wanted;        /* receives that name it as their source */
+    uint32_t unmatched;     /* messages that arrived before their receives */
 };
 
 /* matching.c */
@@ -67,14 +67,14 @@ void clear_matches(match_table *t, bool frees);
 /* channels.c */
 enum { PIECE_BYTES = RING_BYTES / 4 };
 enum { PAYLOAD_BYTES = sizeof((entry *)0)->payload };
-enum verdict { TAKEN, GRANTED }; /* of a reply, beside the handle */
+enum verdict { TAKEN, GRANTED }; /* of a reply, with the handle */
 
 typedef struct awaited {
     const flag_t *word; /* NULL: there is none */
     uint64_t target;
 } awaited;
 
-bool progress(un_group *g); /* let every message go as far as it can; whether any moved */
+bool progress(un_group *g); /* advance every message as far as possible; whether any moved */
 awaited awaited_word(const un_group *g, const un_message *m);
 void enqueue(message_queue *q, un_message *m);
 void dequeue(message_queue *q);
@@ -87,9 +87,10 @@ void publish_freed(un_group *g, int peer, flag_t *word, uint64_t before, uint64_
                  bool left_some);
 void ring_bell(un_group *g, int rank);
 
-/* A peer that looks at its messages finds what we published by itself; the bell is for one that
- * sleeps. We publish and then look whether it listens; it says that it listens and then looks at
- * its messages once more. All four are sequentially consistent, so that one of us sees the other. */
+/* A peer that polls its messages finds what we published by itself; the doorbell is for one that
+ * sleeps. We publish and then check whether it listens; it publishes that it listens and then
+ * polls its messages once more. All four are sequentially consistent, so that one of us sees the
+ * other. */
 static inline void publish_to_peer(flag_t *flag, uint64_t value) {
     atomic_store_explicit(flag, value, memory_order_seq_cst);
 }
@@ -98,7 +99,7 @@ static inline uint64_t read_from_peer(const flag_t *flag) {
     return atomic_load_explicit(flag, memory_order_seq_cst);
 }
 
-/* Whether the slot for number `next` is written. Until then it has the number of the round before. */
+/* Whether the slot for number `next` is written. Until then it has that of the previous round. */
 static inline bool has_come(un_group *g, int peer, const flag_t *number, uint64_t next) {
     uint64_t seen = read_from_peer(number), before = next > ENTRIES ? next - ENTRIES : 0;
     if (seen != next && seen != before) refuse_damage(g, peer);
@@ -122,7 +123,7 @@ bool is_eager(const un_group *g, const un_message *m);
 
 void start_receiving(un_group *g, un_message *m);
 bool take_entries(un_group *g, int source);
-void take_arrived(un_group *g, const arrival *seen); /* of another host's */
+void take_arrived(un_group *g, const arrival *seen); /* from another host */
 bool deliver_what_is_due(un_group *g, int source);
 bool grant_next(un_group *g, int source);
 bool take_from_ring(un_group *g, int source);

@@ -1,11 +1,11 @@
 /* The network: one UCX worker per process.
  *
- * Everything of UCX happens with one lock. Threads that wait for something from another host drive the
- * worker themselves: they look for a while and then one of them, the leader, sleeps on the worker's event
- * descriptor, and the others on the number of rounds. So a message wakes the thread that waits for it, and
- * no other. For programs that compute while their peers talk to them, or sleep on the memory of their own
- * host, there is one more thread: it sleeps on the descriptor too, but while others wait it only looks in
- * every NAP_NS.
+ * One lock guards all of UCX. Threads that wait for something from another host drive the worker
+ * themselves: they poll for a while and then one of them, the leader, sleeps on the worker's event
+ * descriptor, and the others on the number of rounds. So a message wakes the thread that waits for
+ * it, and no other. For programs that compute while their peers send to them, or that sleep on
+ * memory of their own host, there is one more thread: it sleeps on the descriptor too, but while
+ * others wait it only polls every NAP_NS.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,12 +27,12 @@ enum {
     NAP_NS = 20 * 1000 * 1000,
     PAUSE_NS = 1000 * 1000, /* between two calls */
     IDLE_NS = 100 * 1000 * 1000,
-    CLOSING_NS = 1000 * 1000 * 1000, /* for what is under way when the network closes */
+    CLOSING_NS = 1000 * 1000 * 1000, /* for operations in flight when the network closes */
 };
 
 struct un_link {
     ucp_ep_h endpoint; /* NULL: cut */
-    int64_t broken_ns; /* since when; 0: it is not */
+    int64_t broken_ns; /* since when; 0: not broken */
     size_t address_bytes;
     un_link *next;
     char address[];
@@ -44,17 +44,17 @@ struct remote_data {
 };
 
 static struct {
-    pthread_mutex_t lock; /* recursive: what arrives may be answered at once */
+    pthread_mutex_t lock; /* recursive: an arrival may be answered at once */
     ucp_context_h context;
     ucp_worker_h worker; /* NULL: closed */
     ucp_address_t *address;
     size_t address_bytes;
     int events; /* a descriptor that is readable when there is something to do */
     un_link *links;
-    uint32_t unsent; /* copies that UCX still has */
+    uint32_t unsent; /* copies that UCX still holds */
     _Atomic uint32_t rounds, followers;
-    _Atomic uint32_t attendants; /* threads that wait for something, and drive it meanwhile */
-    _Atomic uint32_t visits;     /* how often there was one */
+    _Atomic uint32_t attendants; /* threads that wait, and drive the worker meanwhile */
+    _Atomic uint32_t visits;     /* how many there have been */
     _Atomic bool is_led, leader_sleeps;
     _Atomic uint32_t stops;
     pthread_t thread;
@@ -100,7 +100,7 @@ static ucs_status_t on_message(void *unused, const void *header, size_t header_b
         return UCS_OK;
     }
     remote_data *remote = malloc(sizeof *remote);
-    if (!remote) return UCS_OK; /* which tells the sender that it is over; its receiver times out */
+    if (!remote) return UCS_OK; /* completes it for the sender; its receiver times out */
     *remote = (remote_data){.description = data};
     if (deliver_wire(&head, NULL, bytes, remote)) return UCS_INPROGRESS;
     free(remote);
@@ -177,7 +177,7 @@ static bool drive(void) {
     return any;
 }
 
-/* Without a word to the other ends: groups have said goodbye on them. */
+/* Without notice to the peer: groups have already said goodbye on it. */
 static void close_link(un_link *link) {
     if (!link->endpoint) return;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
@@ -272,7 +272,7 @@ static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *a
     on_sent(request, status, argument);
 }
 
-typedef struct copy { /* of what is sent, until it is */
+typedef struct copy { /* of what is being sent */
     wire head;
     char data[];
 } copy;
@@ -347,7 +347,7 @@ void drop_remote(remote_data *remote) {
 
 /* -- driving -------------------------------------------------------------------------------------- */
 
-/* Something has arrived, which may be for any thread: those that sleep shall look. */
+/* Something has arrived, perhaps for another thread: wake those that sleep. */
 static void tell_rounds(void) {
     atomic_fetch_add(&net.rounds, 1);
     if (atomic_load(&net.followers)) wake(&net.rounds, OF_PROCESS, INT_MAX);
@@ -416,7 +416,7 @@ static void *attend_network(void *unused) {
         uint32_t visits = atomic_load(&net.visits);
         if (atomic_load(&net.attendants))
             sleep_on(&net.stops, OF_PROCESS, 0, NAP_NS);
-        else if (visits != seen) /* the next call is near: no thread is to wake for its messages */
+        else if (visits != seen) /* the next call is near: wake no thread for its messages */
             sleep_on(&net.stops, OF_PROCESS, 0, PAUSE_NS);
         else
             sleep_on_events(IDLE_NS, NULL);

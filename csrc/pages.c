@@ -1,8 +1,8 @@
-/* Pages of a block in the place of a process's own: what lies there is then shared as it is.
+/* Pages of a block in place of a process's own, so that existing memory becomes shared.
  *
- * Memory that another library has allocated, and will go on to use by its address, cannot be moved
- * to a block. But its address can be given the block's pages: mremap maps shared pages a second
- * time, and puts a mapping in the place of another.
+ * Memory that another library has allocated, and keeps using by its address, cannot be moved to a
+ * block. But the block's pages can be mapped at its address: mremap maps shared pages a second
+ * time, and replaces one mapping by another.
  */
 #define _GNU_SOURCE
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ static char *own_pages(char *at, size_t bytes) {
     return if_mapped(mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0));
 }
 
-/* Put a mapping in the place of another. Should that fail half-way, the place is empty. */
+/* Replace one mapping by another. If that fails half-way, nothing is mapped there. */
 static bool move_mapping(char *from, char *to, size_t bytes) {
     return if_mapped(mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to)) != NULL;
 }

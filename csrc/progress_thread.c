@@ -1,4 +1,4 @@
-/* The progress thread: a thread per group that carries messages which nobody waits for. */
+/* The progress thread: one thread per group that advances messages which no thread waits for. */
 #include "hosts.h"
 #include "messages.h"
 
@@ -13,9 +13,9 @@ bool look_for_progress(un_group *g) {
     return moved;
 }
 
-enum { BOTH_NS = 1000 * 1000 }; /* where a message may come from our own host or from another */
+enum { BOTH_NS = 1000 * 1000 }; /* where messages may come from our own host and from others */
 
-/* Where messages may come from: other hosts, our own. */
+/* Whether messages may come from other hosts, and from our own. */
 static void look_at_sources(un_group *g, bool *elsewhere, bool *here) {
     pthread_mutex_lock(&g->messages.lock);
     for (const un_message *m = g->messages.oldest; m; m = m->next) {
@@ -26,7 +26,7 @@ static void look_at_sources(un_group *g, bool *elsewhere, bool *here) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* Sleep until a peer rings; not if something has moved since we last looked. */
+/* Sleep until a peer rings, unless something has moved since we last looked. */
 void sleep_at_doorbell(un_group *g, int64_t ns) {
     bool elsewhere = false, here = false;
     if (g->spread) look_at_sources(g, &elsewhere, &here);
@@ -42,7 +42,7 @@ void sleep_at_doorbell(un_group *g, int64_t ns) {
     atomic_fetch_sub_explicit(&mine->listeners, 1, memory_order_relaxed);
 }
 
-/* Wait to be needed. A message that somebody waits for goes on without us, and faster. */
+/* Wait until needed. A message that a thread waits for advances without us, and faster. */
 static void park(un_group *g) {
     atomic_store(&g->progress_thread.parked, 1);
     pthread_mutex_lock(&g->messages.lock);
@@ -53,9 +53,9 @@ static void park(un_group *g) {
     atomic_store(&g->progress_thread.parked, 0);
 }
 
-/* Keep messages going that nobody waits for. A program that waits for its messages moves them
- * faster than we could, and would have to wake us for nothing: while it does, we only nap, and the
- * longer the less there is for us to do, for others may need the core. */
+/* Advance messages that no thread waits for. A program that waits for its messages moves them
+ * faster than we could, and would wake us for nothing: meanwhile we only nap, and longer the
+ * less there is to do, since others may need the core. */
 static void *run_progress_thread(void *argument) {
     un_group *g = argument;
     uint32_t waits = 0;
@@ -116,7 +116,7 @@ void look_at_messages(un_group *g, unfinished *left) {
     pthread_mutex_unlock(&g->messages.lock);
 }
 
-/* Eager sends are over for their senders: give them some time to arrive. */
+/* Eager sends have returned to their callers: give them some time to arrive. */
 static void deliver_copies(un_group *g) {
     for (int64_t end = clock_ns() + CLOSING_NS; clock_ns() < end; sleep_ns(NAP_NS_LEAST)) {
         pthread_mutex_lock(&g->messages.lock);
@@ -128,7 +128,7 @@ static void deliver_copies(un_group *g) {
     }
 }
 
-/* The group closes: what is under way ends, and the progress thread with it. */
+/* The group closes: end all messages, then the progress thread. */
 void stop_progress_thread(un_group *g) {
     deliver_copies(g);
     pthread_mutex_lock(&g->messages.lock);

@@ -1,17 +1,17 @@
-/* Gathering what only its owners know the length of, in one meeting.
+/* Gathering data whose length only its owner knows, in one meeting.
  *
- * Every rank posts a head, all of one length, and lays its tail beside it: into the descriptor, if there is
- * room, or else into its first slot. Once all have met, the heads say how long the tails are; the
- * caller makes room for them, and takes them from where they lie. That needs no step, and nobody
- * waits for it: descriptor and slot are written again two calls later, and no rank can be that far before
- * we have come to the next call.
+ * Every rank posts a head, all of the same length, and writes its tail next to it in the descriptor
+ * or, if there is no room, into its first slot. After the meeting the heads say how long the tails
+ * are; the caller allocates room for them and copies them from there. That needs no step, and no
+ * rank waits for it: descriptor and slot are rewritten two calls later, and no rank can get that
+ * far before we reach the next call.
  */
 #include "call.h"
 #include "hosts.h"
 #include "segment.h"
 #include "stream.h"
 
-static const uint64_t HEADS = 0x68656164; /* what tells such a call from others: error_texts.py */
+static const uint64_t HEADS = 0x68656164; /* marks such a call: error_texts.py */
 
 static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
 
@@ -55,7 +55,7 @@ un_status gather_ragged(execution *x) {
     heads.output = r->heads;
     x->call = &heads;
     un_status status = plan_execution(x);
-    heads.operation = r->call.operation; /* heads go to everybody, but who gathers is compared */
+    heads.operation = r->call.operation; /* heads go to every rank, but the operation is compared */
     x->hash = HEADS;
     x->bring = bring_head_and_tail;
     x->payload_bytes = round_up(r->head.bytes, 16) + (r->comes_along ? r->tail.bytes : 0);

@@ -1,9 +1,10 @@
 /* A peer's own memory, read by the kernel (process_vm_readv): one copy where slots need two.
  *
- * The kernel may refuse that for a process (other namespaces, Yama, sandboxes) or for some memory of it
- * (a driver's). The number of a process may be of another namespace, too, if /proc is, or belong to
- * what it has become by exec. So each read begins with a proof, a word which only that rank's process
- * has, and only while it is in the group. Without it no rank of the group tries again. */
+ * The kernel may refuse that for a process (other namespaces, Yama, sandboxes) or for some of
+ * its memory (a driver's). A process ID may be of another namespace if /proc is, or may belong
+ * to a program that the process has since exec'd. So each read begins with a proof, a word that
+ * only that rank's process has, and only while it is in the group. If the proof fails, no rank
+ * tries again. */
 #define _GNU_SOURCE
 #include <sys/uio.h>
 

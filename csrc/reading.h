@@ -4,7 +4,7 @@
 
 #include "group.h"
 
-void offer_reading(un_group *g); /* the group opens: let peers make sure that it is we whom they read */
+void offer_reading(un_group *g); /* the group opens: let peers verify that they read this process */
 bool read_peer(un_group *g, int rank, char *to, uint64_t from, size_t bytes); /* false: not all of it */
 
 static inline bool may_read_peers(const un_group *g) {

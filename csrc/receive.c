@@ -1,4 +1,4 @@
-/* Receiving: reading what was announced, giving each receive its message, and replying. */
+/* Receiving: reading announcements, matching receives, and replying. */
 #include <stdlib.h>
 
 #include "hosts.h"
@@ -6,7 +6,7 @@
 #include "records.h"
 #include "stream.h"
 
-enum { KEPT = 1024 }; /* messages that came too early, of one rank, while nobody asks for others */
+enum { KEPT = 1024 }; /* unexpected messages of one rank, unless a receive waits for others */
 
 static bool has_room_for_reply(un_group *g, int source) {
     if (is_elsewhere(g, source)) return true;
@@ -38,7 +38,7 @@ bool grant_next(un_group *g, int source) {
     return true;
 }
 
-/* A receive has its message. True: it is over, and its sender waits for an answer. */
+/* A receive has its message. True: it is over, and its sender waits for a reply. */
 static bool deliver(un_group *g, un_message *m, const arrival *a, const char *payload) {
     int source = a->match.source;
     bool small = a->bytes <= PAYLOAD_BYTES;
@@ -64,7 +64,7 @@ static bool deliver(un_group *g, un_message *m, const arrival *a, const char *pa
     return false;
 }
 
-/* Receives whose messages are here, but to whose senders there was no room to reply. */
+/* Receives that have their message, but had no room to reply to its sender. */
 bool deliver_what_is_due(un_group *g, int source) {
     struct traffic *t = &g->messages.traffic[source];
     bool moved = false;
@@ -82,7 +82,7 @@ static un_message *message_of(un_match *match) {
     return (un_message *)(void *)((char *)match - offsetof(un_message, match));
 }
 
-/* The receive that this message is for, which has it from now on: the one that asked first. */
+/* The oldest receive that matches this message, which has it from now on. */
 static un_message *take_receive(un_group *g, int source, int64_t tag) {
     struct traffic *t = &g->messages.traffic[source];
     un_match *own = t->wanted ? find_match(&g->messages.wanted, source, tag) : NULL;
@@ -93,9 +93,8 @@ static un_message *take_receive(un_group *g, int source, int64_t tag) {
     return message_of(take_match(&g->messages.wanted, first_is_any ? -1 : source, tag));
 }
 
-/* Keep a message that nobody has asked for. False: it must wait where it is, so that a sender whose
- * messages nobody wants does not fill our memory; whoever looks for another one must look past
- * it. */
+/* Keep an unexpected message. False: it must wait where it is, so that a sender whose messages
+ * match no receive does not fill our memory; a search for another message must look past it. */
 static bool keep_unmatched(un_group *g, const arrival *seen, const char *payload) {
     struct traffic *t = &g->messages.traffic[seen->match.source];
     bool may_wait = !seen->parcel;
@@ -172,7 +171,7 @@ bool take_from_ring(un_group *g, int source) {
     return true;
 }
 
-/* Who sent the oldest message with this tag that came before its receive; -1: nobody. */
+/* The source of the oldest unexpected message with this tag; -1: none. */
 static int oldest_source(un_group *g, int64_t tag) {
     const un_match *oldest = NULL;
     for (int rank = 0; g->messages.unmatched.count && rank < g->ranks; rank++) {
@@ -182,7 +181,7 @@ static int oldest_source(un_group *g, int64_t tag) {
     return oldest ? oldest->source : -1;
 }
 
-/* The oldest message with this tag that came before its receive. */
+/* The oldest unexpected message with this tag. */
 static arrival *take_arrival(un_group *g, int source, int64_t tag) {
     if (source < 0) source = oldest_source(g, tag);
     if (source < 0) return NULL;

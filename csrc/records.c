@@ -1,9 +1,9 @@
-/* Records: what every call and message leaves behind; and notes that ranks leave for each other.
+/* Records of every call and message, and notes that ranks leave for each other.
  *
- * Each rank writes the ring in its own control block, without locks; other processes read it
- * while the program runs. A record's number is taken away before the record is written over and
- * given back after: whoever reads the same number twice around a copy has a whole record. A work
- * that ends a thousand records after it began finds its slot reused and leaves it alone.
+ * Each rank writes the ring in its own control block, without locks; other processes read it while
+ * the program runs. A record's number is cleared before the record is overwritten and set
+ * afterwards: a reader that sees the same number before and after a copy has a consistent record. A
+ * work that ends a thousand records after it began finds its slot reused and leaves it alone.
  */
 #define _GNU_SOURCE
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include "segment.h"
 #include "wait.h"
 
-/* The processor's own counter: reading it takes a few nanoseconds. Readers turn it into time by
- * two moments that they know by both clocks: when the group was opened, and now. */
+/* The processor's own counter: reading it takes a few nanoseconds. Readers convert it to time by
+ * two moments known by both clocks: when the group was opened, and now. */
 static uint64_t ticks(void) {
 #if defined(__x86_64__)
     return __builtin_ia32_rdtsc();
@@ -35,7 +35,7 @@ static _Thread_local uint32_t step;
 
 void un_count_step(void) { step++; }
 
-/* Another for each thread that calls, in the upper 8 bits; the main thread's is 1. */
+/* A number for each calling thread, in the upper 8 bits; the main thread's is 1. */
 static uint32_t thread_mark(void) {
     static _Atomic uint32_t others;
     static _Thread_local uint32_t mark;
@@ -52,7 +52,7 @@ static void change_state(record *r, uint32_t state) {
     atomic_store_explicit(&r->state, thread | state, memory_order_relaxed);
 }
 
-/* What a record bears of the site's number, once its text stands in our control block. */
+/* The bits of the site's number for a record, once its text is in our control block. */
 static uint32_t note_site(un_group *g, const un_site *site) {
     if (!site) return 0;
     site_text *t = &control_of(g, g->rank)->sites[site->number % SITES];
@@ -141,7 +141,7 @@ void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *
     note *n = &control_of(g, g->rank)->notes[kind];
     pthread_mutex_lock(&g->note_lock);
     uint64_t now = atomic_load(&n->about);
-    /* A failed message has ended the group: what it was matters longer than later calls. */
+    /* A failed message has ended the group: its note matters more than those of later calls. */
     bool stays = now == UN_ABOUT_MESSAGES && (kind == UN_SITE || kind == UN_SHAPE);
     bool writes = now != about && !stays;
     if (writes) write_note(n, about, text, strnlen(text, UN_TEXT_BYTES - 1));
@@ -180,7 +180,7 @@ void answer_where(un_group *g, const char *text) {
 
 /* -- for readers from outside ------------------------------------------------------------------ */
 
-/* One moment by both clocks; again while something came between the two readings. */
+/* One moment by both clocks; read again if something came between the two readings. */
 un_moment un_now(void) {
     un_moment now;
     uint64_t before, shortest = UINT64_MAX;

@@ -1,4 +1,4 @@
-/* What every call leaves behind, and notes for peers. */
+/* The record of every call, and notes for peers. */
 #ifndef UNISONO_RECORDS_H
 #define UNISONO_RECORDS_H
 
@@ -6,7 +6,7 @@
 
 uint64_t open_record(un_group *g, uint64_t signature, uint64_t bytes, uint64_t call,
                      const un_site *site, enum record_state state);
-void record_call(un_group *g, uint64_t number, uint64_t call); /* out of the queue */
+void record_call(un_group *g, uint64_t number, uint64_t call); /* from the queue */
 void record_start(un_group *g, uint64_t number);
 void record_end(un_group *g, uint64_t number, un_status status);
 uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype);

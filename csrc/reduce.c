@@ -1,9 +1,9 @@
 /* Arithmetic: combine one array from each rank, element by element, in rank order.
  *
- * The order of the sums depends on nothing but the ranks, so a result is bitwise the same on
- * every rank, at every message size and in every cut. Half precision is widened to float32,
- * combined there and rounded once. This file is compiled once for each instruction set that is
- * worth it; kernels.c picks one at run time.
+ * The order of a sum depends only on the ranks, so a result is bitwise the same on every rank, at
+ * every message size and however it is cut. Half precision is widened to float32, combined there
+ * and rounded once. This file is compiled once for each useful instruction set; kernels.c picks one
+ * at run time.
  */
 #include "reduce.h"
 
@@ -14,8 +14,8 @@
 
 enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level cache */
 
-/* out[i] = VALUE for a block. The output may be one of the inputs; `ivdep` says that it is not
- * shifted against them. */
+/* out[i] = VALUE for a block. The output may be one of the inputs; `ivdep` promises that it does
+ * not overlap them at an offset. */
 #define FOR_BLOCK(VALUE)                                                                          \
     _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) out[i] = VALUE;
 
@@ -65,8 +65,8 @@ enum { BLOCK = 512 }; /* elements whose partial results stay in the first-level 
 #define LESSER_FLOAT(a, b) (((b) < (a)) | ((b) != (b)) ? (b) : (a))
 #define GREATER_FLOAT(a, b) (((b) > (a)) | ((b) != (b)) ? (b) : (a))
 
-/* A sum of integers wraps around in its own type before it is divided: C would have widened it.
- * The divisor may not fit that type. */
+/* A sum of integers wraps around in its own type before it is divided: C would widen it. The
+ * divisor may not fit that type. */
 #define OVER_RANKS_U8(x) ((uint8_t)(x) / sources)
 #define OVER_RANKS_U16(x) ((uint16_t)(x) / sources)
 #define OVER_RANKS_U(x) ((x) / (unsigned)sources)
@@ -136,10 +136,10 @@ PREMUL_KERNEL(64)
             scaled_##KIND(to, from, sources, count, 1.0 / sources);                               \
     }
 
-/* Half types, STEP elements at a time; the last few likewise, in a copy. LOAD, COMBINE and FINISH
- * work on lanes of float32; QUIET says whether they calculate, so that every NaN is new, and the
- * processor may be told once, instead of each step, that it is to be the quiet one. */
-enum { MANY = 256 }; /* elements from which on telling it pays off */
+/* Half types, STEP elements at a time; the last few too, in a copy. LOAD, COMBINE and FINISH
+ * work on lanes of float32; QUIET says whether they compute, so that every NaN is new, and the
+ * processor can be told once, instead of in each step, to make it the quiet one. */
+enum { MANY = 256 }; /* elements from which on telling it pays */
 
 #define EACH_STEP _Pragma("GCC unroll 4") for (int k = 0; k < STEPS; k++)
 
@@ -158,7 +158,7 @@ typedef void rounding(uint16_t *to, wide value);
         (void)scale;                                                                              \
         return (wide){FINISH(sum.low), FINISH(sum.high)};                                         \
     }                                                                                             \
-    /* STEPS steps at once, as far as they go; for how many elements that was. */                 \
+    /* STEPS steps at once, as far as possible; returns how many elements. */                          \
     static inline __attribute__((always_inline)) size_t NAME##_steps(                             \
         uint16_t *out, const void *const *from, int sources, size_t count, float scale,           \
         rounding *round) {                                                                        \
@@ -266,9 +266,9 @@ static inline wide load_wide(const float *from, bool in_pairs) {
 CONVERSIONS(f16, widen_half, round_half, HALVES_IN_PAIRS)
 CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
 
-/* Two float16 numbers, added or multiplied in float32 and rounded, are what the processor's own
- * float16 arithmetic gives: float32 has more than twice the digits, so rounding twice is rounding
- * once. */
+/* Adding or multiplying two float16 numbers in float32 and rounding gives the same as the
+ * processor's own float16 arithmetic: float32 has over twice the digits, so rounding twice
+ * equals rounding once. */
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 #define NATIVE_KERNEL(NAME, COMBINE)                                                              \
     static void native_##NAME(void *to, const void *const *from, int sources, size_t count,       \
@@ -284,8 +284,8 @@ CONVERSIONS(bf16, widen_brain, round_brain, BRAINS_IN_PAIRS)
 NATIVE_KERNEL(sum_f16, ADD)
 NATIVE_KERNEL(product_f16, MULTIPLY_FLOAT)
 
-/* Half of a rounded sum is the rounded half: where the half is subnormal, the sum was exact. Only a
- * sum that is too large is made of halves instead, which are exact there. */
+/* Half of a rounded sum is the rounded half: where the half is subnormal, the sum was exact.
+ * Only a sum that overflows is computed from halves instead, which are exact there. */
 static void native_avg_f16(void *to, const void *const *from, int sources, size_t count,
                            double factor) {
     const float16x8_t half = vdupq_n_f16((float16_t)0.5), infinity = vdupq_n_f16(INFINITY);
@@ -319,7 +319,7 @@ static void native_avg_f16(void *to, const void *const *from, int sources, size_
 FLOAT_KERNELS(f32, float, float, SAME, SAME, SCALED, SCALED, QUOTIENT)
 FLOAT_KERNELS(f64, double, double, SAME, SAME, SCALED, SCALED, QUOTIENT)
 
-/* Complex numbers add and scale like pairs of reals; only their product is their own. */
+/* Complex numbers add and scale like pairs of reals; only their product differs. */
 #define COMPLEX_PRODUCT(NAME, REAL)                                                               \
     static void NAME(void *to, const void *const *from, int sources, size_t count,                \
                      double factor) {                                                             \
@@ -371,7 +371,7 @@ const kernel_table KERNELS_OF(UN_ISA) = {
     [KIND_F64] = FLOAT_ROW(f64, ),
     [KIND_C64] = COMPLEX_ROW(c64, f32),
     [KIND_C128] = COMPLEX_ROW(c128, f64),
-    /* 0 and 1: a sum is "any", a product "all", as torch has it */
+    /* 0 and 1: a sum is "any", a product "all", as in torch */
     [KIND_BOOL] = {[UN_SUM] = bor_u8,
                    [UN_PRODUCT] = band_u8,
                    [UN_MIN] = band_u8,

@@ -1,21 +1,22 @@
-/* Compiled schedules: all_reduce and broadcast by rounds of sends and receives that the caller passes.
+/* Compiled schedules: all_reduce and broadcast as rounds of sends and receives that the caller
+ * passes.
  *
- * Between any two ranks runs a FIFO, a ring of bytes with one writer and one reader: a sender
- * copies a chunk into it, a receiver copies or combines it out of it into its own tensor. A large
- * tensor is cut into slices, each of which is sent through the whole schedule; slice s is in round
- * r at time s + r, so that all rounds are busy with different slices at once.
+ * Each ordered pair of ranks has a FIFO, a ring of bytes with one writer and one reader: the sender
+ * copies a chunk into it, the receiver copies or combines it from there into its own tensor. A
+ * large tensor is cut into slices, each of which is sent through the whole schedule; slice s is in
+ * round r at time s + r, so that all rounds are busy with different slices at once.
  *
- * Why nobody waits for ever: all moves between two ranks at one time fit into half a FIFO, and
- * at any time a rank writes everything before it reads anything. So a writer waits only for reads
- * of earlier times, a reader only for writes of the same time or an earlier one, and those who are
- * furthest behind can go on. */
+ * Why no rank waits forever: all moves between two ranks at one time fit into half a FIFO, and
+ * at any time a rank writes everything before it reads anything. So a writer waits only for
+ * reads of earlier times, a reader only for writes of the same time or an earlier one, and the
+ * ranks furthest behind can proceed. */
 #include "call.h"
 #include "segment.h"
 #include "stream.h"
 
 enum {
     SLICE_BYTES = 128 * 1024,
-    PIECE_BYTES = 32 * 1024, /* of a chunk, published at once: the reader need not wait for more */
+    PIECE_BYTES = 32 * 1024, /* of a chunk, published at once, so that the reader can start */
 };
 
 _Static_assert(UN_BUSIEST * 16 <= FIFO_BYTES / 2, "one element per chunk must fit");
@@ -60,7 +61,7 @@ static size_t item_bytes_of(const execution *x) {
     return bits < 8 ? 1 : bits / 8;
 }
 
-/* Where part `part` begins if `items` are cut into `parts`; the first ones get what is left over. */
+/* Where part `part` begins if `items` are cut into `parts`; the first ones get the remainder. */
 static size_t cut(size_t items, size_t parts, size_t part) {
     size_t over = items % parts;
     return items / parts * part + (part < over ? part : over);
@@ -109,8 +110,9 @@ static un_status put(execution *x, const un_move *m, span s) {
     return UN_OK;
 }
 
-/* Combine bytes of `own` with others, or with none, into our output; `behind`: those come first. So
- * the order of two ranks is that of the engine's own way, in which even a NaN has the same bits. */
+/* Combine bytes of `own` with others, or with none, into our output; `behind`: the others come
+ * first. So two ranks combine in the order of the engine's own algorithm: even a NaN has the
+ * same bits. */
 static void combine(const execution *x, reducer r, const un_stream *own, size_t offset,
                     const char *other, bool behind, size_t bytes, double factor) {
     if (!bytes) return;
@@ -154,11 +156,11 @@ static un_status take(execution *x, const un_move *m, span s) {
     return UN_OK;
 }
 
-/* Before its first round: our contribution, scaled where that was asked for. */
+/* Before its first round: our contribution, scaled if the reduction asks for it. */
 static void begin_slice(execution *x, size_t slice) {
     const un_call *call = x->call;
     span s = slice_of(x, slice);
-    if (!x->reducer.run) return; /* a broadcast, whose reduction is its schedule's mark */
+    if (!x->reducer.run) return; /* a broadcast, whose reduction marks its schedule */
     if (call->reduction == UN_PREMUL_SUM)
         combine(x, find_reducer(call->dtype, UN_PREMUL_SUM), call->input, s.offset, NULL, false,
                 s.bytes, call->factor);
@@ -188,7 +190,7 @@ static un_status run_round(execution *x, size_t round, size_t slice, bool sends)
 
 un_status run_schedule(execution *x) {
     size_t rounds = (size_t)x->call->schedule->rounds;
-    size_t steps = rounds ? rounds : 1; /* one rank alone has a slice to begin and to end */
+    size_t steps = rounds ? rounds : 1; /* a single rank still has a slice to begin and end */
     for (size_t time = 0; time < x->slices + steps - 1; time++) {
         size_t oldest = time < steps ? 0 : time - steps + 1;
         if (time < x->slices) begin_slice(x, time);
@@ -204,8 +206,8 @@ un_status run_schedule(execution *x) {
 
 /* -- planning ---------------------------------------------------------------------------------- */
 
-/* So many that a slice stays in the cache, and all that goes through a FIFO at once in half of it.
- * All ranks come to the same number. */
+/* Enough that a slice stays in the cache, and that all data in a FIFO at once fits into half of
+ * it. All ranks compute the same number. */
 static size_t slices_for(const execution *x) {
     const un_compiled_schedule *schedule = x->call->schedule;
     size_t item = item_bytes_of(x), items = x->call->output->bytes / item;
@@ -227,7 +229,7 @@ static void align_fifos(un_group *g) {
 un_status plan_schedule(execution *x) {
     const un_call *call = x->call;
     const un_compiled_schedule *schedule = call->schedule;
-    if (x->g->spread) return UN_REFUSED; /* no FIFO leads to another host */
+    if (x->g->spread) return UN_REFUSED; /* FIFOs do not reach other hosts */
     bool adds = un_averages(call->reduction) || call->reduction == UN_PREMUL_SUM;
     if (x->reducer.run && adds) x->reducer = find_reducer(call->dtype, UN_SUM);
     x->bytes = call->input->bytes;

@@ -35,8 +35,8 @@ static size_t segment_bytes_for(int ranks) {
     return fifo_offset_for(ranks) + (size_t)ranks * (size_t)ranks * sizeof(fifo);
 }
 
-/* A nameless file in memory: nothing to find, nothing to leave behind. Where a sandbox refuses
- * memfd_create, an unlinked file in /dev/shm is as good, but for the seals. */
+/* An anonymous file in memory: nothing to find, nothing to leave behind. Where a sandbox forbids
+ * memfd_create, an unlinked file in /dev/shm does the same, without seals. */
 int nameless_file(size_t bytes) {
     int descriptor = memfd_create("unisono", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     bool sealable = descriptor >= 0;
@@ -149,8 +149,8 @@ void segment_unmap(un_group *g) {
     free(g->segment.users);
 }
 
-/* Ask for the sole right to allocate, or give it back. A rank that is stopped while it has the
- * right, or a file system without locks, must not hold up the others for long. */
+/* Take or release the exclusive right to allocate. A rank that is stopped while it holds it, or
+ * a file system without locks, must not block the others for long. */
 static void lock_allocation(un_group *g, short kind) {
     struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
     for (int tries = 0; fcntl(g->segment.descriptor, F_SETLK, &whole) && tries < 1000; tries++) {
@@ -159,8 +159,8 @@ static void lock_allocation(un_group *g, short kind) {
     }
 }
 
-/* One rank after the other looks for room and takes it: if all looked first, all would find what
- * is there for one, and the kernel would kill somebody. */
+/* One rank at a time checks for room and takes it: if all checked first, all would find the same
+ * room, and the kernel would kill one of them. */
 bool allocate_if_room(un_group *g, int descriptor, size_t offset, size_t bytes) {
     lock_allocation(g, F_WRLCK);
     bool taken =

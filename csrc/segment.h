@@ -1,4 +1,4 @@
-/* The segment: mapping it, and memory for those of its parts that come into use. */
+/* The segment: mapping it, and allocating its parts on first use. */
 #ifndef UNISONO_SEGMENT_H
 #define UNISONO_SEGMENT_H
 
@@ -8,9 +8,9 @@ size_t control_bytes_for(int ranks);
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce);
 un_status segment_share(un_group *g, const un_group *other);
 void segment_unmap(un_group *g);
-un_status prepare_slice(un_group *g);           /* this rank's data area, on first need */
-un_status prepare_channel(un_group *g, int to); /* likewise its channel to a rank, once */
-un_status prepare_fifo(un_group *g, int to);    /* likewise its fifo */
+un_status prepare_slice(un_group *g);           /* this rank's data area, on first use */
+un_status prepare_channel(un_group *g, int to); /* its channel to a rank, on first use */
+un_status prepare_fifo(un_group *g, int to);    /* its FIFO to a rank, on first use */
 
 int nameless_file(size_t bytes);
 int allocate(int descriptor, size_t offset, size_t bytes);

@@ -1,4 +1,4 @@
-/* Sending: announcing messages, hearing of them, and passing large ones on. */
+/* Sending: announcing messages, reading replies, and passing large messages through the ring. */
 #include <stdlib.h>
 
 #include "hosts.h"
@@ -7,7 +7,7 @@
 #include "segment.h"
 #include "stream.h"
 
-/* -- handles: numbers that find an announced message again -------------------------------------- */
+/* -- handles: numbers that identify announced messages -------------------------------------- */
 
 uint64_t take_handle(struct traffic *t, un_message *m) {
     if (!t->free_handle) {

@@ -1,4 +1,4 @@
-/* Streams: user memory, contiguous, strided or in many tensors, as one row of bytes. */
+/* Streams: user memory, contiguous, strided or in many tensors, as one sequence of bytes. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 
@@ -9,8 +9,8 @@
 #include <emmintrin.h>
 #endif
 
-/* Copy to memory that nobody reads soon, around the cache. Ordinary stores would first fetch
- * every line that they are about to overwrite; Arm's cores notice and skip that by themselves. */
+/* Copy around the cache, to memory that is not read soon. Ordinary stores would first fetch
+ * every line that they overwrite; Arm's cores detect and skip that themselves. */
 static void copy_around_cache(char *to, const char *from, size_t bytes) {
 #if defined(__x86_64__)
     size_t lead = (uintptr_t)to % 16 ? 16 - (uintptr_t)to % 16 : 0;
@@ -113,7 +113,7 @@ static const un_view *find_view(const un_stream *s, size_t offset) {
     return &s->views[low];
 }
 
-/* The address of these bytes, or NULL where they do not lie in one piece. */
+/* The address of these bytes, or NULL if they are not contiguous. */
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes) {
     const un_view *view = find_view(s, offset);
     if (view->layout || offset - view->start + bytes > view->bytes) return NULL;
@@ -127,7 +127,7 @@ bool stream_is_new(const un_stream *s) {
            !(resident & 1);
 }
 
-/* Faults, one for each page, take longer than what is copied there. Kernels before 5.14 refuse. */
+/* Page faults take longer than the copy itself. Kernels before 5.14 refuse. */
 void make_pages(const un_stream *s, size_t offset, size_t bytes) {
 #if defined(MADV_POPULATE_WRITE)
     uintptr_t at = (uintptr_t)stream_direct(s, offset, bytes), first = round_up(at, PAGE_BYTES);

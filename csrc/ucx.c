@@ -1,16 +1,16 @@
 /* Loading UCX into a process that is not ours: no allocator patched, no signal handler installed.
  *
- * libucs reads what it does to the whole process from the environment, once, when it is loaded.
- * It therefore sees an environment of ours for that moment. `environ` is exchanged and not
- * modified: a thread that reads the environment at that time never sees an array that was freed.
+ * libucs reads its process-wide settings from the environment, once, when it is loaded. So it sees
+ * an environment of ours for that moment. `environ` is replaced and not modified: a thread that
+ * reads the environment meanwhile never sees a freed array.
  *
  * A process has one UCX. Its libraries find each other by name (libucs.so.0), and the loader takes
- * the one that is there already, of whatever version. So if another library has brought a UCX (an
- * Open MPI), its libucp is the only one that fits; and one that comes after us gets ours.
+ * the one that is already loaded, of whatever version. So if another library (Open MPI, say) has
+ * loaded a UCX, its libucp is the only one that fits; and a library that comes after us gets ours.
  *
- * RTLD_LOCAL keeps UCX's names from others. RTLD_DEEPBIND would keep a UCX in the global scope
- * from us, but also a preloaded allocator: then strdup's memory comes from that one, and UCX frees
- * it with libc's. Address sanitizers refuse it too.
+ * RTLD_LOCAL hides UCX's names from others. RTLD_DEEPBIND would hide a UCX in the global scope from
+ * us, but also a preloaded allocator: then strdup's memory would come from that one, and UCX would
+ * free it with libc's. Address sanitizers refuse it too.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -28,13 +28,13 @@ struct ucx ucx;
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static bool is_loaded;
 
-/* What holds for the process while UCX is loaded, unless the user has set it. */
+/* Settings for the process while UCX is loaded, unless the user has set them. */
 static const char *const settings[] = {
     "UCX_MEM_EVENTS=n",                  /* no hooks in malloc and mmap */
-    "UCX_HANDLE_ERRORS=none",            /* no handlers of SIGSEGV and its like */
+    "UCX_HANDLE_ERRORS=none",            /* no handlers of SIGSEGV and the like */
     "UCX_DEBUG_SIGNO=0",                 /* nor of SIGHUP, for its debugger */
-    "UCX_VFS_ENABLE=n",                  /* no thread and no folder that show its state */
-    "UCX_MODULES=^cuda*,gdr*,rocm*,ze*", /* no GPU's driver started: a child could not use it */
+    "UCX_VFS_ENABLE=n",                  /* no thread and no file system for its state */
+    "UCX_MODULES=^cuda*,gdr*,rocm*,ze*", /* no GPU driver started: a child could not use it */
     "UCX_LOG_LEVEL=fatal",
 };
 enum { SETTINGS = sizeof settings / sizeof *settings };
@@ -70,7 +70,7 @@ static void *open_quietly(const char *path) {
     return library;
 }
 
-/* The libucp beside a libucs that the process has already, or NULL. */
+/* The libucp next to a libucs that the process has already loaded, or NULL. */
 static const char *path_beside_loaded(char path[PATH_MAX]) {
     void *libucs = dlopen("libucs.so.0", RTLD_LAZY | RTLD_NOLOAD);
     if (!libucs) return NULL;

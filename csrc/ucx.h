@@ -1,8 +1,8 @@
-/* UCX's C interface, as far as we use it, and its functions, loaded when the program runs.
+/* The part of UCX's C interface that we use, and its functions, loaded at run time.
  *
- * Declared by hand with UCX's own names, so that a build needs no UCX: the layouts are those of
- * its headers, unchanged since 1.12 up to the fields that came later at the end.
- * tests/native/ucx_layout.c compares them with real headers, and takes the functions' types from
+ * Declared by hand with UCX's own names, so that a build needs no UCX: the layouts are those of its
+ * headers, unchanged since 1.12 except for fields added at the end. tests/native/ucx_layout.c
+ * compares them with real headers, and takes the functions' types from
  * there: it includes UCX's header first, and this one leaves its own declarations out.
  */
 #ifndef UNISONO_UCX_H
@@ -251,8 +251,8 @@ extern struct ucx {
     const char *(*status_string)(ucs_status_t status); /* ucs_status_string */
 } ucx;
 
-/* Load libucp from this path, unless a UCX is loaded already: then that one serves. NULL, or why it
- * cannot be loaded, in a static buffer. */
+/* Load libucp from this path, unless a UCX is already loaded: then use that one. Returns NULL,
+ * or why it cannot be loaded, in a static buffer. */
 const char *load_ucx(const char *path);
 bool ucx_is_loaded(void);
 

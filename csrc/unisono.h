@@ -23,17 +23,17 @@ typedef enum un_status {
     UN_PEER_CLOSED, /* a peer closed the group while it was needed */
     UN_ABORTED,     /* a member ended the group */
     UN_INTERRUPTED, /* the caller's pause function asked to stop */
-    UN_REFUSED,     /* this call makes no sense; all ranks refused it alike, the group goes on */
+    UN_REFUSED,     /* the call is invalid; all ranks refused it, and the group still works */
     UN_NO_MEMORY,   /* a memory limit leaves no room for this rank's slice */
     UN_CLOSED,      /* the group was closed in this process */
     UN_FORKED,      /* the group belongs to the process that forked this one */
     UN_SYSTEM,      /* a system call failed; un_failure.detail holds errno */
-    UN_REENTERED,   /* the thread is in a call of this group already */
-    UN_NOT_YET,     /* a work is still under way when the wait for it ends */
-    UN_UNFIT,       /* a message has another type or size than its receiver wants */
+    UN_REENTERED,   /* the thread is already in a call of this group */
+    UN_NOT_YET,     /* a work had not finished when the wait for it ended */
+    UN_UNFIT,       /* a message has another type or size than its receive */
     UN_DEADLOCK,    /* ranks wait for each other's messages in a cycle */
-    UN_PEER_LOST,   /* a peer's process ended; un_failure.detail tells how, where that is known */
-    UN_DAMAGED,     /* what a peer wrote into the segment makes no sense: something overwrote it */
+    UN_PEER_LOST,   /* a peer's process ended; un_failure.detail says how, if known */
+    UN_DAMAGED,     /* a peer's data in the segment is malformed: something overwrote it */
 } un_status;
 
 typedef enum un_operation {
@@ -48,7 +48,7 @@ typedef enum un_operation {
     UN_ALL_TO_ALL,
     UN_SEND, /* messages, in records */
     UN_RECV,
-    UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks tell each other when they make a block */
+    UN_ALLOCATE, /* as UN_ALL_GATHER: what ranks exchange when they make a block */
     UN_NEW_GROUP, /* in records: another library makes a group; `bytes` names its members */
 } un_operation;
 
@@ -62,7 +62,7 @@ typedef enum un_reduction {
     UN_BOR,
     UN_BXOR,
     UN_PREMUL_SUM, /* the sum of un_call.factor times each contribution */
-    UN_TRUNCATED_AVG, /* as UN_AVG, and of integers, too: their sum divided, towards zero */
+    UN_TRUNCATED_AVG, /* as UN_AVG, also of integers: their sum divided, towards zero */
     UN_REDUCTIONS,
 } un_reduction;
 
@@ -110,22 +110,22 @@ typedef struct un_view {
     size_t start; /* where this view starts in its stream */
 } un_view;
 
-/* What one rank gives or takes: views, one after the other, as if they were one row of bytes. */
+/* What one rank sends or receives: views, one after the other, as one sequence of bytes. */
 typedef struct un_stream {
     const un_view *views;
     size_t count;
     size_t bytes;
 } un_stream;
 
-/* A line of the caller's program, for records and error texts; it outlives the calls that have it. */
+/* A line of the caller's program, for records and error texts; it must outlive its calls. */
 typedef struct un_site {
-    uint32_t number; /* another for each; its lower 12 bits, which records bear, are never 0 */
+    uint32_t number; /* unique; its lower 12 bits, which records hold, are never 0 */
     char text[UN_TEXT_BYTES];
 } un_site;
 
 /* What one rank does in an all_reduce or a broadcast by a schedule (docs/schedules.md). The
- * tensor is cut into chunks; a rank's sends of a round read what was there before its receives of
- * that round are written. Both ends of a move have it in the same round. */
+ * tensor is cut into chunks; a rank's sends of a round read the data from before its receives of
+ * that round. Both ends have a move in the same round. */
 typedef enum un_action { UN_PUT, UN_COPY, UN_COMBINE } un_action; /* a send; two kinds of receive */
 
 typedef struct un_move { /* `count` chunks from `chunk` on, to or from `peer` */
@@ -133,9 +133,9 @@ typedef struct un_move { /* `count` chunks from `chunk` on, to or from `peer` */
 } un_move;
 
 typedef struct un_compiled_schedule {
-    uint64_t hash; /* of the whole schedule, so that ranks which run different ones find out */
+    uint64_t hash; /* of the whole schedule, so that ranks detect if they differ */
     int64_t rounds, chunks;
-    int64_t busiest; /* the most chunks that any rank sends to any other, all rounds together */
+    int64_t busiest; /* the most chunks that any rank sends to any other in all rounds */
     const int64_t *starts; /* the sends of round r are the moves from starts[2 * r] on, */
     const un_move *moves;  /* its receives those from starts[2 * r + 1] to starts[2 * r + 2] */
 } un_compiled_schedule;
@@ -156,12 +156,12 @@ typedef struct un_call {
     un_dtype dtype;
     int root;
     double factor;
-    uint64_t shape_hash;     /* of whatever else must be equal on all ranks */
+    uint64_t shape_hash;     /* of all else that must be equal on all ranks */
     uint32_t shape_mark; /* of the tensors' shapes, where they are compared; 0: unknown */
-    const un_shape *shape; /* then: that of the first tensor; NULL: unknown */
+    const un_shape *shape; /* of the first tensor; NULL: unknown */
     const un_compiled_schedule *schedule; /* or NULL: the engine's own algorithm */
     const un_stream *input;  /* one stream, or one for each rank on a wide side; may be NULL */
-    const un_stream *output; /* likewise */
+    const un_stream *output; /* the same */
     const un_site *site; /* NULL: not known */
     int64_t timeout_ns;
     void (*block)(void *); /* called before the first wait of more than a moment; may be NULL */
@@ -169,20 +169,20 @@ typedef struct un_call {
     void *argument;        /* of both */
 } un_call;
 
-/* An all_gather or a gather of what only its owners know the length of: heads, all of one length,
- * of at most UN_HEAD_BYTES, and a tail of each rank's, if it comes along. */
+/* An all_gather or a gather of data whose length only its owner knows: heads, all of the same
+ * length of at most UN_HEAD_BYTES, and each rank's tail, if it is short enough to come along. */
 enum { UN_HEAD_BYTES = 128, UN_MOST_ALONG = 128 * 1024 };
 typedef struct un_ragged {
     un_call call; /* `input` is the tail, for its record */
     un_stream head, tail;
     bool comes_along; /* our tail does; it has at most UN_MOST_ALONG bytes */
-    un_stream *heads; /* where everybody's go */
-    /* Called when all heads are there: where everybody's tail goes, or NULL to take none. A rank's
+    un_stream *heads; /* where all heads go */
+    /* Called when all heads have arrived: where each tail goes, or NULL to take none. A rank's
      * tail has as many bytes as its stream here, and must have come along. */
     const un_stream *(*open)(const struct un_ragged *ragged);
 } un_ragged;
 
-/* A call that goes on by itself. It and everything that it points to must live until it is done. */
+/* An asynchronous call. It and all that it points to must live until it is done. */
 typedef struct un_work {
     un_call call;
     un_status status; /* once done */
@@ -196,33 +196,33 @@ typedef struct un_work {
 /* An entry of a table of messages or receives that wait for each other. */
 typedef struct un_match {
     struct un_match *next;
-    uint64_t number; /* the older, the lower */
+    uint64_t number; /* lower is older */
     int64_t tag;
-    int source; /* -1: anybody */
+    int source; /* -1: any */
 } un_match;
 
 /* A message. The same rules as for a work. */
 typedef struct un_message {
     bool sends;
-    int peer; /* to whom or, for a receiver, from whom; -1: from anybody */
+    int peer; /* destination, or for a receive the source; -1: any source */
     int64_t tag;
     un_dtype dtype;
     un_stream stream;
     const un_site *site;
     const un_shape *shape; /* for error texts; NULL: unknown */
-    int64_t timeout_ns; /* who waits for it longer, without a limit of its own, ends the group */
+    int64_t timeout_ns; /* a wait without its own timeout ends the group after this */
     un_status status;   /* once done */
-    int source;       /* who sent it */
+    int source;       /* the sender */
     uint64_t seen_bytes;
     un_dtype seen_dtype;
     _Atomic uint32_t done;
     int phase; /* the rest is the engine's */
     uint64_t record;
-    bool is_started; /* rather than run: its owner may do something else meanwhile */
-    bool is_copy;    /* of an eager send: nobody waits for it */
-    uint64_t handle; /* a receive's: by which its sender knows the message */
+    bool is_started; /* rather than run: its owner may do other work meanwhile */
+    bool is_copy;    /* of an eager send: no thread waits for it */
+    uint64_t handle; /* a receive's: the sender's handle of the message */
     size_t moved;
-    struct moving *moving; /* between hosts: its data is under way */
+    struct moving *moving; /* between hosts: its data in transit */
     un_match match;
     struct un_message *previous, *next; /* of all */
     struct un_message *behind;          /* in one of the queues of a channel */
@@ -232,18 +232,18 @@ typedef struct un_message {
 typedef struct un_waiting {
     bool waits;
     bool sends;
-    bool is_started; /* and could have been waited for later */
-    bool alone;      /* nothing else of the rank's is under way that others could wait for */
+    bool is_started; /* so that its owner could also have waited later */
+    bool alone;      /* the rank has no other messages that peers could wait for */
     int peer;
     int64_t tag;
-    uint64_t unmatched;    /* a receiver: messages of that peer with other tags which are here, */
+    uint64_t unmatched;    /* a receive: messages of that peer with other tags that arrived, */
     int64_t unmatched_tag; /* and the tag of the oldest */
 } un_waiting;
 
 /* What a rank posted for a call, for error texts. */
 typedef struct un_posted {
-    uint64_t call; /* the number of the latest call that the rank posted there */
-    un_status refused; /* why; UN_OK: it is not */
+    uint64_t call; /* the latest call that the rank posted there */
+    un_status refused; /* why; UN_OK: not refused */
     un_operation operation;
     un_reduction reduction;
     un_dtype dtype;
@@ -254,72 +254,72 @@ typedef struct un_posted {
 
 typedef struct un_failure {
     un_status status;
-    int rank; /* who caused it, or -1 */
+    int rank; /* the cause, or -1 */
     uint64_t call;
     int64_t detail; /* UN_SYSTEM: errno; UN_PEER_LOST: 0, or UN_ENDING_KNOWN and a wait status;
                        UN_UNFIT: the rank that received what `rank` sent */
 } un_failure;
 
 #define UN_ENDING_KNOWN ((int64_t)1 << 32)
-#define UN_ENDING_SILENT ((int64_t)1 << 33) /* of a rank elsewhere: it does not answer any more */
+#define UN_ENDING_SILENT ((int64_t)1 << 33) /* of a rank on another host: it no longer answers */
 
 typedef struct un_group un_group;
 
 /* Make a segment for `ranks` members, of which `cores` can run at once. `nonce` proves to the
- * members that the mapping which they open is this one. Returns a descriptor, or -1 with errno. */
+ * members that they opened this segment. Returns a descriptor, or -1 with errno. */
 int un_segment_create(int ranks, int cores, uint64_t nonce);
 
-/* Become rank `rank` of the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM with
- * errno, or UN_MISMATCH where the segment is of another build, nonce or size. */
+/* Become rank `rank` of the group. The descriptor stays the caller's. Returns UN_OK, UN_SYSTEM
+ * with errno, or UN_MISMATCH if the segment has another build, nonce or size. */
 un_status un_group_open(int descriptor, int rank, int ranks, uint64_t nonce, un_group **group);
 
-/* Become another rank of `other`'s group in this process, over the same mapping, which goes with
- * the last of them. So ranks can be threads of one process, and tools that follow one process's
- * memory see all of a group. The memberships are as independent as those of several processes. */
+/* Become another rank of `other`'s group in this process, over the same mapping, which is freed
+ * with the last of them. So ranks can be threads of one process, and tools that check one
+ * process's memory see a whole group. The memberships are independent. */
 un_status un_group_open_beside(const un_group *other, int rank, un_group **group);
 
 /* -- several hosts: see hosts.h ----------------------------------------------------------------- */
 
-/* Load UCX from this path; what stands in the way, or NULL. Then make this process's one UCX worker, by
- * these settings (names and values, NULL at the end), and have its address. It is closed with the last
- * group over hosts that needs it. */
+/* Load UCX from this path; returns NULL, or what failed. Then create this process's one UCX
+ * worker with these settings (names and values, NULL at the end), and return its address. It is
+ * closed with the last group over hosts that needs it. */
 const char *un_ucx_load(const char *path, unsigned version[3]);
 const char *un_network_open(const char *const *settings, const void **address, size_t *bytes);
 void un_network_close(void);
 
 /* Where the ranks of a group over hosts are, each in an array by rank. */
 typedef struct un_span {
-    uint64_t key;              /* equal on all ranks; no other group of these processes ever has it */
-    const int *hosts;          /* the number of each rank's host, counted by the lowest rank of each */
-    const void *const *addresses; /* of the workers of those elsewhere */
+    uint64_t key;              /* equal on all ranks; unique among the groups of these processes */
+    const int *hosts;          /* each rank's host, numbered in the order of their lowest ranks */
+    const void *const *addresses; /* of the workers of ranks on other hosts */
     const size_t *address_bytes;
-    bool is_strict; /* sums are made rank by rank, wherever the ranks are */
+    bool is_strict; /* sums are computed rank by rank, wherever the ranks are */
     bool rounds;    /* sums of half types are rounded between hosts */
 } un_span;
 
-/* Make a group, whose segment only the ranks of this host share, one over hosts; `inner` is a group of
- * those ranks, in their order, and goes with it. UN_SYSTEM: errno tells why not. */
+/* Extend a group, whose segment only the ranks of this host share, over several hosts; `inner`
+ * is a group of those ranks, in order, and is closed with it. UN_SYSTEM: see errno. */
 un_status un_group_span(un_group *group, un_group *inner, const un_span *span);
 
-/* Wait until all ranks have; false: those that are `missing` have not. */
+/* Wait until all ranks have done so; false: the ranks in `missing` have not. */
 bool un_group_meet(un_group *group, int64_t timeout_ns, const un_call *hooks, bool *missing);
 
-/* A rank elsewhere has ended, or is silent; or it has ended after it had left the group. */
+/* A rank on another host has ended, or is silent; or it has ended after it left the group. */
 void un_group_lose(un_group *group, int rank, bool is_silent);
 void un_group_leave(un_group *group, int rank);
 
-/* The descriptor of the group's segment, which stays the group's. */
+/* The descriptor of the group's segment; the group still owns it. */
 int un_group_descriptor(const un_group *group);
 
-/* Memory that all members of a group have mapped: a part for each rank, which this rank fills and
- * reads as its own. Where the givers of a large call have their tensors there, the others read them
- * in their place (see direct.c).
+/* Memory that all members of a group map: a part for each rank, which this rank uses as its own. If
+ * the senders of a large call have their tensors there, the others read them in place (see
+ * direct.c).
  *
- * One member makes it and hands the descriptor over; `bytes` is the size of each rank's part, equal
- * on all. Everybody opens it, and once all have, uses it: `number` is the block's among those of
- * the group. Whoever cannot open it tells the others, and all release it again. The mapping stays
- * until every rank has released the block, or the group is over in this process; its memory goes
- * back to the system with the last release. */
+ * One member creates it and passes the descriptor to the others; `bytes` is the size of each
+ * rank's part, equal on all. Every rank opens it and, once all have, uses it: `number`
+ * identifies the block in the group. A rank that cannot open it tells the others, and all
+ * release it again. The mapping stays until every rank has released the block, or the group is
+ * over in this process; its memory returns to the system with the last release. */
 typedef struct un_block un_block;
 int un_block_create(int ranks, const uint64_t *bytes);
 un_status un_block_open(un_group *group, int descriptor, const uint64_t *bytes, un_block **block);
@@ -328,63 +328,62 @@ void un_block_use(un_block *block, uint64_t number);
 void un_block_release(un_block *block);
 char *un_block_part(const un_block *block, int rank, size_t *bytes);
 
-/* The block `number` of the group, which this rank has released while others have not: it is as
- * if it had not. NULL: there is none such. */
+/* Undo this rank's release of block `number`, which others still hold. NULL: no such block. */
 un_block *un_block_reopen(un_group *group, uint64_t number);
 
-/* Whose part of a block of the group begins before and ends after these bytes, or -1. */
+/* The rank whose part of a block of the group contains these bytes, or -1. */
 int un_group_owner(un_group *group, const char *data, size_t bytes);
 
-/* Have the process behind `rank` watched. `identity` names the process among all peers; a pidfd
- * (or -1) is needed the first time that it is seen, and stays the caller's. */
+/* Watch the process of `rank`. `identity` names the process among all peers; a pidfd (or -1) is
+ * needed the first time that it is seen, and stays the caller's. */
 bool un_group_watch(un_group *group, int rank, uint64_t identity, int pidfd);
 
-/* Large calls on ordinary memory let the kernel copy it from process to process, where it does
- * (reading.c); not any more in this group, on any rank. And how often this rank has had it copied. */
+/* Large calls on ordinary memory let the kernel copy it between processes where it can
+ * (reading.c). Forbid that in this group, on all ranks; and how often this rank has used it. */
 void un_group_forbid_reading(un_group *group);
 uint64_t un_group_reads(const un_group *group);
 
-/* How many threads of the group take part in a large call beside the one that makes it (copiers.c),
- * before the first call; otherwise as many as the cores allow. */
+/* Set, before the first call, how many threads of the group take part in a large call besides
+ * the one that makes it (copiers.c); the default is as many as the cores allow. */
 void un_group_set_copiers(un_group *group, int copiers);
 
-/* A number for each rank of a group, on lines of their own, that a GPU waits to see grow: it would
- * wait for ever for a rank that has died. So when a rank's process ends, or has ended, without
- * having closed the group, its flag is raised by UN_FLAG_RELEASED. NULL: there are none any more.
- * Not for groups without un_group_watch. */
+/* A number for each rank of a group, each on its own cache line, that a GPU waits to see grow:
+ * it would wait forever for a rank that has died. So when a rank's process ends, or has ended,
+ * without closing the group, its flag is raised by UN_FLAG_RELEASED. NULL: no flags. Needs
+ * un_group_watch. */
 #define UN_FLAG_RELEASED (UINT32_C(1) << 30)
 void un_group_set_flags(un_group *group, void *flags);
 
-/* Before we leave: let the works and messages finish that every member has begun, and wait for others
- * to begin theirs for a second. False: some have not, and `missing` says of each rank whether it is
- * one of those; or `hooks` asked to stop. */
+/* Before we leave: finish the works and messages that every member has begun, and wait a second
+ * for others to begin theirs. False: some have not, and `missing` says for each rank whether it
+ * is one of them; or `hooks` asked to stop. */
 bool un_group_finish(un_group *group, const un_call *hooks, bool *missing);
 
-/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED; if it has works and messages
- * that have not finished, all do, and the group ends. */
+/* Leave. Peers that still wait for this rank fail with UN_PEER_CLOSED; if it has unfinished
+ * works or messages, all do, and the group ends. */
 void un_group_close(un_group *group);
 
-/* Take part in one call. On failure nothing of the output has changed if the status is
- * UN_MISMATCH or UN_REFUSED; un_group_failure tells the rest. */
+/* Take part in one call. If the status is UN_MISMATCH or UN_REFUSED, the output is unchanged;
+ * un_group_failure has the details. */
 un_status un_run(un_group *group, const un_call *call);
 
 /* Take part in a call whose arguments this rank refuses, so that its peers do not wait for it. */
 un_status un_refuse(un_group *group, const un_call *call);
 
-/* Have a call carried out after those submitted before it, and wait for it: with a negative
- * timeout for as long as it takes, otherwise perhaps in vain (UN_NOT_YET). */
+/* Submit a call, to run after those submitted before it; and wait for it, without limit if the
+ * timeout is negative, otherwise until UN_NOT_YET. */
 un_status un_submit(un_group *group, un_work *work);
 un_status un_work_wait(un_group *group, un_work *work, const un_call *hooks);
 bool un_work_done(const un_work *work);
-bool un_work_test(un_group *group, un_work *work); /* the same, after what it can do at once */
+bool un_work_test(un_group *group, un_work *work); /* the same, after doing what it can at once */
 
-/* Whether a work will be over soon without this thread, since every rank has submitted as many
- * (UN_OK), or not yet (UN_NOT_YET). Another status: it is better waited for here, where cores are few
- * or nobody has taken it up. */
+/* Whether a work will finish soon without this thread, since every rank has submitted as many
+ * (UN_OK), or not yet (UN_NOT_YET). Another status: wait for it here: cores are few or no thread
+ * runs it. */
 un_status un_work_is_under_way(un_group *group, const un_work *work);
 
-/* Start a message and wait for it. A send is done once it is matched and its memory is free
- * again; small ones at once where un_group_set_eager allows so many bytes. */
+/* Start a message and wait for it. A send is done once it is matched and its buffer is free; a
+ * small one at once if un_group_set_eager allows so many bytes. */
 un_status un_message_start(un_group *group, un_message *message);
 un_status un_message_run(un_group *group, un_message *message, const un_call *hooks);
 un_status un_message_wait(un_group *group, un_message *message, const un_call *hooks);
@@ -392,18 +391,17 @@ bool un_message_done(const un_message *message);
 void un_group_set_eager(un_group *group, int64_t bytes);
 un_waiting un_group_waiting(const un_group *group, int rank);
 
-/* How many messages of `source` (-1: anybody) are here that no receive has asked for, and the tag
- * of the oldest. */
+/* How many messages of `source` (-1: any) have arrived and match no receive; the oldest's tag. */
 uint64_t un_group_unmatched(un_group *group, int source, int64_t *tag);
 
-/* End the group on every member, and let them read why. */
+/* End the group on every member, with a reason that they can read. */
 void un_group_abort(un_group *group, const char *reason);
 
 /* The value that the first member proposed under this serial, a number above those of earlier
- * decisions; -1: so many have followed that it is forgotten, or this is a forked child. It does not
- * wait, moves no call, and works in a group that has ended, too: what a rank decided outlives it.
- * Whoever proposes UN_NOTHING only looks: -1 if nobody has proposed anything. Decisions of the
- * program and of the survivors of a group have serials of their own. */
+ * decisions; -1: later decisions have replaced it, or this is a forked child. It does not wait,
+ * makes no call, and works in a group that has ended, too: a decision outlives its rank.
+ * UN_NOTHING proposes nothing and only reads: -1 if there is no proposal. Decisions of the
+ * program and of the survivors of a group have separate serials. */
 typedef enum un_book { UN_OF_PROGRAM, UN_OF_SURVIVORS, UN_BOOKS } un_book;
 #define UN_NOTHING UINT32_MAX
 int64_t un_group_decide(un_group *group, un_book book, uint32_t serial, uint32_t value);
@@ -413,12 +411,12 @@ bool un_group_has_closed(const un_group *group, int rank);
 
 /* Notes that a rank leaves for its peers' error texts. */
 typedef enum un_note {
-    UN_SITE,   /* where in its program it made the call that failed */
-    UN_SHAPE,  /* which shapes its tensors had there; of a message that does not fit: its tag, bytes
-                  and type, those of what arrived (of a send zeros), and its shape */
+    UN_SITE,   /* the line of its program that made the failed call */
+    UN_SHAPE,  /* the shapes of its tensors; of a mismatched message: its tag, bytes and type, those
+                  of what arrived (zeros for a send), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
-    UN_COMING, /* whether it goes on in a group of the survivors, */
+    UN_COMING, /* whether it joins a group of the survivors, */
     UN_CHOICE, /* and who it thinks they are */
     UN_NOTES,
 } un_note;
@@ -426,26 +424,26 @@ typedef enum un_note {
 /* What a note is about: a call's number, or this for messages and for ends of a group. */
 #define UN_ABOUT_MESSAGES UINT64_MAX
 
-/* Leave a note, unless there is one about the same, or about a message that failed; read a rank's,
- * if there is one (about 0: about anything). */
+/* Leave a note, unless there is one about the same, or about a failed message; read a rank's
+ * note, if there is one (about 0: about anything). */
 void un_group_write_note(un_group *group, un_note kind, uint64_t about, const char *text);
 bool un_group_read_note(const un_group *group, int rank, un_note kind, uint64_t about,
                         char text[UN_TEXT_BYTES]);
 
-/* How this process finds out where its program is when a peer asks. It is called in a thread of
- * its own, which may have to wait for the program. NULL: nobody answers. */
+/* How this process finds out where its program is when a peer asks. It is called in a separate
+ * thread, which may have to wait for the program. NULL: no answer. */
 void un_set_locator(void (*locate)(char text[UN_TEXT_BYTES]));
 
-/* Say who we are, for those who read the segment from outside. */
+/* Publish this rank's name, for readers of the segment from outside. */
 void un_group_introduce(un_group *group, const char *name, int global_rank);
 
-/* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a rank
- * which line it is at: a word to write, whose number the rank writes before its answer's text. */
+/* Where the records lie in a segment of `ranks`, for those readers; and where they can ask a
+ * rank for its current line: a word to write, which the rank repeats before its answer. */
 typedef struct un_layout_of_records {
     size_t first_control, control_bytes;
     size_t identity, records, record_bytes, record_count, sites, site_bytes, site_count;
     size_t asked, answer, reason;
-    size_t progress, closed; /* steps that the rank has finished, and whether it has left */
+    size_t progress, closed; /* steps that the rank has finished; whether it has left */
 } un_layout_of_records;
 un_layout_of_records un_records_layout(int ranks);
 
@@ -455,75 +453,75 @@ typedef struct un_moment {
 } un_moment;
 un_moment un_now(void);
 
-/* Read a compiled schedule from its integers: hash, rounds, chunks, busiest, then starts and moves.
- * They must outlive it. False: they make no sense for this rank of so many. */
+/* Read a compiled schedule from its integers: hash, rounds, chunks, busiest, then starts and
+ * moves. They must outlive it. False: they are invalid for this rank of `ranks`. */
 bool un_schedule_read(un_compiled_schedule *schedule, const int64_t *integers, size_t count,
                       int rank, int ranks);
 
-/* A call that another library carries out: leave its record, with its number (a message: its tag),
- * and say when it has ended. */
+/* A call that another library performs: open its record, with its number (a message: its tag),
+ * and close it when the call has ended. */
 uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
 void un_record_end(un_group *group, uint64_t record, un_status status);
 
-/* While a call that has such a record is `covered`, the calls of the engine of which it consists leave
- * none. */
+/* While `covered`, the engine's calls leave no records: the call that consists of them has one. */
 void un_record_cover(un_group *group, bool covered);
 
 /* Compare such a call with the peers' before it begins: all ranks meet here. */
 un_status un_check(un_group *group, const un_call *call, uint64_t bytes, uint64_t record);
 
-/* This thread begins its next step, which its records bear from now on. */
+/* This thread begins its next step, which its records carry from now on. */
 void un_count_step(void);
 
 /* Whether the process of a rank has ended, and how: the `detail` of a un_failure. */
 bool un_group_has_lost(const un_group *group, int rank, int64_t *detail);
 
-/* How the group ended: UN_FORKED in a forked child, which has no part in it. */
+/* How the group ended; UN_FORKED in a forked child, which is not a member. */
 un_failure un_group_failure(un_group *group);
 uint64_t un_group_calls(const un_group *group);
 un_posted un_group_posted(const un_group *group, int rank, uint64_t call);
 
-/* Run the call of a un_ragged: `call` must be its first member. */
+/* Run the call of an un_ragged: `call` must be its first member. */
 un_status un_gather_ragged(un_group *group, const un_call *call);
 
-/* How many bytes a tail may have so that it can come along: at most UN_MOST_ALONG. */
+/* The most bytes that a tail may have to come along: at most UN_MOST_ALONG. */
 size_t un_group_most_along(const un_group *group);
 
 /* How many steps of moving data `rank` has finished, over all calls. */
 uint64_t un_group_progress(const un_group *group, int rank);
 
-/* Bytes that `rank` gives to (or, `takes`, wants from) `peer` in a gather, scatter or all_to_all. */
+/* Bytes that `rank` sends to (`takes`: expects from) `peer` in a gather, scatter or all_to_all. */
 uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
 
-/* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order, in
- * this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`, integers
- * towards zero. Half precision is rounded once, at the end. False: it has no meaning for the type. */
+/* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order,
+ * in this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`,
+ * integers towards zero. Half precision is rounded once, at the end. False: undefined for the
+ * type. */
 bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
                 const void *const *from, int sources, size_t bytes);
 
-/* Whether `reduction` has a meaning for `dtype`. */
+/* Whether `reduction` is defined for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);
 
-/* Give memory of this process, whole pages at `at`, the pages of a block at `shared`: from now on
- * what is written to either is read in both. It keeps what is in it; nobody else may write to it
+/* Replace whole pages of this process at `at` by the pages of a block at `shared`: from now on a
+ * write to either shows in both. The contents at `at` are kept; no other thread may write to it
  * meanwhile. False: nothing has changed. */
 bool un_share_pages(char *at, char *shared, size_t bytes);
 
-/* Give it pages of its own again, with what is in it. False: there is no memory for them. */
+/* Give it private pages again, with the same contents. False: no memory for them. */
 bool un_unshare_pages(char *at, size_t bytes);
 
-/* Whoever writes to it from now on is killed: for a forked child, whose parent would see it. */
+/* Writing to it from now on is fatal: for a forked child, whose parent would see the writes. */
 bool un_protect_pages(char *at, size_t bytes);
 
-/* Write to `to` what `new` has other than `old`, in elements of `size` bytes, and give `old` the same.
- * Returns how many bytes that takes; -1: more than `room`, and part of `old` may be new. */
+/* Write the differences between `new` and `old` to `to`, in elements of `size` bytes, and update
+ * `old`. Returns the bytes written; -1: more than `room`, and part of `old` may be updated. */
 ptrdiff_t un_pack_changes(char *old, const char *new, size_t bytes, size_t size, char *to,
                           size_t room);
 
-/* Make what was old at `at` new. False: these are not changes of so many bytes. */
+/* Apply such changes at `at`. False: these are not changes of so many bytes. */
 bool un_apply_changes(char *at, size_t bytes, size_t size, const char *from, size_t length);
 
-/* Cores that the cgroup's CPU quota pays for, rounded up; INT_MAX: no quota. */
+/* Cores that the cgroup's CPU quota allows, rounded up; INT_MAX: no quota. */
 int un_cpu_quota(void);
 
 /* Bytes that the cgroup's limits and the machine leave free. */

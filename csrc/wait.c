@@ -1,4 +1,4 @@
-/* Waiting: look for a moment, give the core away where cores are few, then sleep on a futex. */
+/* Waiting: spin for a moment, yield the core where cores are few, then sleep on a futex. */
 #define _GNU_SOURCE
 #include <linux/futex.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 
 enum {
     FINISH_NS = 1000 * 1000 * 1000, /* for a work whose data moves, after an interrupt */
-    PEEK_NS = 200 * 1000, /* between two looks at the network, while we sleep on memory of our host */
+    PEEK_NS = 200 * 1000, /* between two polls of the network, while we sleep on a local flag */
 };
 
 int64_t clock_ns(void) {
@@ -25,7 +25,7 @@ void sleep_ns(int64_t ns) {
     nanosleep(&(struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000}, NULL);
 }
 
-/* Of a flag the word is the lower half: both architectures are little-endian. */
+/* The futex word is the lower half of a flag: both architectures are little-endian. */
 static void futex(const void *word, enum whose whose, int operation, uint32_t value,
                   const struct timespec *most) {
     int flag = whose == OF_PROCESS ? FUTEX_PRIVATE_FLAG : 0;
@@ -60,9 +60,9 @@ void note_core(un_group *g) {
                           memory_order_relaxed);
 }
 
-/* Ranks that wake each other up may be put on one core, though others are idle: there each can only
- * go on while the other sleeps, and nothing tells the kernel to part them. So the higher one goes to
- * another core that it may run on, and may stay there or not as the kernel likes. */
+/* Ranks that wake each other up may end up on one core, though others are idle: there each can
+ * only run while the other sleeps, and nothing tells the kernel to separate them. So the higher
+ * rank moves to another core that it may run on; the kernel is free to move it again. */
 static void part_from(un_group *g, int peer) {
     uint32_t core = (uint32_t)sched_getcpu();
     cpu_set_t all, others;
@@ -74,14 +74,12 @@ static void part_from(un_group *g, int peer) {
         sched_setaffinity(0, sizeof(all), &all);
 }
 
-/* How long to spin for `peer`: for as long as it has paid off lately, and now and then for longer:
- * ranks that only ever wake each other up would never find out that the core they gave away is free
- * again.
+/* How long to spin for `peer`: as long as has paid off lately, and occasionally longer: ranks that
+ * only ever wake each other up would never find out that the core they gave up is free again.
  *
- * Where cores are few we yield instead. Whoever yields is served last: if those who are served
- * before it compute, or belong to other programs, it comes back late, though what it waits for came
- * long ago. A sleeper is woken at once. So we yield only where others have let us back soon of late;
- * 0: not at all. */
+ * Where cores are few we yield instead. A thread that yields runs last: if those before it
+ * compute, or belong to other programs, it returns late, even if its flag was set long ago. A
+ * sleeper is woken at once. So we yield only where recent yields returned soon; 0: not at all. */
 int64_t begin_spin(un_group *g, spinning *s, int peer) {
     s->is_trial = s->ns < TRIAL_NS && ++s->short_ones > s->before_trial;
     if (s->is_trial) {
@@ -104,7 +102,7 @@ void start_spinning(spinning *s) {
     *s = (spinning){.ns = SPIN_NS_MOST / 2, .before_trial = TRIAL_EVERY};
 }
 
-/* True once the flag is there. */
+/* True once the flag is set. */
 static bool spin(un_group *g, int peer, const flag_t *flag, uint64_t target) {
     int64_t start = clock_ns(), budget_ns = begin_spin(g, &g->spin, peer);
     int looks = is_heard_here(g, peer) ? 1 : 32;
@@ -147,7 +145,7 @@ void prepare_to_block(patience *p) {
     p->blocked = true;
 }
 
-/* The deadline is near: ask those who have not come, or have come less far than we, where they are,
+/* The deadline is near: ask the ranks that have not arrived, or are behind us, where they are,
  * for the error text. */
 static void ask_missing(un_group *g, patience *p) {
     p->asked = true;
@@ -158,7 +156,7 @@ static void ask_missing(un_group *g, patience *p) {
             ask_where(g, rank, g->calls.latest);
 }
 
-/* UN_OK: wait on. After an interrupt the caller's program must not be asked again. */
+/* UN_OK: keep waiting. After an interrupt the caller's program must not be asked again. */
 static un_status ask_caller(un_group *g, patience *p) {
     if (!p->leaves_ns) {
         if (!p->call->pause || !p->call->pause(p->call->argument)) return UN_OK;
@@ -168,8 +166,8 @@ static un_status ask_caller(un_group *g, patience *p) {
     return clock_ns() < p->leaves_ns ? UN_OK : interrupt(g, g->calls.latest);
 }
 
-/* Sleep until the flag may be there: on its own word or, if it is we who hear from that rank, until the
- * network has brought something. */
+/* Sleep until the flag may be set: on its own word or, if this rank receives from that rank,
+ * until something arrives on the network. */
 static void sleep_for(un_group *g, int peer, const flag_t *flag, uint64_t target, int64_t ns) {
     if (is_heard_here(g, peer)) {
         uint32_t rounds = network_rounds();

@@ -1,4 +1,4 @@
-/* Waiting: look, give the core away, sleep; and waking those who sleep. */
+/* Waiting: spin, yield, sleep; and waking sleepers. */
 #ifndef UNISONO_WAIT_H
 #define UNISONO_WAIT_H
 
@@ -6,31 +6,32 @@
 
 #include "group.h"
 
-typedef struct patience { /* how long one call still waits, and whom it asks meanwhile */
+typedef struct patience { /* how long one call still waits, and what it does meanwhile */
     const un_call *call;
     int64_t deadline_ns; /* 0: no clock read yet */
     bool blocked;        /* the caller knows that we wait */
-    bool asked;          /* the missing know that we miss them */
-    bool may_leave;      /* if the caller is interrupted, another thread goes on from here */
-    bool may_finish;     /* no longer, but what is left will soon be over */
-    int64_t leaves_ns;   /* the caller has been interrupted, and waits until then at most */
+    bool asked;          /* the missing ranks have been asked where they are */
+    bool may_leave;      /* if the caller is interrupted, another thread continues from here */
+    bool may_finish;     /* no longer, but the rest will soon be over */
+    int64_t leaves_ns;   /* the caller was interrupted, and waits until then at most */
 } patience;
 
 int64_t clock_ns(void);
 void sleep_ns(int64_t ns);
 
-/* Sleep while a word is `seen`, for so long at most; wake so many who do. Words of the segment are the
- * ranks' own, others this process's. Cold, so that calls that find nobody asleep run straight on. */
+/* Sleep while a word is `seen`, for at most `ns`; wake up to so many sleepers. Words of the
+ * segment are shared by the ranks, others by this process. Cold, so that calls without sleepers
+ * run straight on. */
 enum whose { OF_RANKS, OF_PROCESS };
 COLD void sleep_on(const void *word, enum whose whose, uint32_t seen, int64_t ns);
 COLD void wake(const void *word, enum whose whose, int most);
 
 void start_spinning(spinning *s);
-int64_t begin_spin(un_group *g, spinning *s, int peer); /* for so long; -1: no peer in particular */
+int64_t begin_spin(un_group *g, spinning *s, int peer); /* how long; -1: no peer in particular */
 void end_spin(const un_group *g, spinning *s, bool paid_off);
 void note_core(un_group *g); /* before we sleep */
 void prepare_to_block(patience *p);
-/* Whether to wait on for something of `peer`'s: the group is well, there is time, the caller agrees. */
+/* Whether to keep waiting for `peer`: the group works, there is time, the caller agrees. */
 un_status look_after(un_group *g, patience *p, int peer);
 un_status await_slowly(un_group *g, int peer, const flag_t *flag, uint64_t target, patience *p);
 

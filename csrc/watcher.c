@@ -1,9 +1,9 @@
-/* Death: one thread per process that waits for its peers' processes to end.
+/* Death detection: one thread per process that waits for its peers' processes to end.
  *
- * A peer is known by its pidfd, which it opened on itself and handed over: that works across PID
- * namespaces, and a socket's hang-up would not tell when a child process inherited the socket. A
- * process that is in many groups with us is watched once. When it ends, every group that it has
- * not closed is aborted with UN_PEER_LOST, and whoever sleeps there wakes up.
+ * A peer is known by its pidfd, which it opened on itself and passed to us: that works across PID
+ * namespaces, and a socket would not hang up if a child process had inherited it. A process that is
+ * in many groups with us is watched once. When it ends, every group that it has not closed is
+ * aborted with UN_PEER_LOST, and sleepers there wake up.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +30,7 @@ typedef struct peer {
     struct peer *next;
 } peer;
 
-enum { GLANCE_MS = 400 }; /* how often we look whether a peer asks where we are */
+enum { GLANCE_MS = 400 }; /* how often we check whether a peer asks where we are */
 
 static pthread_mutex_t lifecycle = PTHREAD_MUTEX_INITIALIZER; /* starting and ending the thread */
 
@@ -44,8 +44,8 @@ static struct {
     int bell; /* an eventfd: the set of peers has changed, or the thread should end */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* How a process ended, from kernels that tell others than its parent (Linux 6.15): the status as
- * wait(2) has it, with ENDING_KNOWN beside it. It is there once the parent has collected it. */
+/* How a process ended, from kernels that tell processes other than its parent (Linux 6.15): the
+ * status as in wait(2), with ENDING_KNOWN. It is available once the parent has collected it. */
 static int64_t ending_of(int pidfd) {
     struct {
         uint64_t mask, cgroup;
@@ -68,7 +68,7 @@ static int64_t ending_of(int pidfd) {
 
 typedef struct flag {
     _Alignas(LINE_BYTES) _Atomic uint32_t value;
-    _Atomic bool is_released; /* the survivors share it, and one of them raises it */
+    _Atomic bool is_released; /* the survivors share it; one of them raises it */
 } flag;
 
 static void release_flag(const un_group *g, int rank) {
@@ -97,7 +97,7 @@ static void abort_groups_of(const peer *lost) {
             }
 }
 
-/* -- telling a peer where we are: the program may be busy, so that a thread of its own waits --- */
+/* -- telling a peer where we are: the program may be busy, so a separate thread waits ---------- */
 
 static void (*_Atomic locator)(char text[UN_TEXT_BYTES]);
 
@@ -142,7 +142,7 @@ static void *watch_peers(void *unused) {
         peer **more_owners = realloc(owners, count * sizeof *owners);
         if (more) polled = more;
         if (more_owners) owners = more_owners;
-        if (!more || !more_owners) count = 1; /* no memory: deaths are found by the deadline */
+        if (!more || !more_owners) count = 1; /* no memory: deaths show as timeouts */
         if (!polled || !owners) break;
         polled[0] = (struct pollfd){.fd = watch.bell, .events = POLLIN};
         size_t next = 1;
@@ -175,8 +175,7 @@ static void *watch_peers(void *unused) {
     return NULL;
 }
 
-/* In a forked child the thread is gone, what it watched is the parent's, and a lock may have been
- * copied while it was held. */
+/* In a forked child the thread is gone, its peers are the parent's, and a lock may be held. */
 void forget_watching_after_fork(void) {
     pthread_mutex_init(&lifecycle, NULL);
     pthread_mutex_init(&watch.lock, NULL);
@@ -195,7 +194,7 @@ static bool start_watcher(void) {
     return watch.running;
 }
 
-/* Both locks are held, and given up. Without groups there is nothing to watch. */
+/* Both locks are held on entry and released. Without groups there is nothing to watch. */
 static void unlock_and_end_idle_watcher(void) {
     bool idle = watch.running && !watch.groups;
     if (idle) watch.running = false;
@@ -262,7 +261,7 @@ bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     return dead;
 }
 
-/* -1: it is in another namespace, or has ended, or there is no /proc. */
+/* -1: the process is in another namespace or has ended, or there is no /proc. */
 static int read_pid(int pidfd) {
     char path[64], line[64];
     int pid = 0;
@@ -300,7 +299,7 @@ static void forget_peer(peer *gone) {
     free(gone);
 }
 
-/* The group closes. The last one to go takes the thread along. */
+/* The group closes. The last one ends the thread. */
 void stop_watching(un_group *g) {
     if (!g->watching.is_watched) return;
     pthread_mutex_lock(&lifecycle);

@@ -5,10 +5,10 @@
 #include "group.h"
 
 void stop_watching(un_group *g);
-void watch_alone(un_group *g); /* for those who ask where we are: none of its ranks may be here */
+void watch_alone(un_group *g); /* to answer peers on other hosts that ask where we are */
 void forget_watching_after_fork(void);
-int pid_of_peer(const un_group *g, int rank); /* as /proc has it; 0: there is none */
-bool peer_lives(const un_group *g, int rank); /* by what the kernel says now */
+int pid_of_peer(const un_group *g, int rank); /* as in /proc; 0: none */
+bool peer_lives(const un_group *g, int rank); /* according to the kernel now */
 bool peer_is_dead(const un_group *g, int rank, int64_t *ending);
 
 #endif

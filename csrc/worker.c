@@ -1,14 +1,14 @@
-/* Locks and queues: one thread at a time is in a call, and works that were submitted come first.
+/* Locks and queues: one thread at a time is in a call, and submitted works come first.
  *
- * Whoever has the call lock may run the queue. That is the group's own thread, started with the
- * first work; or a thread that waits for a work which nobody has begun, and saves itself the
- * handing over; or one that makes a blocking call and must not overtake.
+ * A thread with the call lock may run the queue: the group's own thread, started with the first
+ * work; a thread that waits for a work which no other has begun, and so avoids a handover; or one
+ * that makes a blocking call and must not overtake.
  *
- * A short call that need not wait for others in the queue is posted by whoever submits it, and
- * carried out if all peers have come. If not, it may rest: its peers lack nothing, most programs soon
- * wait for it, and would only be disturbed by a thread that wakes up to do the same. The group's
- * thread looks at it after a nap or two. Where that thread has no core of its own, this goes for
- * longer calls as well, up to those that take about as long as waking it up.
+ * A short call with nothing before it in the queue is posted by the thread that submits it, and
+ * completed if all peers have posted. If not, it may rest: its peers need nothing more, most
+ * programs soon wait for it, and a thread that woke up for it would only disturb them. The group's
+ * thread looks at it after a nap or two. Where that thread has no core of its own, this also holds
+ * for longer calls, up to those that take about as long as waking it up.
  */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -20,7 +20,7 @@ enum { LONGER_NAPS = 3 };
 
 enum { AWAKE, NAPS, SLEEPS }; /* the group's thread; from a nap it wakes up by itself */
 
-/* -- the call lock: 0 free, 1 taken, 2 taken and somebody waits -------------------------------- */
+/* -- the call lock: 0 free, 1 taken, 2 taken with waiters -------------------------------------- */
 
 static bool try_lock_calls(un_group *g) {
     uint32_t none = 0;
@@ -34,7 +34,7 @@ static void note_owner(un_group *g) {
     atomic_store_explicit(&g->worker.owner, this_thread(), memory_order_relaxed);
 }
 
-/* A thread that has the lock already (a signal handler that interrupted a call, say) would wait
+/* A thread that already has the lock (a signal handler that interrupted a call, say) would wait
  * for itself. */
 un_status lock_calls(un_group *g, patience *p) {
     if (!try_lock_calls(g)) {
@@ -65,7 +65,7 @@ static un_work *next_work(un_group *g) {
     return work;
 }
 
-/* A work's state: 0 under way, 1 done, 2 under way and somebody sleeps until it is. */
+/* A work's state: 0 under way, 1 done, 2 under way with sleeping waiters. */
 enum { UNDER_WAY, DONE, AWAITED };
 
 static void finish(un_group *g, un_work *work, un_status status) {
@@ -73,11 +73,11 @@ static void finish(un_group *g, un_work *work, un_status status) {
     atomic_store(&g->worker.may_rest, 0);
     atomic_fetch_add_explicit(&g->worker.finished, 1, memory_order_relaxed);
     atomic_fetch_sub(&g->worker.queued, 1);
-    /* From the exchange on the work may be gone: only its address is used. */
+    /* After the exchange the work may be gone: only its address is used. */
     if (atomic_exchange(&work->state, DONE) == AWAITED) wake(&work->state, OF_PROCESS, INT_MAX);
 }
 
-/* A work that has begun goes on before all others. */
+/* A work that has begun continues before all others. */
 static void put_back(un_group *g, un_work *work) {
     pthread_mutex_lock(&g->worker.queue_lock);
     work->next = g->worker.first;
@@ -86,8 +86,8 @@ static void put_back(un_group *g, un_work *work) {
     pthread_mutex_unlock(&g->worker.queue_lock);
 }
 
-/* With the call lock: run what was submitted, up to and including `last`; NULL: everything. After
- * `finish` a work may be gone. True: the caller was interrupted. */
+/* With the call lock: run submitted works, up to and including `last`; NULL: all. After `finish`
+ * a work may be gone. True: the caller was interrupted. */
 bool run_queue(un_group *g, const un_work *last, const un_call *hooks, bool may_leave) {
     bool interrupted = false;
     for (un_work *work; !interrupted && (work = next_work(g));) {
@@ -123,8 +123,8 @@ static void run_all(un_group *g) {
     unlock_calls(g);
 }
 
-/* Whoever submits looks at `asleep` after it has queued its work; we look at the queue after we have
- * said that we sleep. */
+/* A submitting thread checks `asleep` after it queued its work; we check the queue after we set
+ * it. */
 static void sleep_as(un_group *g, uint32_t how, uint32_t seen, int64_t ns) {
     atomic_store(&g->worker.asleep, how);
     if (atomic_load(&g->worker.bell) == seen && (how == NAPS || !atomic_load(&g->worker.queued)))
@@ -200,7 +200,7 @@ static void enqueue_work(un_group *g, un_work *work) {
     pthread_mutex_unlock(&g->worker.queue_lock);
 }
 
-/* With the call lock: whether what rests has begun. */
+/* With the call lock: whether the resting work has begun. */
 static bool has_begun(un_group *g) {
     pthread_mutex_lock(&g->worker.queue_lock);
     bool begun = g->worker.first && g->worker.first->begun;
@@ -208,13 +208,13 @@ static bool has_begun(un_group *g) {
     return begun;
 }
 
-/* With the call lock: finish what rests, if nobody keeps us waiting. */
+/* With the call lock: finish the resting work, if no peer keeps us waiting. */
 static void run_resting(un_group *g) {
     if (atomic_load(&g->worker.may_rest) && has_begun(g) && need_not_wait(g))
         run_queue(g, NULL, &no_hooks, false);
 }
 
-/* Post a short call, and carry it out, likewise. True: it is done. */
+/* With the call lock: post a short call, and finish it if possible. True: it is done. */
 static bool run_now(un_group *g, un_work *work) {
     run_resting(g);
     if (atomic_load(&g->worker.queued) || !begin_work(g, work) || !need_not_wait(g)) return false;
@@ -297,7 +297,7 @@ static un_status wait_for_work(un_group *g, un_work *work, const un_call *hooks)
         if (seen != DONE)
             sleep_on(&work->state, OF_PROCESS, AWAITED, left_ns < SLICE_NS ? left_ns : SLICE_NS);
         if (!un_work_done(work) && hooks->pause && hooks->pause(hooks->argument))
-            return UN_INTERRUPTED; /* it goes on without us */
+            return UN_INTERRUPTED; /* it continues without us */
     }
     return work->status;
 }
@@ -324,7 +324,7 @@ void look_at_works(un_group *g, unfinished *left) {
     }
 }
 
-/* The group closes: nothing may be under way any more when its memory goes. */
+/* The group closes: nothing may be running when its memory is freed. */
 void stop_worker(un_group *g) {
     if (!g->worker.has_thread) return;
     end_if_unfinished(g, atomic_load(&g->worker.queued));

@@ -1,4 +1,4 @@
-/* The call lock, and works that go on by themselves. */
+/* The call lock, and asynchronous works. */
 #ifndef UNISONO_WORKER_H
 #define UNISONO_WORKER_H
 

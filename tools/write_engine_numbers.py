@@ -1,6 +1,6 @@
 """Write src/unisono/comm/engine/numbers.py: the engine's numbers, as csrc/unisono.h has them.
 
-python tools/write_engine/numbers.py
+python tools/write_engine_numbers.py
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 NUMBERS = ROOT / "src/unisono/comm/engine/numbers.py"
 HEADERS = ("csrc/unisono.h", "csrc/python/binding.h")
-HEAD = '''"""The engine's numbers. Written by tools/write_engine/numbers.py from csrc/unisono.h."""
+HEAD = '''"""The engine's numbers. Written by tools/write_engine_numbers.py from csrc/unisono.h."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from enum import IntEnum
 CLASSES = {
     "un_status": (
         "class Status:",
-        "How a call ended. No enumeration: a process that starts would pay for it.",
+        "How a call ended. A plain class: an enumeration would slow down the start of a process.",
     ),
     "un_operation": ("class Operation(IntEnum):", "What a call does."),
     "un_note": ("class Note:", "Texts that a rank leaves for its peers' errors."),

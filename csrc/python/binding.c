@@ -1,4 +1,4 @@
-/* The Python module unisono._native: a thin skin over unisono.h on the limited C API. */
+/* The Python module unisono._native: a thin layer over unisono.h on the limited C API. */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -27,7 +27,7 @@ static PyObject *decide_in(PyObject *object, un_book book, PyObject *arguments) 
     return PyLong_FromLongLong(decided);
 }
 
-/* decide(serial, value): the first member's value; -1: nobody knows it any more */
+/* decide(serial, value): the first member's value; -1: no longer known */
 static PyObject *group_decide(PyObject *object, PyObject *arguments) {
     return decide_in(object, UN_OF_PROGRAM, arguments);
 }
@@ -59,7 +59,7 @@ static PyObject *group_write_note(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* owner(address): whose part of a block of the group lies there, or -1 */
+/* owner(address): the rank whose part of a block of the group lies there, or -1 */
 static PyObject *group_owner(PyObject *object, PyObject *address) {
     Group *self = (Group *)object;
     const char *data = PyLong_AsVoidPtr(address);
@@ -67,7 +67,7 @@ static PyObject *group_owner(PyObject *object, PyObject *address) {
     return PyLong_FromLong(self->group ? un_group_owner(self->group, data, 1) : -1);
 }
 
-/* finish(): None once nothing is under way; or the ranks that have not come to what is */
+/* finish(): None once nothing is under way; or the ranks that have not joined what is */
 static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
@@ -88,9 +88,9 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     return as_tuple(ranks, count);
 }
 
-/* Other threads may be on their way out, from waiting for what this one has waited for: they get a
- * moment. A call that is really under way is ended, and closes the group, as the last one to leave;
- * one that is closing it is waited for. */
+/* Other threads may be about to return from the same wait: give them a moment. A call that is
+ * really under way is aborted, and closes the group as it leaves; a thread that is already
+ * closing it is waited for. */
 static PyObject *group_close(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Group *self = (Group *)object;
@@ -117,7 +117,7 @@ static PyObject *group_watch(PyObject *object, PyObject *arguments) {
     return PyBool_FromLong(watched);
 }
 
-/* set_flags(address): 0: there are none */
+/* set_flags(address); 0: no flags */
 static PyObject *group_set_flags(PyObject *object, PyObject *address) {
     Group *self = (Group *)object;
     void *flags = PyLong_AsVoidPtr(address);
@@ -194,7 +194,7 @@ static PyObject *group_waiting(PyObject *object, PyObject *rank) {
                          (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
 }
 
-/* unmatched(source): (how many messages nobody has asked for, the tag of the oldest) */
+/* unmatched(source): (how many messages match no receive, the tag of the oldest) */
 static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(source);
@@ -309,7 +309,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     un_status status = un_group_open(descriptor, rank, ranks, nonce, &group);
     if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
     if (status)
-        return PyErr_Format(PyExc_ValueError, "the segment is not the one that was announced");
+        return PyErr_Format(PyExc_ValueError, "this segment is not the one that was announced");
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Group *self = (Group *)allocate(type, 0);
     if (!self) {
@@ -448,7 +448,7 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
                          (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
 }
 
-/* combine([to, source, ...], reduction, factor): rows in one piece, of one type and length. */
+/* combine([to, source, ...], reduction, factor): contiguous rows of one type and length. */
 static PyObject *combine(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *rows;
@@ -476,7 +476,7 @@ static PyObject *combine(PyObject *module, PyObject *arguments) {
     if (combined)
         result = Py_NewRef(Py_None);
     else
-        PyErr_SetString(PyExc_ValueError, "rows that cannot be combined");
+        PyErr_SetString(PyExc_ValueError, "these rows cannot be combined");
 done:
     free_side(&s);
     return result;

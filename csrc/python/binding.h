@@ -2,14 +2,14 @@
  *
  * binding             the module and its Group
  * layouts, tensors    where elements lie; from tensors to streams
- * torch_tensors       what only torch knows of a tensor
+ * torch_tensors       what only torch knows about a tensor
  * overlaps            tensors that share memory
- * calls               blocking calls, and letting go of the GIL
+ * calls               blocking calls, and releasing the GIL
  * given               blocking calls as torch.distributed describes them
- * works, messages     what goes on by itself; pending: what the two have in common
- * blocks              memory that all ranks of a group have mapped
- * shapes              what tensors are, and what ranks tell each other of that
- * recorded_calls      calls that another library carries out
+ * works, messages     asynchronous operations; pending: what the two have in common
+ * blocks              memory that all ranks of a group map
+ * shapes              types and shapes of tensors, and their exchange between ranks
+ * recorded_calls      calls that another library performs
  * networks            UCX, and groups over several hosts
  * sites               where in the caller's program a call was made
  */
@@ -18,11 +18,11 @@
 
 #include "tensors.h"
 
-enum { SMALL_BYTES = 8192 }; /* what is moved without letting go of the GIL */
+enum { SMALL_BYTES = 8192 }; /* the most that is moved without releasing the GIL */
 
 enum extra_status {
-    ASK_AGAIN = 100, /* this way in is not for such a call, which nobody has heard of */
-    ON_DEVICE = 101, /* the same: its tensors are a GPU's */
+    ASK_AGAIN = 100, /* the fast path does not apply; no peer has seen the call */
+    ON_DEVICE = 101, /* the same: its tensors are on a GPU */
 };
 
 typedef struct Group {
@@ -35,48 +35,48 @@ typedef struct Group {
     bool keeps_sites; /* of blocking calls too */
     int64_t timeout_ns;
     struct Pending *pending; /* works and messages under way, */
-    struct Pending *next_look; /* and at which one to look next; NULL: at the first */
+    struct Pending *next_look; /* and the next one to check; NULL: the first */
     PyObject *name;
 } Group;
 
-/* What Python calls a collective with, and what the engine gets for it. Parsed in one function for
- * run and submit, and passed on by pointer. */
+/* The arguments of a collective from Python, and what the engine gets for them. Parsed in one
+ * function for run and submit, and passed by pointer. */
 typedef struct call_arguments {
     un_call call;
     PyObject *output, *input; /* the caller's, as is */
     PyObject *schedule_bytes; /* the integers of a compiled schedule, or None */
     bool coalesced;
-    bool in_place; /* the input is the output, too */
+    bool in_place; /* the input is also the output */
     un_compiled_schedule schedule;
     side in, out; /* of read_tensors */
 } call_arguments;
 
-/* What works and messages have in common: both are a Work to the program. */
+/* What works and messages have in common: to the program both are a Work. */
 typedef struct Pending {
     PyObject_HEAD
     const struct kind *kind;
-    struct Pending *previous, *next; /* of those that the group holds on to */
+    struct Pending *previous, *next; /* of those that the group keeps alive */
     bool is_kept;                    /* it does */
     Group *group;
-    PyObject *exceptions; /* the factory that makes one of a status */
+    PyObject *exceptions; /* makes an exception from a status */
 } Pending;
 
 typedef struct kind {
     bool (*is_done)(const Pending *p);
-    bool (*test)(un_group *group, Pending *p); /* the same, with some effort; NULL: needs none */
+    bool (*test)(un_group *group, Pending *p); /* advance it first; NULL: not needed */
     un_status (*result)(const Pending *p); /* once done */
     un_status (*await)(un_group *group, Pending *p, const un_call *hooks);
-    void (*release)(Pending *p); /* let go of the tensors; may be called twice */
-    PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another one is set */
-    int (*source)(const Pending *p); /* once done: who sent it; NULL: it is no message */
-    un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: it is a message */
+    void (*release)(Pending *p); /* drop the tensors; may be called twice */
+    PyObject *(*make_exception)(Pending *p, un_status status); /* NULL: another exception is set */
+    int (*source)(const Pending *p); /* once done: the sender; NULL: not a message */
+    un_status (*is_under_way)(un_group *group, const Pending *p); /* NULL: a message */
 } kind;
 
 /* calls.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
 void write_site_note(un_group *group, uint64_t about);
-PyObject *status_of(int read); /* a status for what reading arguments came to */
+PyObject *status_of(int read); /* the status for the result of reading arguments */
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
                  bool small);
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments, Py_ssize_t count);
@@ -101,38 +101,38 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-/* Both sides of a call, for the question whether its tensors share memory as they may: 0, REFUSED, or -1
- * with an exception. */
+/* Both sides of a call, whose tensors may share memory as allowed: 0, REFUSED, or -1
+ * (exception). */
 typedef struct sides {
     un_operation operation;
     size_t rank, ranks;
     bool wide_input, wide_output;
     bool coalesced;
-    bool in_place; /* there is no output but the input */
+    bool in_place; /* the input is the only output */
     const side *in, *out;
     struct clash { /* two outputs, or an output and an input, that share memory */
         bool both_written;
         size_t one, other;
-    } *clash; /* where to write it; NULL: nobody wants to know */
+    } *clash; /* where to write it; NULL: not wanted */
 } sides;
 int check_overlaps(const sides *s);
 
-/* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other) or None;
- * each side is a tensor or a list, and without an input, which is None, a list. */
+/* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other)
+ * or None; each side is a tensor or a list; if the input is None, the output is a list. */
 PyObject *module_find_clash(PyObject *module, PyObject *arguments);
 PyObject *module_overlaps_itself(PyObject *module, PyObject *tensor);
 
 /* shapes.c */
 enum { DTYPE, DIMS, LENGTHS }; /* a tensor in integers: type, number of dimensions, their lengths */
 
-bool look_at(PyObject *object, dl_tensor *d); /* false: DLPack does not show it */
-void describe(int64_t *to, const dl_tensor *d, size_t most_dims); /* lengths: of up to so many */
+bool look_at(PyObject *object, dl_tensor *d); /* false: DLPack cannot export it */
+void describe(int64_t *to, const dl_tensor *d, size_t most_dims); /* at most so many lengths */
 PyObject *as_tuple(const int64_t *integers, size_t count);
 
-/* Rows of so many bytes each, as streams: one for each rank. To be freed with PyMem_Free. */
+/* Rows of so many bytes each, as streams: one for each rank. Free with PyMem_Free. */
 un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes);
 
-/* Everybody's integers, equally many. A status, or -1 with an exception. */
+/* The integers of all ranks, the same number from each. A status, or -1 with an exception. */
 int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows);
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
 PyObject *module_describe_shapes(PyObject *module, PyObject *list);

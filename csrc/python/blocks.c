@@ -1,4 +1,4 @@
-/* Blocks as Python sees them: buffers, which tensors and arrays are made of and keep alive. */
+/* Blocks as Python sees them: buffers for tensors and arrays, which keep them alive. */
 #include <errno.h>
 #include <stddef.h>
 
@@ -14,12 +14,13 @@ typedef struct Block {
 
 static PyTypeObject *block_type;
 
-/* Sizes from a sequence of integers, one for each of at most UN_MAX_RANKS ranks; how many, or -1. */
+/* Sizes from a sequence of integers, one for each of at most UN_MAX_RANKS ranks; how many, or
+ * -1. */
 static int read_sizes(PyObject *sequence, uint64_t sizes[UN_MAX_RANKS]) {
     Py_ssize_t count = PySequence_Size(sequence);
     if (count < 0) return -1;
     if (!count || count > UN_MAX_RANKS) {
-        PyErr_SetString(PyExc_ValueError, "a block has a size for each rank");
+        PyErr_SetString(PyExc_ValueError, "a block needs one size for each rank");
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -51,7 +52,7 @@ PyObject *group_open_block(PyObject *object, PyObject *arguments) {
     int ranks = read_sizes(sequence, sizes);
     if (ranks < 0) return NULL;
     if (!self->group || self->closing || ranks != self->ranks)
-        return PyErr_Format(PyExc_ValueError, "the group is closed, or has other ranks");
+        return PyErr_Format(PyExc_ValueError, "the group is closed, or has another size");
     allocfunc allocate = (allocfunc)PyType_GetSlot(block_type, Py_tp_alloc);
     Block *made = (Block *)allocate(block_type, 0);
     if (!made) return NULL;
@@ -69,10 +70,10 @@ PyObject *group_open_block(PyObject *object, PyObject *arguments) {
     errno = error;
     if (status == UN_NO_MEMORY) return PyErr_NoMemory();
     if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
-    return PyErr_Format(PyExc_ValueError, "this is not the block that was agreed on");
+    return PyErr_Format(PyExc_ValueError, "this is not the block that the ranks agreed on");
 }
 
-/* reopen_block(number): a Block that this rank has dropped and others have not; None: there is none */
+/* reopen_block(number): a Block that this rank has dropped and others have not, or None */
 PyObject *group_reopen_block(PyObject *object, PyObject *number) {
     Group *self = (Group *)object;
     unsigned long long value = PyLong_AsUnsignedLongLong(number);
@@ -88,7 +89,7 @@ PyObject *group_reopen_block(PyObject *object, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-/* use(number): all have opened it, and calls may find it */
+/* use(number): all ranks have opened it, and calls may use it */
 static PyObject *block_use(PyObject *object, PyObject *number) {
     unsigned long long value = PyLong_AsUnsignedLongLong(number);
     if (PyErr_Occurred()) return NULL;
@@ -108,7 +109,7 @@ static PyObject *block_part(PyObject *object, PyObject *number) {
     return Py_BuildValue("nn", (Py_ssize_t)(data - first), (Py_ssize_t)bytes);
 }
 
-/* The address of the buffer, by which tensors over it are known. */
+/* The address of the buffer, which identifies tensors over it. */
 static PyObject *block_address(PyObject *object, void *ignored) {
     (void)ignored;
     size_t bytes;
@@ -146,7 +147,7 @@ PyObject *module_pack_changes(PyObject *module, PyObject *arguments) {
     return PyLong_FromSsize_t(packed);
 }
 
-/* apply_changes(address, bytes, item_bytes, packed, length): whether they were such */
+/* apply_changes(address, bytes, item_bytes, packed, length): whether they were valid */
 PyObject *module_apply_changes(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_ssize_t at, bytes, size, from, length;
@@ -159,7 +160,7 @@ PyObject *module_apply_changes(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(applied);
 }
 
-/* share_pages(address, address of shared memory, bytes): whether they are shared now */
+/* share_pages(address, address of shared memory, bytes): whether that succeeded */
 PyObject *module_share_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_ssize_t at, shared, bytes;
@@ -167,7 +168,7 @@ PyObject *module_share_pages(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(un_share_pages((char *)at, (char *)shared, (size_t)bytes));
 }
 
-/* unshare_pages(address, bytes): whether they are this process's own now */
+/* unshare_pages(address, bytes): whether they are private now */
 PyObject *module_unshare_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_ssize_t at, bytes;
@@ -175,7 +176,7 @@ PyObject *module_unshare_pages(PyObject *module, PyObject *arguments) {
     return PyBool_FromLong(un_unshare_pages((char *)at, (size_t)bytes));
 }
 
-/* protect_pages(address, bytes): whether nobody can write to them any more */
+/* protect_pages(address, bytes): whether they are read-only now */
 PyObject *module_protect_pages(PyObject *module, PyObject *arguments) {
     (void)module;
     Py_ssize_t at, bytes;
@@ -198,7 +199,7 @@ static PyMemberDef block_members[] = {
 
 int prepare_blocks(void) {
     static PyType_Slot slots[] = {
-        {Py_tp_doc, "Memory that all ranks of a group have mapped."},
+        {Py_tp_doc, "Memory that all ranks of a group map."},
         {Py_tp_dealloc, (void *)free_block},
         {Py_tp_methods, block_methods},
         {Py_tp_getset, block_properties},

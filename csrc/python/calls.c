@@ -1,14 +1,14 @@
-/* Blocking calls: read the arguments, enter the engine, and let go of the GIL when it waits. */
+/* Blocking calls: read the arguments, enter the engine, and release the GIL when it waits. */
 #include "binding.h"
 
-/* Small calls that need not wait are over before another thread could use the GIL: it is given
- * away only when the engine blocks, and the thread's state is parked here meanwhile. */
+/* Small calls that need not wait are over before another thread could use the GIL: it is
+ * released only when the engine blocks, and the thread state is parked here meanwhile. */
 void release_gil(void *parked) {
     PyThreadState **state = parked;
     if (!*state) *state = PyEval_SaveThread();
 }
 
-/* Look for Ctrl-C while the engine waits. */
+/* Check for Ctrl-C while the engine waits. */
 int handle_signals(void *parked) {
     PyThreadState **state = parked;
     PyEval_RestoreThread(*state);
@@ -17,7 +17,7 @@ int handle_signals(void *parked) {
     return failed;
 }
 
-/* A call failed, and its caller is still here: let the peers' error texts say where. */
+/* A call failed, and its caller is still on the stack: tell the peers' error texts where. */
 void write_site_note(un_group *group, uint64_t about) {
     const un_site *site = current_site();
     if (site) un_group_write_note(group, UN_SITE, about, site->text);
@@ -40,10 +40,10 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     if (parked) PyEval_RestoreThread(parked);
     if (status) write_site_note(self->group, un_group_calls(self->group));
     if (!--self->users && self->closing) close_now(self);
-    return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C weighs more than what it led to */
+    return PyErr_Occurred() ? -1 : (int)status; /* Ctrl-C takes precedence over what it led to */
 }
 
-/* What to return where an argument was refused: Python asks why, says it, and tells the peers. */
+/* What to return if an argument was refused: Python finds out why, raises, and tells the peers. */
 COLD PyObject *status_of(int read) {
     return read < 0 ? NULL : PyLong_FromLong(read == IN_A_GPU ? ON_DEVICE : ASK_AGAIN);
 }
@@ -63,7 +63,7 @@ static uint64_t hash_of_tensors(const side *s) {
     return hash;
 }
 
-/* Both sides of a call must fit each other; what other ranks pass is the engine's to check. */
+/* Both sides of a call must match; the engine checks what other ranks pass. */
 static int check_sides(const call_arguments *a, const Group *self) {
     const side *in = &a->in, *out = &a->out;
     un_operation o = a->call.operation;
@@ -80,7 +80,7 @@ static int check_sides(const call_arguments *a, const Group *self) {
     return fits ? 0 : REFUSED;
 }
 
-/* The root has something on the wide side of gather and scatter, and nobody else has. */
+/* In gather and scatter the root, and only the root, passes the wide side. */
 static int check_present(const call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     bool is_root = a->call.root == self->rank;
@@ -90,7 +90,7 @@ static int check_present(const call_arguments *a, const Group *self) {
     return check_sides(a, self);
 }
 
-/* Whether nothing can share memory: one tensor, or one in one piece on each side. */
+/* Whether no tensors can share memory: one tensor, or one contiguous tensor on each side. */
 static bool lie_apart(const side *in, const side *out) {
     if (in->tensors + out->tensors == 1) return true;
     const tensor *a = in->tensor, *b = out->tensor;
@@ -112,7 +112,7 @@ static int check_memory(const call_arguments *a, const Group *self) {
     return check_overlaps(&both);
 }
 
-/* A peer's part of a block is the peer's to pass: it may be doing so in this very call. */
+/* Only the peer itself may pass its part of a block: it may be doing so in this very call. */
 static int check_owners(const side *s, const Group *self) {
     for (size_t i = 0; self->group && i < s->tensors; i++) {
         int owner = s->tensor[i].bytes ? un_group_owner(self->group, s->tensor[i].data, 1) : -1;
@@ -121,8 +121,8 @@ static int check_owners(const side *s, const Group *self) {
     return 0;
 }
 
-/* Every rank's tensors must have one shape where all bring alike. Parts of different sizes, and so
- * of different shapes, show in the bytes of the wide side, which are equal on all ranks. */
+/* All ranks' tensors must have one shape where all contribute equally. Parts of different sizes,
+ * and so of different shapes, show in the bytes of the wide side, which are equal on all ranks. */
 static void add_shapes(call_arguments *a, const Group *self) {
     un_operation o = a->call.operation;
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return;
@@ -135,8 +135,8 @@ static void add_shapes(call_arguments *a, const Group *self) {
     a->call.shape_mark = mark_of_shapes(narrow);
 }
 
-/* Of a broadcast the root's tensor does not change, nor of a reduce the others': what was resolved of a
- * lazy one need not go back. */
+/* A broadcast does not change the root's tensor, nor a reduce the others': the resolved copy of
+ * a lazy tensor need not be written back. */
 static void keep_unwritten(call_arguments *a, const Group *self) {
     bool is_root = a->call.root == self->rank;
     if (a->call.operation == UN_BROADCAST ? !is_root : a->call.operation != UN_REDUCE || is_root)
@@ -144,7 +144,7 @@ static void keep_unwritten(call_arguments *a, const Group *self) {
     for (size_t i = 0; i < a->in.tensors; i++) Py_CLEAR(a->in.tensor[i].lazy);
 }
 
-/* Read both sides of a call into streams: 0, or what stands in the way, of which no peer has heard. */
+/* Read both sides of a call into streams: 0, or why not; no peer has seen the call yet. */
 int read_tensors(call_arguments *a, Group *self) {
     un_call *call = &a->call;
     bool wide_input = un_is_wide_input(call->operation), wide_output = un_is_wide_output(call->operation);
@@ -196,7 +196,7 @@ static PyObject *reduction_names[UN_PREMUL_SUM];
 static const char *const reduction_texts[UN_PREMUL_SUM] = {"sum", "avg",  "product", "min",
                                                            "max", "band", "bor",     "bxor"};
 
-/* A name that was read from somewhere, or a synonym. */
+/* A name that is not interned, or an alias. */
 COLD static int find_spelling(PyObject *name) {
     if (!PyUnicode_Check(name)) return -1;
     for (int i = 0; i < UN_PREMUL_SUM; i++)
@@ -211,7 +211,7 @@ static int find_reduction(PyObject *name) {
     return find_spelling(name);
 }
 
-/* Whether tensors of a list travel together; elsewhere a list is a wide side. */
+/* Whether a list of tensors is coalesced; otherwise a list is a wide side. */
 static bool is_coalesced(un_operation o, PyObject *output, PyObject *input) {
     if (o == UN_GATHER || o == UN_SCATTER || o == UN_ALL_TO_ALL) return false;
     return is_list(un_is_wide_input(o) ? output : input);
@@ -229,13 +229,13 @@ static int read_schedule(call_arguments *a, const Group *self) {
     return 0;
 }
 
-/* (operation, output, input, root, reduction), and perhaps a factor and a compiled schedule as bytes. A
- * reduction is a plain name, or with a factor a number. Tensors and bytes stay the caller's to keep alive;
- * `a` must stay where it is. 0, REFUSED, or -1 with an exception. */
+/* (operation, output, input, root, reduction), then optionally a factor and a compiled schedule
+ * as bytes. A reduction is a plain name, or with a factor a number. The caller keeps tensors and
+ * bytes alive; `a` must not move. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
     if (count < 5 || count > 7) {
-        PyErr_SetString(PyExc_TypeError, "a call has 5 to 7 arguments");
+        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 7 arguments");
         return -1;
     }
     un_operation o = (un_operation)PyLong_AsLong(arguments[0]);
@@ -246,7 +246,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     a->coalesced = is_coalesced(o, a->output, a->input);
     if (a->coalesced && !(is_list(a->output) && is_list(a->input))) return REFUSED;
     a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
-    if (un_reduces(o)) { /* a number comes with a factor, and from our own code alone */
+    if (un_reduces(o)) { /* a number comes with a factor, and only from our own code */
         int number = count > 5 && PyLong_Check(reduction) ? (int)PyLong_AsLong(reduction)
                                                           : find_reduction(reduction);
         if (number < 0) return REFUSED;
@@ -258,7 +258,7 @@ int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
     long given = PyLong_AsLong(root);
     if (PyErr_Occurred()) return refuse();
     if (un_is_rooted(o) && (given < 0 || given >= self->ranks)) return REFUSED;
-    a->call.root = (int)given; /* of an all_reduce by a schedule, that one's mark */
+    a->call.root = (int)given; /* of an all_reduce by a schedule: the mark of the schedule */
     return read_schedule(a, self);
 }
 
@@ -268,7 +268,7 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
     return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
-/* all_reduce(tensors, op): the same for the commonest call, with nothing to parse */
+/* all_reduce(tensors, op): the same for the most common call, with nothing to parse */
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
     if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
@@ -287,7 +287,7 @@ PyObject *group_barrier(PyObject *object, PyObject *ignored) {
     return status < 0 ? NULL : PyLong_FromLong(status);
 }
 
-/* refuse(operation): take part in a call that this rank's Python side has refused. */
+/* refuse(operation): take part in a call that Python has refused on this rank. */
 PyObject *group_refuse(PyObject *object, PyObject *operation) {
     un_call call = {.operation = (un_operation)PyLong_AsLong(operation)};
     if (PyErr_Occurred()) return NULL;

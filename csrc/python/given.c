@@ -1,20 +1,20 @@
-/* Blocking calls as torch.distributed describes them: tensors, and an object of torch's with options.
+/* Blocking calls as torch.distributed describes them: tensors, and torch's options object.
  *
- * Options are asked for by name, and only for what a call needs. torch makes a new object for every
- * reduction that it is asked for; it is known by its hash, which Python has found by the name. */
+ * Options are read by attribute, and only those that a call needs. torch makes a new object for
+ * each access to a reduction; it is identified by its hash, which Python looked up by name. */
 #include "binding.h"
 
 static PyObject *async_op, *reduce_op, *root_rank;    /* the names of options */
-static PyObject *is_profiling;                        /* a function of torch's */
-static Py_hash_t torch_hashes[UN_PREMUL_SUM + 1];     /* by un_reduction; -1, which is none: unknown */
+static PyObject *is_profiling;                        /* torch's function */
+static Py_hash_t torch_hashes[UN_PREMUL_SUM + 1];     /* by un_reduction; -1 (never a hash): unknown */
 
-/* know_torch(is_profiling, hashes): what torch's reductions hash to, in our order */
+/* know_torch(is_profiling, hashes): the hashes of torch's reductions, in our order */
 PyObject *module_know_torch(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *profiling, *hashes;
     if (!PyArg_ParseTuple(arguments, "OO!", &profiling, &PyTuple_Type, &hashes)) return NULL;
     if (PyTuple_Size(hashes) != UN_PREMUL_SUM + 1)
-        return PyErr_Format(PyExc_ValueError, "a hash is missing, or one too many");
+        return PyErr_Format(PyExc_ValueError, "know_torch needs one hash for each reduction");
     for (int i = 0; i <= UN_PREMUL_SUM; i++)
         torch_hashes[i] = PyLong_AsSsize_t(PyTuple_GetItem(hashes, i));
     if (PyErr_Occurred()) return NULL;
@@ -31,7 +31,7 @@ int prepare_given(void) {
     return async_op && reduce_op && root_rank ? 0 : -1;
 }
 
-/* Which reduction options ask for, or -1: none that is known. */
+/* The reduction in the options, or -1: unknown. */
 int given_reduction(PyObject *options) {
     PyObject *reduction = PyObject_GetAttr(options, reduce_op);
     Py_hash_t hash = reduction ? PyObject_Hash(reduction) : -1;
@@ -42,7 +42,7 @@ int given_reduction(PyObject *options) {
     return -1;
 }
 
-/* Which root options ask for, or -1. */
+/* The root in the options, or -1. */
 int given_root(PyObject *options) {
     PyObject *root = PyObject_GetAttr(options, root_rank);
     long number = root ? PyLong_AsLong(root) : -1;
@@ -51,14 +51,13 @@ int given_root(PyObject *options) {
     return number >= 0 && number < UN_MAX_RANKS ? (int)number : -1;
 }
 
-static bool is_false(PyObject *answer) { /* and lets go of it */
+static bool is_false(PyObject *answer) { /* and drops the reference */
     Py_XDECREF(answer);
     PyErr_Clear();
     return answer == Py_False;
 }
 
-/* What options ask for; false for what the short way does not handle. torch's average of integers is
- * not ours. */
+/* Read the options; false: the fast path does not apply. torch averages integers unlike us. */
 static bool read_options(un_call *call, const Group *self, PyObject *options) {
     if (!is_profiling || !is_false(PyObject_CallNoArgs(is_profiling)) ||
         !is_false(PyObject_GetAttr(options, async_op)))
@@ -76,12 +75,12 @@ static bool has_even_rows(PyObject *tensor, int ranks) {
     return look_at(tensor, &d) && d.dims && !(d.shape[0] % ranks);
 }
 
-static PyObject *only_item(PyObject *object) { /* borrowed; NULL: it is not a list of one */
+static PyObject *only_item(PyObject *object) { /* borrowed; NULL: not a list of one */
     return PyList_Check(object) && PyList_Size(object) == 1 ? PyList_GetItem(object, 0) : NULL;
 }
 
-/* The tensors as the engine's calls have them; false where they are not for this way. torch passes
- * one in place as [tensor]; and where the wide side is a list, [list] and [tensor]. */
+/* The tensors as the engine's calls take them; false if the fast path does not apply. torch
+ * passes one in place as [tensor]; and where the wide side is a list, [list] and [tensor]. */
 static bool read_given(call_arguments *a, const Group *self, PyObject *output, PyObject *input) {
     un_operation o = a->call.operation;
     if (o == UN_ALL_REDUCE || o == UN_REDUCE || o == UN_BROADCAST) {

@@ -1,12 +1,12 @@
-/* Where the elements of a tensor lie, and whether they meet those of another. */
+/* Where the elements of a tensor lie, and whether they overlap those of another. */
 #include "layouts.h"
 
 #include <stdlib.h>
 
 static size_t length_of(ptrdiff_t stride) { return (size_t)(stride < 0 ? -stride : stride); }
 
-/* Whether dimensions lie in each other like the units of a clock: then no two elements meet. The
- * other way round nothing is certain. Sorts them. */
+/* Whether dimensions nest like the units of a clock: then no two elements overlap. If not, they
+ * may or may not. Sorts them. */
 static bool are_nested(struct un_dim *dim, int dims, size_t item_bytes) {
     for (int i = 1; i < dims; i++)
         for (int j = i; j && dim[j].stride_bytes < dim[j - 1].stride_bytes; j--) {
@@ -52,7 +52,7 @@ typedef struct map {
 
 typedef enum purpose { MARK, FIND_TWINS, FIND_MARKED } purpose;
 
-/* Mark an element, or look whether it is marked. Whether the purpose is served. */
+/* Mark an element, or check whether it is marked. True: a search has found what it looks for. */
 static bool visit(const map *m, const char *element, size_t item_bytes, purpose purpose) {
     bool marked = false;
     for (const char *byte = element; byte < element + item_bytes; byte += m->unit) {
@@ -82,8 +82,8 @@ static size_t unit_of(const un_layout *layout) {
     return unit;
 }
 
-/* Whether elements of a and b, or of a alone, meet, found element by element. Without memory to
- * find out they do. */
+/* Whether elements of a and b, or of a alone, overlap, checked element by element. True if there
+ * is no memory for the check. */
 static bool meet_exactly(const char *a, const un_layout *a_layout, const char *b,
                          const un_layout *b_layout) {
     extent range = extent_of(a, a_layout, 0);
@@ -119,8 +119,8 @@ bool overlaps_itself(const char *data, const un_layout *layout) {
     return meet_exactly(data, layout, NULL, NULL);
 }
 
-/* Whether two tensors lie in the same rows and columns, but not in the same ones: think of both as
- * one tensor, with the way from one to the other as a further dimension. */
+/* Whether two tensors interleave without overlap: treat both as one tensor, with the distance
+ * between them as a further dimension. */
 static bool interleave(const un_layout *a, const un_layout *b, size_t distance) {
     struct un_dim dim[64 + 64 + 1], other[64];
     int dims = positive_dims(dim, a), others = positive_dims(other, b), own = dims;

@@ -1,10 +1,10 @@
-/* Where the elements of a tensor lie, and whether they meet those of another. */
+/* Where the elements of a tensor lie, and whether they overlap those of another. */
 #ifndef UNISONO_LAYOUTS_H
 #define UNISONO_LAYOUTS_H
 
 #include "unisono.h"
 
-/* From where to where a tensor lies. */
+/* The range of addresses of a tensor. */
 typedef struct extent {
     const char *first, *end;
     size_t tensor; /* its index in its side */

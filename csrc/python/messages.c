@@ -1,19 +1,19 @@
 /* Messages as Python sends them: blocking ones live on the stack, others in an object. */
 #include "binding.h"
 
-/* A message under way. Its group holds on to it, and it to its tensor. */
+/* A message under way. Its group keeps it alive, and it keeps its tensor alive. */
 typedef struct Message {
     Pending pending;
     un_message message;
     tensor tensor;
     un_view view;
     PyObject *owner; /* the tensor */
-    bool holds;      /* on to the tensor's memory */
+    bool holds;      /* the tensor's memory */
 } Message;
 
 static PyTypeObject *message_type;
 
-/* Who is at the other end; -1 is anybody, for a receive. */
+/* The rank at the other end; -1 is any source, for a receive. */
 static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer) {
     if (object == Py_None && !sends) {
         *peer = -1;
@@ -25,11 +25,11 @@ static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer
     return number >= 0 && number < self->ranks;
 }
 
-/* (tensor, peer, tag) into a message: 0, or what stands in the way. */
+/* (tensor, peer, tag) into a message: 0, or why not. */
 static int read_message(Group *self, bool sends, PyObject *const *arguments, Py_ssize_t count,
                         un_message *m, tensor *t, un_view *view) {
     if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "a message has 3 arguments");
+        PyErr_SetString(PyExc_TypeError, "a message takes 3 arguments");
         return -1;
     }
     int peer;
@@ -87,7 +87,8 @@ PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t co
     return run_message((Group *)object, false, arguments, count);
 }
 
-/* -- messages that go on by themselves ---------------------------------------------------------- */
+/* -- asynchronous messages
+ * ---------------------------------------------------------------------- */
 
 static bool is_done(const Pending *p) { return un_message_done(&((const Message *)p)->message); }
 
@@ -125,7 +126,7 @@ static PyObject *refuse_closed(PyObject *exceptions, bool sends) {
 
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
-    if (count != 5) return PyErr_Format(PyExc_TypeError, "a message has 5 arguments");
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "a message takes 5 arguments");
     if (!self->group || self->closing) return refuse_closed(arguments[0], sends);
     if (self->pending) reap(self);
     Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
@@ -166,6 +167,6 @@ PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t c
 int prepare_messages(PyObject *module) {
     if (!message_type)
         message_type = make_pending_type("unisono._native.Message",
-                                         "A message that goes on by itself.", sizeof(Message));
+                                         "An asynchronous message.", sizeof(Message));
     return message_type ? PyModule_AddObjectRef(module, "Message", (PyObject *)message_type) : -1;
 }

@@ -83,7 +83,7 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* meet(seconds): the ranks that have not come */
+/* meet(seconds): the ranks that have not arrived */
 PyObject *group_meet(PyObject *object, PyObject *seconds) {
     Group *self = (Group *)object;
     double limit = PyFloat_AsDouble(seconds);
@@ -117,7 +117,7 @@ PyObject *group_lose(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-/* leave(rank): its process, on another host, has left all groups in order */
+/* leave(rank): its process, on another host, has left all groups cleanly */
 PyObject *group_leave(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
     long number = PyLong_AsLong(rank);

@@ -1,9 +1,8 @@
 /* Arguments whose tensors share memory: what works in place, and what is refused.
  *
- * A result must have memory of its own. What a call reads may share memory as it likes; what it
- * writes may share memory with exactly one thing, the part of the input that it replaces.
- * The table is in docs/collectives.md. Tensors that lie apart, as nearly all do, cost a comparison
- * of where they begin and end.
+ * A result must have memory of its own. Inputs may overlap freely; an output may share memory only
+ * with the part of the input that it replaces. The table is in docs/collectives.md. Tensors that do
+ * not overlap, as in nearly all calls, cost one comparison of their ranges.
  */
 #include "binding.h"
 
@@ -13,7 +12,7 @@ enum { FEW = 16 };
 
 /* -- two tensors ----------------------------------------------------------------------------- */
 
-/* The layout of any tensor: one that lies in one piece has a single dimension. */
+/* The layout of any tensor: a contiguous one has a single dimension. */
 typedef union plain_layout {
     un_layout layout;
     char room[sizeof(un_layout) + sizeof(struct un_dim)];
@@ -27,7 +26,7 @@ static const un_layout *layout_of(const tensor *t, plain_layout *plain) {
     return &plain->layout;
 }
 
-/* Of two tensors whose extents overlap, whether they share an element. */
+/* Whether two tensors whose extents overlap share an element. */
 static bool share_memory(const tensor *a, const tensor *b) {
     if (!a->layout && !b->layout) return true;
     plain_layout plain_a, plain_b;
@@ -78,8 +77,7 @@ static const un_view *view_in(const side *s, size_t tensor, size_t part, bool on
     return tensor == part ? &s->views[part] : NULL;
 }
 
-/* Whether an output replaces that part of the input which goes into it, or which was combined into
- * it, and nothing else. */
+/* Whether an output replaces exactly the part of the input that is copied or combined into it. */
 static bool is_in_place(const sides *s, size_t output, size_t input) {
     bool gives_parts = !s->coalesced && s->in->tensors > 1;
     bool takes_parts = !s->coalesced && s->out->tensors > 1;
@@ -99,7 +97,7 @@ static bool is_in_place(const sides *s, size_t output, size_t input) {
     return found && !(read->layout && overlaps_itself(read->data, read->layout));
 }
 
-/* Tell which two tensors clash: two outputs, or an output and an input. */
+/* Report which two tensors clash: two outputs, or an output and an input. */
 static int clash(const sides *s, bool both_written, size_t one, size_t other) {
     bool swap = both_written && other < one;
     if (s->clash) *s->clash = (struct clash){both_written, swap ? other : one, swap ? one : other};
@@ -114,7 +112,7 @@ static int check_pair(const void *argument, const extent *a, const extent *b) {
     const tensor *other = &(b->written ? written : s->in)->tensor[b->tensor];
     if (!share_memory(one, other)) return 0;
     if (s->operation == UN_BROADCAST && one->dtype == other->dtype)
-        return 0; /* written in order: the last one stays; but the engine takes type after type */
+        return 0; /* written in order: the last one stays; but one type comes after another */
     if (a->written && b->written) return clash(s, true, a->tensor, b->tensor);
     size_t output = a->written ? a->tensor : b->tensor;
     size_t input = a->written ? b->tensor : a->tensor;
@@ -139,7 +137,7 @@ static void sort(extent *extents, size_t count) {
     }
 }
 
-/* Whether they lie in order, one behind the other: often they do as they come. */
+/* Whether they lie in order, one after the other: often they already do. */
 static bool are_apart(const extent *extents, size_t count) {
     for (size_t i = 1; i < count; i++)
         if (extents[i].first < extents[i - 1].end) return false;
@@ -219,7 +217,7 @@ PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     free_side(&in);
     free_side(&out);
     if (PyErr_Occurred()) return NULL;
-    if (!is_read) return PyErr_Format(PyExc_ValueError, "tensors that cannot be compared");
+    if (!is_read) return PyErr_Format(PyExc_ValueError, "these tensors cannot be compared");
     if (!clashes) Py_RETURN_NONE;
     return Py_BuildValue("Onn", found.both_written ? Py_True : Py_False, (Py_ssize_t)found.one,
                          (Py_ssize_t)found.other);

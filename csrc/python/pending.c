@@ -1,10 +1,10 @@
-/* What is under way: works and messages. The group holds on to them until they are done, and they
- * to their tensors. To the program they are what unisono.comm.base calls a Work. */
+/* Pending operations: works and messages. The group keeps them alive until they are done, and
+ * they keep their tensors alive. To the program each is a Work (comm/work.py). */
 #include "binding.h"
 
-enum { LOOKS = 16 }; /* at a time: with thousands under way, each use of the group costs the same */
+enum { LOOKS = 16 }; /* at a time, so that thousands do not slow down each use of the group */
 
-/* What is done is its owner's alone. Letting go of tensors may run anything. */
+/* A finished operation belongs to its owner alone. Dropping tensors may run any code. */
 static void let_go(Group *self, Pending *p) {
     *(p->previous ? &p->previous->next : &self->pending) = p->next;
     if (p->next) p->next->previous = p->previous;
@@ -14,7 +14,7 @@ static void let_go(Group *self, Pending *p) {
     Py_DECREF((PyObject *)p);
 }
 
-/* Let go of some that are done. Called with the GIL, whenever the group is used. */
+/* Release some that are done. Called with the GIL, whenever the group is used. */
 void reap(Group *self) {
     for (int looks = 0; looks < LOOKS && self->pending; looks++) {
         Pending *p = self->next_look ? self->next_look : self->pending;
@@ -30,7 +30,7 @@ static void reap_all(Group *self) {
     while (self->next_look);
 }
 
-/* Let go of all works that are done; whether others are under way. */
+/* Release all works that are done; returns whether others are under way. */
 PyObject *group_release_works(PyObject *object, PyObject *ignored) {
     (void)ignored;
     reap_all((Group *)object);
@@ -41,7 +41,7 @@ void close_now(Group *self) {
     un_group *group = self->group;
     self->group = NULL;
     if (!group) return;
-    self->users++; /* who closes it too waits until it is closed */
+    self->users++; /* another thread that closes it waits until it is closed */
     PyThreadState *parked = PyEval_SaveThread();
     un_group_close(group);
     PyEval_RestoreThread(parked);
@@ -111,7 +111,7 @@ void raise_error(PyObject *error) {
     Py_XDECREF(error);
 }
 
-/* Seconds as nanoseconds; a century stands for ever. */
+/* Seconds as nanoseconds; a century means forever. */
 static int read_timeout(PyObject *object, int64_t *timeout_ns) {
     *timeout_ns = -1;
     if (object == Py_None) return 0;
@@ -144,11 +144,11 @@ static PyObject *pending_is_completed(PyObject *object, PyObject *ignored) {
     un_group *group = p->group->group;
     bool tests = p->kind->test && group && !p->group->closing;
     bool is_over = tests ? p->kind->test(group, p) : p->kind->is_done(p);
-    if (is_over && p->is_kept) let_go(p->group, p); /* a lazy tensor has its numbers then */
+    if (is_over && p->is_kept) let_go(p->group, p); /* then a lazy tensor has its values */
     return PyBool_FromLong(is_over);
 }
 
-/* is_under_way(): whether it will be over soon by itself; None: it is better waited for */
+/* is_under_way(): whether it will finish soon by itself; None: better to wait for it */
 static PyObject *pending_is_under_way(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Pending *p = (Pending *)object;

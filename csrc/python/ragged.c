@@ -5,24 +5,24 @@
 
 enum {
     SHORT_DIMS = 8,
-    MOST_DIMS = 64 /* torch knows no more; exchanged only where somebody has more than a few */
+    MOST_DIMS = 64 /* torch allows no more; exchanged only if a rank has more than a few */
 };
 
-/* What a rank says of its tensor. */
+/* What a rank publishes about its tensor. */
 typedef struct head {
-    int64_t bytes; /* -1: it cannot come along */
+    int64_t bytes; /* -1: too long to come along */
     int64_t shape[LENGTHS + SHORT_DIMS];
 } head;
 
 _Static_assert(sizeof(head) <= UN_HEAD_BYTES, "a head is too long");
 
 typedef struct gathering {
-    un_ragged ragged; /* the engine's calls find the rest by it */
+    un_ragged ragged; /* first: the engine passes it back to us */
     Group *group;
-    PyObject *given, *empty_like, *empty; /* our tensor, and what makes others */
-    int root;                             /* who wants tensors; -1: everybody */
-    bool is_wanted, is_plain;             /* by us; ours is in one piece */
-    head *heads;                          /* ours first, then everybody's */
+    PyObject *given, *empty_like, *empty; /* our tensor, and how to make others */
+    int root;                             /* the rank that gathers; -1: all ranks */
+    bool is_wanted, is_plain;             /* by us; ours is contiguous */
+    head *heads;                          /* ours first, then all ranks' */
     bool have_all_come, are_all_short;
     PyObject *outputs; /* a list; NULL: none were made */
     un_stream *tails;  /* in these */
@@ -35,7 +35,7 @@ static bool is_like_ours(const gathering *g, const head *theirs) {
     return !memcmp(theirs->shape, g->heads->shape, integers * sizeof *theirs->shape);
 }
 
-/* A tensor for what a rank has. Of torch's ways to make one each is taken where it is the fastest. */
+/* A tensor for a rank's data. torch has several ways to make one; use the fastest in each case. */
 static PyObject *make_output(const gathering *g, const head *theirs) {
     if (g->is_plain && is_like_ours(g, theirs))
         return PyObject_CallFunctionObjArgs(g->empty_like, g->given, NULL);
@@ -53,8 +53,7 @@ static PyObject *make_output(const gathering *g, const head *theirs) {
     return made;
 }
 
-/* Where a tensor lies that was just made, and so needs none of the checks of a program's; NULL: it is
- * not what was asked for. */
+/* The memory of a tensor that was just made, and so needs no checks; NULL: a wrong tensor. */
 static char *memory_of(PyObject *made, const head *wanted) {
     dl_tensor d;
     if (!look_at(made, &d) || d.device.type != DLPACK_CPU || d.dims != wanted->shape[DIMS])
@@ -80,13 +79,13 @@ static bool make_outputs(gathering *g) {
         *view = (un_view){.data = memory_of(output, theirs), .bytes = (size_t)theirs->bytes};
         g->tails[rank].bytes = view->bytes;
         if (view->data) continue;
-        PyErr_SetString(PyExc_ValueError, "torch made another tensor than it was asked for");
+        PyErr_SetString(PyExc_ValueError, "torch made another tensor than requested");
         return false;
     }
     return g->outputs && g->tails;
 }
 
-/* All heads are there: look at them, and make tensors. The engine still has the call lock, so that no
+/* All heads have arrived: read them, and make tensors. The engine still has the call lock, so no
  * other thread's call can come between. */
 static const un_stream *open_heads(const un_ragged *ragged) {
     gathering *g = (gathering *)(uintptr_t)ragged;
@@ -107,7 +106,7 @@ static const un_stream *open_heads(const un_ragged *ragged) {
     return made ? g->tails : NULL;
 }
 
-/* (type, shape) of everybody's tensor, from rows of so many bytes */
+/* (type, shape) of each rank's tensor, from rows of so many bytes */
 static PyObject *tell_shapes(const Group *self, const char *rows, size_t apart) {
     PyObject *shapes = PyList_New(self->ranks);
     for (Py_ssize_t rank = 0; shapes && rank < self->ranks; rank++) {
@@ -123,7 +122,7 @@ static PyObject *tell_shapes(const Group *self, const char *rows, size_t apart) 
     return shapes;
 }
 
-/* With room for all dimensions there are, in a call of their own. */
+/* Exchange shapes with room for all dimensions, in a separate call. */
 static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
     enum { COUNT = LENGTHS + MOST_DIMS };
     int64_t mine[COUNT] = {0};
@@ -139,7 +138,7 @@ static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
     return result;
 }
 
-/* What came of it: the tensors, or everybody's shapes, or None where neither is needed. */
+/* The result: the tensors, or all ranks' shapes, or None where neither is needed. */
 static PyObject *tell_result(gathering *g) {
     if (g->outputs) return Py_BuildValue("(OO)", g->outputs, Py_None);
     if (g->have_all_come && g->are_all_short) return Py_BuildValue("(OO)", Py_None, Py_None);
@@ -173,10 +172,11 @@ static PyObject *run_gathering(gathering *g, const tensor *t, const un_view *ele
     return result;
 }
 
-/* gather_ragged(tensor, root, empty_like, empty): (a list of everybody's tensors, None), on the root
- * or, where that is -1, on every rank; where not all are small (None, everybody's types and shapes);
- * (None, None) where all are and this rank wants none. Or a status; or None where DLPack does not show the tensor, and then no rank has heard
- * of the call. `empty(tensor, type, shape)` makes a tensor beside another. */
+/* gather_ragged(tensor, root, empty_like, empty): (a list of all ranks' tensors, None) on the
+ * root or, if that is -1, on every rank; (None, all types and shapes) if not all tensors are
+ * small; (None, None) if all are and this rank wants none. Or a status; or None if DLPack cannot
+ * export the tensor, and then no rank has seen the call. `empty(tensor, type, shape)` makes a
+ * tensor on the device of another. */
 PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 4) return PyErr_Format(PyExc_TypeError, "gather_ragged takes 4 arguments");
     gathering g;
@@ -196,7 +196,7 @@ PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_s
     un_view elements;
     start_tensor(&t);
     bool is_read = !read_one(&t, &elements, g.given, false);
-    PyErr_Clear(); /* whoever moves the tensor will tell what is wrong with it */
+    PyErr_Clear(); /* the code that moves the tensor reports what is wrong with it */
     g.heads->bytes = is_read ? (int64_t)t.bytes : -1;
     g.is_plain = is_read && !t.layout && !t.owner;
     describe(g.heads->shape, &d, SHORT_DIMS);

@@ -1,8 +1,8 @@
-/* Calls that another library carries out: their records, and comparing them before they begin. */
+/* Calls that another library performs: their records, and comparing them before they begin. */
 #include "binding.h"
 
 typedef struct recorded_call {
-    un_call call; /* first: the engine gives it back to us */
+    un_call call; /* first: the engine passes it back to us */
     uint64_t bytes;
     uint64_t number; /* of the call, or of its record */
 } recorded_call;
@@ -10,7 +10,7 @@ typedef struct recorded_call {
 /* (operation, reduction, root, dtype, bytes, number) */
 static int read_recorded_call(recorded_call *r, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 6) {
-        PyErr_SetString(PyExc_TypeError, "a call has 6 arguments");
+        PyErr_SetString(PyExc_TypeError, "a call takes 6 arguments");
         return -1;
     }
     *r = (recorded_call){.call = {.operation = (un_operation)PyLong_AsLong(arguments[0]),
@@ -34,7 +34,7 @@ PyObject *group_record_open(PyObject *object, PyObject *const *arguments, Py_ssi
 }
 
 /* record_given(operation, tensors, options, number): the same for a call as torch describes it;
- * None where DLPack does not show the tensors. */
+ * None if DLPack cannot export the tensors. */
 PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     Group *self = (Group *)object;
     if (count != 4) return PyErr_Format(PyExc_TypeError, "record_given takes 4 arguments");
@@ -50,7 +50,7 @@ PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ss
     return PyLong_FromUnsignedLongLong(record);
 }
 
-/* record_cover(whether): whether calls leave no records, being part of one that has its own */
+/* record_cover(whether): whether calls leave no records, as part of one that has its own */
 PyObject *group_record_cover(PyObject *object, PyObject *whether) {
     Group *self = (Group *)object;
     if (self->group) un_record_cover(self->group, whether == Py_True);

@@ -1,4 +1,4 @@
-/* What tensors are, wherever they lie, and what ranks tell each other of that before a call. */
+/* Types and shapes of tensors on any device, and their exchange between ranks before a call. */
 #define PY_SSIZE_T_CLEAN
 #include <string.h>
 
@@ -72,7 +72,7 @@ static bool append(integers *row, PyObject *object) {
     return true;
 }
 
-/* Whether no object is there twice. */
+/* Whether no object occurs twice. */
 static bool are_distinct(PyObject *list) {
     size_t count = (size_t)PyList_Size(list), room = 64;
     while (room < 2 * count) room *= 2;
@@ -89,12 +89,11 @@ static bool are_distinct(PyObject *list) {
     return distinct;
 }
 
-/* describe_shapes(list): all its tensors in integers, as bytes, the places of the first of each
- * type, and whether none is there twice. None where DLPack does not tell, or there are more types
- * than a few. */
+/* describe_shapes(list): all its tensors in integers, as bytes, the index of the first of each
+ * type, and whether none occurs twice. None if DLPack cannot tell, or there are too many types. */
 PyObject *module_describe_shapes(PyObject *module, PyObject *list) {
     (void)module;
-    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "tensors are a list");
+    if (!PyList_Check(list)) return PyErr_Format(PyExc_TypeError, "tensors must be a list");
     enum { FEW = 16 };
     int64_t dtypes[FEW], places[FEW];
     size_t kinds = 0;
@@ -145,10 +144,10 @@ int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *row
     return status;
 }
 
-/* exchange(tuple of integers): a list of every rank's, all of one length; or a status. */
+/* exchange(tuple of integers): a list of all ranks' tuples, all of one length; or a status. */
 PyObject *group_exchange(PyObject *object, PyObject *given) {
     Group *self = (Group *)object;
-    if (!PyTuple_Check(given)) return PyErr_Format(PyExc_TypeError, "integers are a tuple");
+    if (!PyTuple_Check(given)) return PyErr_Format(PyExc_TypeError, "integers must be a tuple");
     size_t count = (size_t)PyTuple_Size(given), ranks = (size_t)self->ranks;
     int64_t *mine = PyMem_Malloc((ranks + 1) * count * sizeof *mine);
     if (!mine) return PyErr_NoMemory();

@@ -1,7 +1,7 @@
-/* Sites: where in the caller's program a call was made, found by walking up the Python stack past
- * our own files. A line of code is written out once and remembered. A program that makes code as it
- * runs (a notebook, an interpreter's prompt, a run of tests) never stops bringing new lines: when
- * there are many, all are forgotten, and those that are still in use are soon known again. */
+/* Sites: where in the caller's program a call was made, found by walking up the Python stack
+ * past our own files. The text of a line is made once and cached. A program that makes code as
+ * it runs (a notebook, a REPL, a test run) has new lines all the time: when there are many, the
+ * cache is cleared, and lines still in use soon return. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,13 +20,13 @@ typedef struct code_line {
 
 static code_line lines[LINES];
 static int lines_known;
-/* Calls under way point here: a site is written over only by the one that comes so much later. */
+/* Calls under way point here: a site is overwritten only by the SITES_KEPT-th one after it. */
 static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths;     /* a tuple of str, */
-static PyObject *program_paths; /* and one of folders in there that are like a user's program */
+static PyObject *program_paths; /* and one of folders in there that count as user programs */
 static PyObject *back_name;
-static PyObject *locating; /* called to say where the program is */
+static PyObject *locating; /* called to find out where the program is */
 bool all_sites_are_kept;
 
 /* keep_sites(wanted): those of blocking calls too, in all groups */
@@ -38,13 +38,13 @@ PyObject *module_keep_sites(PyObject *module, PyObject *wanted) {
 
 static code_line *find_line(PyObject *code, int line) {
     size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;
-    for (size_t i = 0;; i++) { /* there is room, so it ends */
+    for (size_t i = 0;; i++) { /* there is a free entry, so it ends */
         code_line *l = &lines[(start + i) % LINES];
         if (!l->code || (l->code == code && l->line == line)) return l;
     }
 }
 
-/* The code is kept as long as its line is known: its address must stay its own. */
+/* The code object is kept alive as long as its line is cached, so that its address stays unique. */
 static void remember_line(code_line *l, PyObject *code, int line) {
     lines_known++;
     Py_INCREF(code);
@@ -52,7 +52,7 @@ static void remember_line(code_line *l, PyObject *code, int line) {
     l->line = line;
 }
 
-/* The last reference to a code may run anything, also what comes here again. */
+/* Dropping the last reference to a code object may run any code, including this. */
 static void forget_lines(void) {
     PyObject *codes[LINES];
     for (int i = 0; i < LINES; i++) codes[i] = lines[i].code;
@@ -61,7 +61,7 @@ static void forget_lines(void) {
     for (int i = 0; i < LINES; i++) Py_XDECREF(codes[i]);
 }
 
-/* The line, or where to remember it; there is room enough for searches to end soon. */
+/* The line, or where to cache it; there is enough room for searches to end soon. */
 static code_line *find_or_make_room(PyObject *code, int line) {
     if (lines_known >= LINES / 4 * 3) forget_lines();
     return find_line(code, line);
@@ -80,7 +80,7 @@ static bool code_is_own(PyObject *code) {
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
     bool own = starts_with(file, own_paths) && !starts_with(file, program_paths);
     Py_XDECREF(file);
-    l = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have brought others */
+    l = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have added others */
     if (!l->code) remember_line(l, code, WHOLE_CODE);
     l->own = own;
     return own;
@@ -96,7 +96,7 @@ static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
     char folder[4096];
     size_t length = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
     if (length > 1 && !strncmp(path, folder, length) && path[length] == '/') path += length + 1;
-    size_t most = UN_TEXT_BYTES - 64; /* of a long path the end tells more */
+    size_t most = UN_TEXT_BYTES - 64; /* the end of a long path says more */
     if (strlen(path) > most) path += strlen(path) - most;
     snprintf(text, UN_TEXT_BYTES, "%s:%d in %s", path, line,
              name_bytes ? PyBytes_AsString(name_bytes) : "?");
@@ -109,7 +109,7 @@ static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
 static const un_site *site_of_line(PyObject *code, int line) {
     code_line *l = find_line(code, line);
     if (l->code) return l->site;
-    if (++sites_made % SITES_KEPT == 0) sites_made++; /* 0 says in a record that none is known */
+    if (++sites_made % SITES_KEPT == 0) sites_made++; /* in a record 0 means unknown */
     un_site *site = &sites[sites_made % SITES_KEPT];
     site->number = sites_made;
     write_out(site->text, code, line);
@@ -162,9 +162,9 @@ static void locate(char text[UN_TEXT_BYTES]) {
     PyGILState_Release(state);
 }
 
-/* prepare_sites(own_paths, program_paths, locating): the folders whose files are not the caller's,
- * those in there whose files are all the same, and a function that says where the program is; None
- * when nobody may be asked any more. */
+/* prepare_sites(own_paths, program_paths, locating): the folders whose files are not the
+ * caller's, the folders in there whose files are, and a function that says where the program is;
+ * None when it must not be asked any more. */
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *paths, *programs, *function;
@@ -173,7 +173,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
         return NULL;
     if (!back_name) back_name = PyUnicode_InternFromString("f_back");
     if (!back_name) return NULL;
-    forget_lines(); /* which code is ours may be another matter now */
+    forget_lines(); /* which code is ours may have changed */
     Py_INCREF(paths);
     Py_XDECREF(own_paths);
     own_paths = paths;

@@ -12,7 +12,7 @@ COLD int refuse(void) {
 }
 
 bool shapes_are_compared;
-static bool shapes_are_kept; /* then, and while a message is read: a call of 8 bytes would feel it */
+static bool shapes_are_kept; /* only then, and for messages: it would slow down a call of 8 bytes */
 
 PyObject *module_compare_shapes(PyObject *module, PyObject *wanted) {
     (void)module;
@@ -36,7 +36,7 @@ uint32_t mark_of_shapes(const side *s) {
     return (uint32_t)(mark >> 32) | 1;
 }
 
-/* Keep the dimensions that say something: no ones, no neighbours that run on into each other. */
+/* Keep the dimensions that matter: drop ones, and merge neighbours that are contiguous. */
 static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *strides,
                       int64_t stride_unit, bool writable) {
     size_t count = 1;
@@ -163,7 +163,7 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
     return set_layout(t, dims, shape, strides, 1, writable);
 }
 
-/* A lazy tensor in a copy, from which what is written there goes back when the call is over. */
+/* A lazy tensor as a resolved copy, which is written back when the call is over. */
 COLD static int read_resolved(tensor *t, PyObject *object, bool writable) {
     PyObject *resolved = resolve(object), *before = t->owner;
     if (!resolved) return -1;
@@ -262,7 +262,7 @@ void free_side(side *s) {
     if (s->streams != s->few_streams) free(s->streams);
 }
 
-/* Every tensor gives an equal part to each stream. */
+/* Each tensor is cut into equal parts, one for each stream. */
 static int cut_tensors(side *s, size_t parts) {
     for (size_t i = 0; i < s->tensors; i++) {
         if (parts == 1) break;

@@ -9,17 +9,17 @@
 #include "layouts.h"
 #include "unisono.h"
 
-#define COLD __attribute__((cold)) /* kept out of the way of calls that are all right */
+#define COLD __attribute__((cold)) /* kept out of the hot path */
 
-/* What reading an argument comes to; -1: an exception is set. Why an argument is refused, Python finds
- * out and says (unisono.comm.arguments). */
+/* The result of reading an argument; -1: an exception is set. Python finds out and reports why
+ * an argument is refused (unisono.comm.arguments). */
 enum {
-    LAZY = 1,      /* of check_with_torch alone: numbers that do not read as they lie */
+    LAZY = 1,      /* of check_with_torch alone: the memory does not hold the values themselves */
     REFUSED = 2,
     IN_A_GPU = 3,  /* the memory of a tensor */
 };
 
-int refuse(void); /* REFUSED, and no exception is set any more */
+int refuse(void); /* REFUSED, after clearing any exception */
 
 typedef struct tensor {
     char *data;
@@ -27,21 +27,21 @@ typedef struct tensor {
     size_t item_bytes;
     size_t bytes;
     un_layout *layout; /* NULL: contiguous */
-    un_shape shape;    /* of a message, and where shapes are compared */
+    un_shape shape;    /* of messages, and where shapes are compared */
     Py_buffer buffer;  /* held while buffer.obj is set */
-    PyObject *capsule; /* likewise, for other DLPack producers */
-    PyObject *owner;   /* the tensor itself, or its numbers as they read, */
-    PyObject *lazy;    /* which go back to this one when the call is over */
+    PyObject *capsule; /* the same, for other DLPack producers */
+    PyObject *owner;   /* the tensor itself, or a resolved copy, */
+    PyObject *lazy;    /* which is written back to this one when the call is over */
 } tensor;
 
 void start_tensor(tensor *t); /* before anything else; nothing of it needs to be zero */
 void free_tensor(tensor *t);
 int read_one(tensor *t, un_view *view, PyObject *object, bool writable); /* as read_side */
 
-/* torch_tensors.c: what DLPack does not show of a tensor with elements, whose type has its `code`. 0,
- * LAZY, or REFUSED, for a storage that shrank. */
+/* torch_tensors.c: what DLPack does not say about a tensor with elements of type `code`: 0,
+ * LAZY, or REFUSED if its storage shrank. */
 int check_with_torch(PyObject *object, const tensor *t, unsigned code);
-PyObject *resolve(PyObject *lazy); /* the numbers as they read, in a tensor of their own */
+PyObject *resolve(PyObject *lazy); /* a copy with the values resolved */
 void write_resolved(PyObject *lazy, PyObject *resolved);
 
 const dl_exchange_api *exchange_api_of(PyObject *object); /* NULL: its type has none */
@@ -59,20 +59,20 @@ typedef struct side {
 
 void start_side(side *s); /* before anything else; nothing of it needs to be zero */
 
-/* Read `object`: a tensor or a list or tuple of them, into `parts` streams.
- * One part: all tensors follow each other in it. Several, with a sequence that is not
- * `coalesced`: one tensor per part. Otherwise every tensor is cut evenly into the parts.
- * Returns 0, or as above; free_side is due either way. */
+/* Read `object`: a tensor or a list or tuple of them, into `parts` streams. One part: all
+ * tensors follow each other in it. Several, with a sequence that is not `coalesced`: one tensor
+ * per part. Otherwise every tensor is cut evenly into the parts. Returns 0, or as above; call
+ * free_side in either case. */
 int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writable);
 bool have_one_dtype(const side *s);
-int read_list(side *s, PyObject *sequence); /* the tensors alone, of any types, to look at */
+int read_list(side *s, PyObject *sequence); /* only the tensors, of any types, to inspect */
 void free_side(side *s);
 
 /* Whether shapes are compared: compare_shapes(bool) of the module. */
 extern bool shapes_are_compared;
 PyObject *module_compare_shapes(PyObject *module, PyObject *wanted);
 
-/* What the shapes of a side's tensors come to, never 0. Dimensions of length 1 do not count. */
+/* A hash of the shapes of a side's tensors, never 0. Dimensions of length 1 do not count. */
 uint32_t mark_of_shapes(const side *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* Works: calls that go on by themselves. */
+/* Works: asynchronous calls. */
 #include "binding.h"
 
 typedef struct Work {
@@ -72,7 +72,7 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
 
 int prepare_works(PyObject *module) {
     if (!work_type)
-        work_type = make_pending_type("unisono._native.Work", "A call that goes on by itself.",
+        work_type = make_pending_type("unisono._native.Work", "An asynchronous call.",
                                       sizeof(Work));
     return work_type ? PyModule_AddObjectRef(module, "Work", (PyObject *)work_type) : -1;
 }

@@ -1,8 +1,8 @@
 """Every exception that a user of unisono can catch.
 
 All derive from `UnisonoError`. The ones about a call carry fields (`rank`, `group`, `call`, ...)
-beside their text, so that programs can act on them without parsing a message. At the end: how texts
-name ranks and numbers.
+besides their text, so that programs can act on them without parsing a message. At the end: how
+messages name ranks and numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # every process pays for what is imported here, as it starts
+if TYPE_CHECKING:  # imports here slow down the start of every process
     from typing import TypedDict, Unpack
 
     from unisono.launcher.outcomes import RankEnding
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # every process pays for what is imported here, as it starts
 
 
 class UnisonoError(RuntimeError):
-    """Base of everything that unisono raises on purpose, argument errors aside.
+    """Base of everything that unisono raises on purpose, except argument errors.
 
     >>> issubclass(unisono.PeerLost, unisono.UnisonoError)
     True
@@ -30,7 +30,7 @@ class UnisonoError(RuntimeError):
 
 
 class Misuse(UnisonoError):
-    """What a command was asked for cannot be met; its exit code is 2."""
+    """A command cannot do what it was asked for; its exit code is 2."""
 
 
 class EngineUnavailable(UnisonoError):
@@ -39,12 +39,12 @@ class EngineUnavailable(UnisonoError):
     >>> try:
     ...     group = comm.split([0, 1])
     ... except unisono.EngineUnavailable as error:
-    ...     print("take the backend gloo:", error)
+    ...     print("use the backend gloo:", error)
     """
 
 
 class TorchMissing(UnisonoError, ModuleNotFoundError):
-    """Something that needs torch was asked for, and torch is not installed: `what` it was.
+    """Something needs torch, and torch is not installed; `what` is what needs it.
 
     >>> try:
     ...     import unisono.training
@@ -67,12 +67,12 @@ class RendezvousError(UnisonoError):
     ...     unisono.Communicator.join(f"nobody but {comm.rank}", 0, 2, join_timeout_s=0.01)
     ... except unisono.RendezvousError as error:
     ...     print(error)
-    group nobody but ...: rank 1 of 2 did not come within 0.01 s
+    group nobody but ...: rank 1 of 2 did not join within 0.01 s
     """
 
 
 class SegmentError(UnisonoError):
-    """Shared memory could not be had: a limit is too small, or the system refused.
+    """Shared memory could not be allocated: a limit is too small, or the system refused.
 
     >>> try:
     ...     comm.all_reduce(torch.ones(1000))
@@ -82,10 +82,10 @@ class SegmentError(UnisonoError):
 
 
 class GroupError(UnisonoError):
-    """Something went wrong in a call on a group. After it the group is poisoned.
+    """A call on a group failed. The group is then poisoned: later calls raise the same cause.
 
-    `rank` is this rank within `group`, `call` the number of the call that failed. Where the program
-    is watched (`unisono.watch`), `report` says what every rank was doing.
+    `rank` is this rank within `group`, `call` the number of the call that failed. If the program is
+    watched (`unisono.watch`), `report` says what every rank was doing.
 
     >>> pair = comm.split([0, 1])
     >>> pair.abort("an example")
@@ -105,10 +105,10 @@ class GroupError(UnisonoError):
 
 
 class CollectiveMismatch(GroupError):
-    """The ranks of a group called different things.
+    """The ranks of a group made different calls.
 
     `calls` says, for each rank, what it called (None: it had not arrived) and `sites` at which
-    line; `culprits` are the ranks that differ from a strict majority, empty where there is none.
+    line; `culprits` are the ranks that differ from a strict majority, if there is one.
 
     >>> pair = comm.split([0, 1])
     >>> try:
@@ -135,12 +135,12 @@ class CollectiveMismatch(GroupError):
 
 class CollectiveTimeout(GroupError):
     """A call did not finish by its deadline. `arrived` and `missing` are ranks of the group;
-    `stalled` are those that came and then moved less data than the others wait for.
+    `stalled` are those that arrived and then moved less data than the others wait for.
 
     >>> pair = comm.split([0, 1])
     >>> if comm.rank == 0:
     ...     try:
-    ...         pair.barrier(timeout_s=0.01)  # rank 1 does not come
+    ...         pair.barrier(timeout_s=0.01)  # rank 1 does not call it
     ...     except unisono.CollectiveTimeout as error:
     ...         assert (error.arrived, error.missing) == ((0,), (1,))
     >>> comm.barrier()  # rank 1 waits here
@@ -180,8 +180,8 @@ class PeerLost(GroupError):
 
 
 class NoQuorum(GroupError):
-    """The survivors of a group do not go on, or not with this rank. `members` are the ranks of the
-    old group that have gone on, none where nobody has.
+    """The survivors of a group do not form a new one, or not with this rank. `members` are the
+    ranks of the old group that are in the new one, if there is one.
 
     >>> pair = comm.split([0, 1])
     >>> pair.abort("an example")
@@ -200,8 +200,8 @@ class NoQuorum(GroupError):
 
 
 class MessageMismatch(GroupError):
-    """A message has another dtype or size than its receiver wants. The text has both sides' dtypes,
-    sizes, shapes and lines.
+    """A message has another dtype or size than its receive. The text has both sides' dtypes, sizes,
+    shapes and lines.
 
     >>> pair = comm.split([0, 1])
     >>> try:
@@ -216,12 +216,12 @@ class MessageMismatch(GroupError):
 
 
 class DeadlockError(GroupError):
-    """Ranks wait for each other's messages in a circle; `cycle` lists them, each waiting for the
+    """Ranks wait for each other's messages in a cycle; `cycle` lists them, each waiting for the
     next and the last for the first.
 
     >>> pair = comm.split([0, 1])
     >>> try:
-    ...     pair.recv(torch.empty(1), src=pair.next)  # both receive, nobody sends
+    ...     pair.recv(torch.empty(1), src=pair.next)  # both receive, neither sends
     ... except unisono.DeadlockError as error:
     ...     print(sorted(error.cycle))
     [0, 1]
@@ -233,8 +233,8 @@ class DeadlockError(GroupError):
 
 
 class GroupAborted(GroupError):
-    """Somebody ended the group: by `abort`, by an interrupt, or by closing it while works were
-    under way. `peer` is who did, `reason` why, or what was given to `abort`.
+    """A rank ended the group: by `abort`, by an interrupt, or by closing it with unfinished works.
+    `peer` is that rank, `reason` why, or what was passed to `abort`.
 
     >>> pair = comm.split([0, 1])
     >>> if comm.rank == 1:
@@ -270,9 +270,9 @@ class GroupClosed(GroupError):
 class WeightUpdateError(UnisonoError):
     """A weight update failed.
 
-    `failed` says what was wrong with each rank of the group that is at fault. `committed` says
-    whether the engines that live serve `version` all the same. `group_ended`: the group is of no
-    more use, close it and join again; otherwise the next update may follow on it.
+    `failed` maps each rank of the group that is at fault to what was wrong. `committed` says
+    whether the surviving engines serve `version` nevertheless. If `group_ended`, close the group
+    and join again; otherwise you can use it for the next update.
 
     >>> from unisono.training import weight_update
     >>> pair = comm.split([0, 1])
@@ -301,7 +301,7 @@ class WeightUpdateError(UnisonoError):
 
 
 class WeightMismatch(WeightUpdateError):
-    """Trainer and engines do not hold the same tensors; nothing was moved.
+    """Trainer and engines do not hold the same tensors; nothing was transferred.
 
     `differences` has one line for each: the name, what the trainer holds, what an engine holds.
 
@@ -341,7 +341,7 @@ class RanksFailed(UnisonoError):
 
 
 class RanksTimedOut(RanksFailed):
-    """The ranks of a launch were not done in time; `endings` has the stack of each.
+    """The ranks of a launch did not finish in time; `endings` has the stack of each.
 
     >>> import threading
     >>> def work():
@@ -357,7 +357,7 @@ class RanksTimedOut(RanksFailed):
 class ScheduleError(UnisonoError):
     """A schedule does not do what its collective promises.
 
-    `rank`, `chunk` and `step` say where; `step` is -1 where no step is at fault.
+    `rank`, `chunk` and `step` say where; `step` is -1 if no step is at fault.
 
     >>> from unisono import plan
     >>> nothing = plan.Schedule.from_steps("all_reduce", "nothing", 2, 1, [])
@@ -373,13 +373,13 @@ class ScheduleError(UnisonoError):
         self.step = step
 
 
-# -- ranks and numbers in sentences ---------------------------------------------------------------
+# -- ranks and numbers in messages ----------------------------------------------------------------
 
 _MOST_SPANS = 6
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """ "rank 3", "ranks 0, 1 and 3", "ranks 1, 4-7 and 9"; without any, "no rank"."""
+    """ "rank 3", "ranks 0, 1 and 3", "ranks 1, 4-7 and 9"; "no rank" for none."""
     different = set(ranks)
     if not different:
         return "no rank"
@@ -387,7 +387,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 def list_ranks(ranks: Iterable[int]) -> str:
-    """ "0, 1 and 3": in order, three neighbours or more as a span, and of many spans the first."""
+    """ "0, 1 and 3": sorted, runs of three or more as a span, and only the first of many spans."""
     spans: list[range] = []
     for rank in sorted(set(ranks)):
         if spans and rank == spans[-1].stop:
@@ -408,7 +408,7 @@ def name_number(number: int, thing: str) -> str:
 
 
 def name_choices(known: Collection[str], asked: str | None) -> str:
-    """ "all_gather, all_reduce. Did you mean all_reduce?" for somebody who asked for allreduce."""
+    """ "all_gather, all_reduce. Did you mean all_reduce?" if allreduce was asked for."""
     from difflib import get_close_matches
 
     like = get_close_matches((asked or "").casefold(), known, 1)
@@ -416,7 +416,7 @@ def name_choices(known: Collection[str], asked: str | None) -> str:
 
 
 def plural(text: str) -> str:
-    """ "were killed by SIGKILL" of "was killed by SIGKILL": what follows several ranks' names."""
+    """ "were killed by SIGKILL" of "was killed by SIGKILL": what follows several ranks."""
     for singular, several in (("is ", "are "), ("has ", "have "), ("was ", "were ")):
         if text.startswith(singular):
             return several + text.removeprefix(singular)

@@ -1,6 +1,6 @@
-"""What the package asks about torch: is it installed, which version, has it been imported.
+"""What the package needs to know about torch: is it installed, which version, is it imported.
 
-It is part of every `import torch`, and so imports next to nothing, least of all torch.
+Every `import torch` imports this module, so it imports next to nothing, and never torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 OLDEST_TORCH = "2.11"
 NEWEST_TRIED_TORCH = "2.15"
-"""The newest that `make test-torch` was run with."""
+"""The newest version that `make test-torch` was run with."""
 
 listener: Callable[[], None] | None = None
-"""Called by torch_backend/autoload.py at the end of `import torch`: the watch's, while it is on."""
+"""Called by torch_backend/autoload.py at the end of `import torch`; set by the watch."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -25,7 +25,7 @@ def require_torch(what: str) -> None:
     """Raise TorchMissing unless torch is installed; `what` is the thing that needs it. Imports
     nothing."""
     if importlib.util.find_spec("torch") is None:
-        from unisono.errors import TorchMissing  # every `import torch` would pay for it above
+        from unisono.errors import TorchMissing  # would slow down every `import torch` above
 
         raise TorchMissing(what)
 
@@ -40,9 +40,9 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Let torch.compile leave the methods of a class, and what they call, as they are.
+    """Keep torch.compile from compiling the methods of a class, and what they call.
 
-    What `torch.compiler.disable` does, but that imports the compiler, which takes seconds.
+    As `torch.compiler.disable`, which imports the compiler and so takes seconds.
     """
     import torch
 

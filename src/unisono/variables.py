@@ -1,4 +1,4 @@
-"""Every UNISONO_ variable: what it means, and how its text is read by program and doctor alike."""
+"""Every UNISONO_ variable: what it means, and how the program and the doctor parse it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _log = logging.getLogger("unisono")
 
 class Variable(Generic[Value]):
     """`parse` turns a text into the value, or raises ValueError with what it must be instead.
-    The text of one that is secret is never shown."""
+    The text of a secret variable is never shown."""
 
     def __init__(
         self, name: str, meaning: str, parse: Callable[[str], Value], is_secret: bool = False
     ) -> None:
-        # by hand: to make a dataclass takes a millisecond of every `import torch`
+        # no dataclass: making one adds a millisecond to every `import torch`
         self.name = name
         self.meaning = meaning
         self.parse = parse
         self.is_secret = is_secret
 
     def read(self, environment: Mapping[str, str] | None = None) -> Value | None:
-        """The value; None where the variable is not set, or empty.
+        """The value; None if the variable is not set, or empty.
 
-        Raises UnisonoError, in one sentence, if its text means nothing.
+        Raises UnisonoError, in one sentence, if its text is invalid.
         """
         try:
             return self._read(os.environ if environment is None else environment)
         except ValueError as error:
-            from unisono.errors import UnisonoError  # every `import torch` would pay for it above
+            from unisono.errors import UnisonoError  # would slow down every `import torch` above
 
             raise UnisonoError(str(error)) from None
 
     def read_or_warn(self) -> Value | None:
-        """The same for what must not fail: a text that means nothing counts as not set, and a
-        warning of the logger "unisono" says so once."""
+        """The same where nothing must fail: an invalid text counts as not set, and the logger
+        "unisono" warns once."""
         try:
             return self._read(os.environ)
         except ValueError as error:
@@ -59,7 +59,7 @@ class Variable(Generic[Value]):
             raise ValueError(f"{self.name} {error}{shown}") from None
 
     def problem(self, text: str) -> str:
-        """What a text that means nothing must be instead ("must be 0 or 1"); "" for all others."""
+        """What an invalid text must be instead ("must be 0 or 1"); "" for a valid one."""
         try:
             self.parse(text)
         except ValueError as error:
@@ -72,7 +72,7 @@ def _warn_once(problem: str) -> None:
     _log.warning("%s: it is ignored", problem)
 
 
-# -- how texts are read ------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------
 
 
 def _whole(least: int, of_what: str) -> Callable[[str], int]:
@@ -118,12 +118,12 @@ def _name(text: str) -> str:
 
 def _label(text: str) -> str:
     if not text.strip().isprintable() or not text.strip() or len(text) > 100:
-        raise ValueError("must be a name of at most 100 letters")
+        raise ValueError("must be a name of at most 100 characters")
     return text.strip()
 
 
 def _secret(text: str) -> bytes:
-    """Strangers may try all short ones."""
+    """Short ones can be guessed."""
     if len(text) < 16:
         raise ValueError("must have 16 characters or more: try `openssl rand -hex 32`")
     return text.encode()
@@ -150,7 +150,7 @@ def _signal(text: str) -> int:
 
 
 def _folder(text: str) -> str:
-    """Absolute, for the program may go elsewhere."""
+    """Absolute, since the program may change its working directory."""
     if os.path.exists(text) and not os.path.isdir(text):
         raise ValueError("must be a folder, or a path for a new one")
     return os.path.abspath(text)
@@ -179,37 +179,37 @@ RANK = Variable(
     "this process's rank; set by unisono.launch and unisono run",
     _whole(0, "a rank"),
 )
-SIZE = Variable("UNISONO_SIZE", "how many ranks there are; set with it", _whole(1, "how many"))
+SIZE = Variable("UNISONO_SIZE", "the number of ranks; set with UNISONO_RANK", _whole(1, "how many"))
 RENDEZVOUS = Variable(
     "UNISONO_RENDEZVOUS", "where the ranks meet: a path, or fd:N for a descriptor", _rendezvous
 )
 BACKEND = Variable(
-    "UNISONO_BACKEND", "what init() and init_process_group() take where no backend is named", _name
+    "UNISONO_BACKEND", "the backend of init() and init_process_group() if none is named", _name
 )
 HOSTID = Variable(
     "UNISONO_HOSTID",
-    "this rank's host: ranks with the same text share memory; instead of what the system tells",
+    "this rank's host: ranks with the same text share memory; overrides what the system reports",
     _label,
 )
 HOSTS = Variable(
     "UNISONO_HOSTS",
-    "what carries data between hosts: ucx, or gloo, which keeps fewer promises (hosts.md)",
+    "what carries data between hosts: ucx, or gloo, which guarantees less (hosts.md)",
     _one_of("ucx", "gloo"),
 )
 LINK_PATIENCE_S = Variable(
     "UNISONO_LINK_PATIENCE_S",
-    "how many seconds a link between hosts may be down; 4 unless set",
+    "how many seconds a link between hosts may be down; default 4",
     _patience,
 )
 JOB_SECRET = Variable(
     "UNISONO_JOB_SECRET",
-    "known to all ranks of a job, and to nobody who only reads the store: who lacks it cannot join",
+    "a secret that all ranks of a job know: a process without it cannot join",
     _secret,
     is_secret=True,
 )
 UCX = Variable(
     "UNISONO_UCX",
-    "the UCX that carries data between hosts: its libucp.so, or the folder that has it",
+    "the UCX that carries data between hosts: its libucp.so, or the folder that contains it",
     _existing,
 )
 REPLACE = Variable(
@@ -219,22 +219,22 @@ REPLACE = Variable(
 )
 ALGO = Variable(
     "UNISONO_ALGO",
-    "the algorithm of every all_reduce that names none, from unisono plan's catalog, in any case",
+    "the default algorithm of all_reduce, from unisono plan's catalog (case-insensitive)",
     str.strip,
 )
 EAGER_SEND = Variable(
     "UNISONO_EAGER_SEND",
-    "sends of at most so many bytes return before they are matched, as gloo's do",
+    "sends of at most this many bytes return before they are matched, as gloo's do",
     _whole(0, "a number of bytes"),
 )
 READ_PEERS = Variable(
     "UNISONO_READ_PEERS",
-    "0: large tensors go through shared memory, not by the kernel from one process to the other",
+    "0: large tensors go through shared memory, not through the kernel's process-to-process copy",
     _switch,
 )
 COPY_THREADS = Variable(
     "UNISONO_COPY_THREADS",
-    "threads of a rank that share a call on 1 MiB and more (1 to 4; otherwise half of its cores)",
+    "threads of a rank that share a call on 1 MiB or more (1 to 4; default: half of its cores)",
     _whole(1, "a number of threads"),
 )
 SITES = Variable(
@@ -244,22 +244,22 @@ SITES = Variable(
 )
 CHECK = Variable(
     "UNISONO_CHECK",
-    "0: calls on gloo and mpi begin without comparing what the ranks are about to do",
+    "0: calls on gloo and mpi begin without comparing the ranks' calls",
     _switch,
 )
 STRICT_ORDER = Variable(
     "UNISONO_STRICT_ORDER",
-    "1: groups over several hosts combine in the order of ranks, not host by host (slower)",
+    "1: groups over several hosts combine in rank order, not host by host (slower)",
     _switch,
 )
 ROUND_HALVES = Variable(
     "UNISONO_ROUND_HALVES",
-    "1: sums of float16 and bfloat16 are rounded before they cross from host to host (fewer bytes)",
+    "1: sums of float16 and bfloat16 are rounded before they cross to another host (fewer bytes)",
     _switch,
 )
 CHECK_SHAPES = Variable(
     "UNISONO_CHECK_SHAPES",
-    "1: the ranks' shapes are compared, too; 0: not even under the watch, where they are",
+    "1: the ranks' shapes are compared, too; 0: never, not even under the watch",
     _switch,
 )
 TRACEBACK = Variable(
@@ -273,7 +273,7 @@ WATCH = Variable(
     _switch,
 )
 WATCH_HANG_S = Variable(
-    "UNISONO_WATCH_HANG_S", "after how many seconds a call that waits is reported", _seconds
+    "UNISONO_WATCH_HANG_S", "after how many seconds a waiting call is reported", _seconds
 )
 WATCH_CHECK = Variable(
     "UNISONO_WATCH_CHECK",
@@ -282,12 +282,12 @@ WATCH_CHECK = Variable(
 )
 WATCH_EQUAL = Variable(
     "UNISONO_WATCH_EQUAL",
-    "before every how many forward passes of DDP the ranks' numbers are compared",
+    "every how many forward passes of DDP the ranks' numbers are compared",
     _whole(1, "a number of forward passes"),
 )
 WATCH_SIGNAL = Variable(
     "UNISONO_WATCH_SIGNAL",
-    "the signal by which a process that holds the GIL tells its stack; 0: none",
+    "the signal that makes a process that holds the GIL report its stack; 0: none",
     _signal,
 )
 WATCH_FOLDER = Variable(
@@ -305,4 +305,4 @@ TEST_CHANNEL = Variable(
 ALL: tuple[Variable[Any], ...] = tuple(
     value for value in globals().values() if isinstance(value, Variable)
 )
-"""In the order in which they stand above."""
+"""In the order of their definitions above."""

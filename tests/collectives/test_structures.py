@@ -152,9 +152,9 @@ def test_leaves_that_cannot_be_reduced_are_named(comm: Communicator) -> None:
         unisono.all_reduce({"a": [1, "x"]})
     with pytest.raises(TypeError, match=r"\.mask: object is neither"):
         unisono.all_reduce(Batch(torch.ones(1), object()))
-    with pytest.raises(TypeError, match=r"\['a'\]\[0\]: avg has no meaning for int32.*float"):
+    with pytest.raises(TypeError, match=r"\['a'\]\[0\]: avg is not defined for int32.*float"):
         unisono.all_reduce({"a": [torch.ones(1, dtype=torch.int32)], "b": 1.0}, "mean")
-    with pytest.raises(TypeError, match=r"\['n'\]: avg has no meaning for int64"):
+    with pytest.raises(TypeError, match=r"\['n'\]: avg is not defined for int64"):
         unisono.all_reduce({"n": 3, "b": 1.0}, "mean")
     for call in (unisono.all_reduce, unisono.broadcast):
         with pytest.raises(ValueError, match="64 bits"):

@@ -101,7 +101,7 @@ def test_an_array_on_a_gpu_is_refused_by_all(comm: Communicator) -> None:
         lambda: comm.all_gather(numpy.empty(4), DeviceArray()),  # type: ignore[arg-type]
         lambda: comm.broadcast([DeviceArray()], 0, async_op=True),  # type: ignore[list-item]
     ):
-        with pytest.raises(TypeError, match="torch tensors alone"):
+        with pytest.raises(TypeError, match="only torch tensors may be on a GPU"):
             call()
     with pytest.raises(TypeError, match="DeviceArray"):
         comm.send(DeviceArray(), comm.next)  # type: ignore[arg-type]
@@ -460,7 +460,7 @@ def refuse_host_memory(comm: Communicator, folder: str) -> None:
 
 
 class CopyingDriver:
-    """What Staging asks of the driver, where a GPU's memory is the CPU's."""
+    """What PinnedStaging asks of the driver, where a GPU's memory is the CPU's."""
 
     def synchronize(self, stream: int) -> None:
         pass
@@ -485,11 +485,11 @@ def test_pinned_memory_made_in_inference_mode_serves_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls on rows of an odd number of bytes write to it by torch, in whatever mode they are."""
-    from unisono.comm.cuda.staging import Staging
+    from unisono.comm.cuda.staging import PinnedStaging
 
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *given, pin_memory, **more: empty(*given, **more))
-    staging = Staging(CopyingDriver(), 4096)  # type: ignore[arg-type]
+    staging = PinnedStaging(CopyingDriver(), 4096)  # type: ignore[arg-type]
     for is_inference in (True, False, True):
         for count, dtype in ((17, torch.uint8), (3, torch.float32), (9, torch.uint8)):
             with torch.inference_mode(is_inference):

@@ -35,10 +35,10 @@ def begin_on_gpu(comm: Communicator) -> Any:
 
 def test_a_shared_gpu_in_a_group_over_hosts(pool: RankPool) -> None:
     for text in pool.run(share_over_hosts, 3, connected=False):
-        assert text.startswith("ranks that share a GPU are in a group of")
+        assert text.startswith("ranks of a group over several hosts share a GPU")
         assert "ranks 0 and 1 on NVIDIA H200 x of host " in text
         assert "rank 2 on NVIDIA H200 y of host " in text
-        assert "give every rank a GPU of its own" in text
+        assert "give every rank its own GPU" in text
 
 
 def share_over_hosts(rank: int, size: int, path: str) -> str:
@@ -63,7 +63,7 @@ def own_a_gpu_each(rank: int, size: int, path: str) -> str:
 
 def test_a_cpu_tensor_among_cuda_tensors_over_hosts(pool: RankPool) -> None:
     for text in pool.run(mix_devices, 3, connected=False):
-        assert text.startswith("rank 1 on A called something else than the others")
+        assert text.startswith("rank 1 on A made a different call")
         assert "  rank 1 on A: a call on CUDA tensors" in text
         assert "  rank 0 on A: all_reduce of float32, 4 elements, sum" in text
 

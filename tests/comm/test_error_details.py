@@ -43,9 +43,9 @@ def all_to_all(comm: Communicator, odd: int) -> None:
 @pytest.mark.parametrize(
     ("call", "pair"),
     [
-        (gather, "rank 2 gives 4 elements to rank 0, which wants 3"),
-        (scatter, "rank 0 gives 3 elements to rank 2, which wants 4"),
-        (all_to_all, "rank 0 gives 3 elements to rank 2, which wants 4"),
+        (gather, "rank 2 sends 4 elements to rank 0, which expects 3"),
+        (scatter, "rank 0 sends 3 elements to rank 2, which expects 4"),
+        (all_to_all, "rank 0 sends 3 elements to rank 2, which expects 4"),
     ],
 )
 def test_one_wrong_size_is_shown_with_who_brought_it(
@@ -55,7 +55,7 @@ def test_one_wrong_size_is_shown_with_who_brought_it(
         call(comm, 2)
     assert caught.value.culprits == (2,)
     first = str(caught.value).splitlines()[0]
-    assert first == f"call #1 of group {comm.name}: rank 2 brought other sizes: {pair}"
+    assert first == f"call #1 of group {comm.name}: rank 2 passed other sizes: {pair}"
 
 
 @pytest.mark.ranks(3, backend="gloo")
@@ -63,7 +63,7 @@ def test_the_implementation_over_torch_names_it_too(comm: Communicator) -> None:
     with pytest.raises(CollectiveMismatch) as caught:
         gather(comm, 2)
     assert caught.value.culprits == (2,)
-    assert "rank 2 gives 4 elements to rank 0, which wants 3" in str(caught.value)
+    assert "rank 2 sends 4 elements to rank 0, which expects 3" in str(caught.value)
 
 
 def test_who_is_wrong_among_many() -> None:
@@ -92,7 +92,7 @@ def test_errors_of_subgroups_show_the_ranks_of_the_world(comm: Communicator) -> 
         if comm.rank == 0:  # the numbers are the same there
             assert "global" not in str(caught.value)
         else:
-            assert "because rank 1 (global 3) never came; here: 0\n" in str(caught.value)
+            assert "because rank 1 (global 3) never arrived; arrived: 0\n" in str(caught.value)
             assert "\n  rank 1 (global 3) (pid " in str(caught.value)
     comm.barrier()
 
@@ -141,7 +141,7 @@ def test_parts_of_different_shapes_are_no_mismatch(comm: Communicator) -> None:
         engine.compare_shapes(by_default=unisono.watch.is_on())
 
 
-DIFFERENT = "different things in call #1 of group world"
+DIFFERENT = "different calls in call #1 of group world"
 
 
 @pytest.mark.provokes

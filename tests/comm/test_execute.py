@@ -113,7 +113,7 @@ def test_the_same_over_gloo(process_group: Any) -> None:
     tensor = torch.arange(1000) + comm.rank
     by_engine(comm, tensor, "max", "double_tree")
     assert_same(tensor, torch.arange(1000) + comm.size - 1)
-    with pytest.raises(ValueError, match="ring over messages has no async_op here"):
+    with pytest.raises(ValueError, match=r"ring.* async_op"):
         comm.all_reduce(tensor, algorithm="ring", async_op=True)
     with pytest.raises(CollectiveMismatch, match="by binomial"):
         by_engine(comm, tensor, "sum", "ring" if comm.rank else "tree")
@@ -307,14 +307,14 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "no algorithm 'rnig', only .*ring", partial(engine, algorithm="rnig")),
         (ValueError, "mates .* is there to plan with", partial(engine, algorithm="mates")),
-        (ValueError, "3 ranks.*has 2", partial(execute, ring.schedule(3), comm, tensor)),
-        (ValueError, "3 ranks.*has 2", partial(engine, algorithm=ring.schedule(3))),
+        (ValueError, "3 ranks.*of 2", partial(execute, ring.schedule(3), comm, tensor)),
+        (ValueError, "3 ranks.*of 2", partial(engine, algorithm=ring.schedule(3))),
         (ScheduleError, "rank 0 lacks", partial(execute, wrong, comm, tensor)),
         (ScheduleError, "rank 0 lacks", partial(engine, algorithm=wrong)),
         (ValueError, "not a schedule for all_reduce", partial(engine, algorithm=gather)),
-        (TypeError, "avg has no meaning", partial(execute, two, comm, tensor.long(), op="avg")),
+        (TypeError, "avg is not defined", partial(execute, two, comm, tensor.long(), op="avg")),
         (ValueError, "unknown reduction", partial(execute, two, comm, tensor, op="total")),
-        (TypeError, "None in place of a tensor", partial(execute, gather, comm, tensor)),
+        (TypeError, "None .*instead of a tensor", partial(execute, gather, comm, tensor)),
         (ValueError, "4 elements in the input", partial(execute, gather, comm, tensor, tensor)),
         (ValueError, "takes no input", partial(execute, two, comm, tensor, tensor)),
     ]
@@ -336,7 +336,7 @@ def test_ranks_with_different_algorithms_raise_before_anything_moves(comm: Commu
     with pytest.raises(CollectiveMismatch):
         by_messages(comm, tensor if comm.rank else tensor[1:], "sum", "ring")
     assert tensor.eq(1).all()
-    with pytest.raises(CollectiveMismatch, match="rank 2 called something else") as caught:
+    with pytest.raises(CollectiveMismatch, match="rank 2 made a different call") as caught:
         by_engine(comm, tensor, "sum", "tree" if comm.rank == 2 else "ring")
     assert "by ring" in str(caught.value)
     assert "by binomial" in str(caught.value)
@@ -419,7 +419,7 @@ def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyP
         unknown.all_reduce(mine)
     monkeypatch.setenv("UNISONO_ALGO", "ring" if comm.rank == 1 else "")
     different = subgroup(comm, [0, 1, 2])
-    with pytest.raises(CollectiveMismatch, match="rank 1 called something else"):
+    with pytest.raises(CollectiveMismatch, match="rank 1 made a different call"):
         different.all_reduce(mine)
 
 

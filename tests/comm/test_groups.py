@@ -228,7 +228,7 @@ def test_a_member_that_does_not_come_is_named(comm: Communicator) -> None:
     assert error is not None
     assert "2" in str(error)
     if comm.rank == 0:
-        assert "did not come" in str(error)
+        assert "did not join" in str(error)
 
 
 # -- life and death ----------------------------------------------------------------------------

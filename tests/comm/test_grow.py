@@ -81,7 +81,7 @@ def test_nobody_comes(fresh_pool: RankPool) -> None:
 
 
 def wait_in_vain(comm: Communicator) -> float:
-    with pytest.raises(RendezvousError, match=r"came to rank 0|did not come within 0\.2 s"):
+    with pytest.raises(RendezvousError, match=r"reached rank 0|did not join within 0\.2 s"):
         comm.grow(f"nobody-{os.getppid()}", timeout_s=0.2)
     x = torch.ones(1)
     comm.all_reduce(x)

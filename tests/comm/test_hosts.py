@@ -4,6 +4,7 @@ UNISONO_HOSTID on one machine; tests/hosts has real ones."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from functools import reduce
@@ -153,7 +154,7 @@ def round_differently(rank: int, size: int, path: str) -> None:
             tensor = torch.full((4,), float(rank))
             error = raised(CollectiveMismatch, comm.all_reduce, tensor)
             assert error.culprits == (2,)
-            assert str(error).startswith("rank 2 on B called something else than the others")
+            assert str(error).startswith("rank 2 on B made a different call")
             assert "with halves rounded between hosts" in str(error)
             assert tensor.tolist() == [rank] * 4
 
@@ -309,7 +310,7 @@ def test_more_ranks_than_a_group_can_have() -> None:
         lambda: Communicator.join("many", 1024, 1025, store, join_timeout_s=60),
         lambda: Communicator.join("many", 1024, 1025, join_timeout_s=60),
     ):
-        with pytest.raises(RendezvousError, match=r"has 1,025 ranks, .* have 1,024 at most: start"):
+        with pytest.raises(RendezvousError, match=r"has 1,025 ranks, .* 1,024: start"):
             call()
 
 
@@ -431,9 +432,7 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
             error = attempt(lambda: call(torch.zeros(3 + rank, 1), 1 - rank))
             assert isinstance(error, MessageMismatch), error
             verdict, sender, receiver, advice = str(error).splitlines()
-            assert verdict.startswith(
-                "a message of rank 0 does not fit its receiver, rank 1 (tag 0"
-            )
+            assert re.match(r"a message from rank 0 .*on rank 1 \(tag 0", verdict)
             assert "rank 0 sends float32, 12 bytes, shape (3, 1) at " in sender
             assert "rank 1 receives float32, 16 bytes, shape (4, 1) at " in receiver
             assert all("test_hosts.py:" in line for line in (sender, receiver))

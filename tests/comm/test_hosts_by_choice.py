@@ -73,7 +73,7 @@ def ask_differently(rank: int, size: int, path: str) -> None:
     error = raised(RendezvousError, lambda: meet(rank, path, "AB", ("ucx", "gloo")[rank]))
     text = str(error)
     assert text.startswith("rank 0 (pid ")
-    assert " on A) asks for ucx between hosts, and rank 1 (pid " in text
+    assert " on A) asks for ucx between hosts, but rank 1 (pid " in text
     assert text.endswith(" on B) for gloo: set UNISONO_HOSTS to the same on every rank")
 
 

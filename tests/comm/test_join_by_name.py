@@ -153,15 +153,15 @@ def test_different_sizes_are_refused_on_both_sides(joiner: Program, name: str) -
 def test_a_second_process_of_one_rank_is_told_so(joiner: Program, name: str) -> None:
     with joiner.start("meet", name, "1", "2") as first:
         assert eventually(lambda: waits_at_a_meeting(first.pid))
-        with pytest.raises(RendezvousError, match=f"another process joins '{name}' as rank 1"):
+        with pytest.raises(RendezvousError, match=f"another process .*'{name}' as rank 1"):
             Communicator.join(name, 1, 2)
         ends_well(first, joiner.start("meet", name, "0", "2"))
 
 
 def test_who_does_not_come_is_named(name: str) -> None:
-    with pytest.raises(RendezvousError, match=r"ranks 1 and 2 of 3 did not come within 0.2 s"):
+    with pytest.raises(RendezvousError, match=r"ranks 1 and 2 of 3 did not join within 0.2 s"):
         Communicator.join(name, 0, 3, join_timeout_s=0.2)
-    with pytest.raises(RendezvousError, match=r"rank 0 did not come within 0.2 s"):
+    with pytest.raises(RendezvousError, match=r"rank 0 did not join within 0.2 s"):
         Communicator.join(name, 2, 3, join_timeout_s=0.2)
 
 
@@ -192,7 +192,7 @@ def test_ranks_meet_in_a_torch_store_by_name(shared_tmp_path: Path) -> None:
 
 def test_what_makes_no_sense_is_refused_at_once() -> None:
     for bad in ((1, 1), (-1, 2), (0, 0), (2, 2)):
-        with pytest.raises(ValueError, match=re.escape(f"rank {bad[0]} does not lie in a group")):
+        with pytest.raises(ValueError, match=re.escape(f"{bad[0]} is not a rank of a group")):
             Communicator.join("x", *bad)
     for name in ("", "a\0b", "\ud800", 7):
         with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a name to meet by")):
@@ -281,7 +281,7 @@ def test_a_squatted_name_is_told(name: str) -> None:
     thread.start()
     try:
         os.read(begun, 1)
-        with pytest.raises(RendezvousError, match="some process holds the name @"):
+        with pytest.raises(RendezvousError, match="a process holds the name @"):
             Communicator.join(name, 1, 2, join_timeout_s=5)
     finally:
         os.write(end, b".")
@@ -303,7 +303,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
         with contextlib.suppress(BlockingIOError):
             while True:
                 calls.append(Connection.connect(full.address))
-        with pytest.raises(RendezvousError, match="queue of connections is"):
+        with pytest.raises(RendezvousError, match="queue of connections"):
             Communicator.join(name, 1, 2, store, join_timeout_s=0.3)
         request = JoinRequest("x", 1, 2, Deadline(0.3), 20.0)
         with (
@@ -325,7 +325,7 @@ def test_a_rank_waits_in_silence_for_five_seconds() -> None:
     assert deadline.QUIET_S == 5.0
     assert Communicator.join.__doc__ is not None
     words = " ".join(Communicator.join.__doc__.split())
-    assert f"says after {deadline.QUIET_S:g} s" in words
+    assert f"after {deadline.QUIET_S:g} s" in words
 
 
 # -- what the dead leave ---------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -
             leader.send_signal(signal.SIGKILL)
         assert meeting_files(name)
         rank = 0 if other else 1
-        with pytest.raises(RendezvousError, match=r"did not come within 0\.3 s"):
+        with pytest.raises(RendezvousError, match=r"did not join within 0\.3 s"):
             Communicator.join(name + other, rank, 2, join_timeout_s=0.3)
         assert not meeting_files(name)
 

@@ -180,7 +180,7 @@ def test_another_user_cannot_read() -> None:
         os.setuid(65534)
         return str(attempt(read_process, me))
 
-    assert "belongs to somebody else" in in_a_fork(read_as_nobody)
+    assert "belongs to another user" in in_a_fork(read_as_nobody)
 
 
 @pytest.mark.ranks(2)

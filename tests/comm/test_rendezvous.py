@@ -253,7 +253,7 @@ def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, f
 def test_missing_ranks_are_named_at_the_deadline(pool: RankPool) -> None:
     (first, took_s), (second, _) = pool.run(two_of_five_come, 2, connected=False)
     assert "ranks 2-4 of 5" in first
-    assert "did not come" in first
+    assert "did not join" in first
     assert 0.5 <= took_s < 10
     assert "ranks 2-4 of 5" in second
 
@@ -264,7 +264,7 @@ def two_of_five_come(rank: int, size: int, path: str) -> tuple[str, float]:
 
 def test_a_missing_rank_0_is_named_at_the_deadline(pool: RankPool) -> None:
     ((text, took_s),) = pool.run(rank_1_comes_alone, 1, connected=False)
-    assert "rank 0 did not come" in text
+    assert "rank 0 did not join" in text
     assert 0.5 <= took_s < 10
 
 
@@ -477,7 +477,7 @@ def test_noise_with_descriptors_leaves_nothing(
 @as_root
 def test_another_users_process_is_not_let_in(pool: RankPool) -> None:
     said = pool.run(another_user_knocks, 3, connected=False)
-    assert said[2] == ["no answer", "rank 0 runs as user 0, this rank as 65534"]
+    assert said[2] == ["no answer", "rank 0 runs as user 0, but this rank as 65534"]
 
 
 def another_user_knocks(rank: int, size: int, path: str) -> list[str]:

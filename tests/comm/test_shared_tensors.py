@@ -193,7 +193,7 @@ def test_results_go_into_a_ranks_own_memory(comm: Communicator) -> None:
 @pytest.mark.ranks(2)
 def test_too_much_is_refused_on_every_rank(comm: Communicator) -> None:
     error = raised(SegmentError, comm.empty, 1 << 40 if comm.rank else 10, torch.uint8)
-    assert "rank 1 wants 1099511627776: its memory limits leave" in str(error)
+    assert "rank 1 needs 1099511627776 bytes: its memory limits leave" in str(error)
     raised(SegmentError, comm.empty, 1 << 60, torch.uint8)
     raised(SegmentError, comm.empty, (1 << 40, 1 << 40) if comm.rank else 10)  # not in 64 bits
     comm.all_reduce(x := comm.zeros(3))

@@ -161,7 +161,7 @@ def come_too_late(rank: int, size: int, path: str) -> object:
         time.sleep(1.5)
         error = raised(NoQuorum, comm.shrink)
         assert error.members == (0, 1)
-        assert "ranks 0 and 1 of group world went on without this rank" in str(error)
+        assert "ranks 0 and 1 of group world continued without this rank" in str(error)
         return "told"
     left = comm.shrink(timeout_s=0.5)
     about(left)
@@ -219,7 +219,7 @@ def test_too_few_are_left(fresh_pool: RankPool) -> None:
     outcomes = fresh_pool.outcomes(want_three, 4, connected=False)
     texts = {outcome.value for outcome in outcomes[:2]}
     assert texts == {
-        "group world does not go on: ranks 0 and 1 of 4 are left, and at_least=3 is asked for"
+        "group world cannot continue: only ranks 0 and 1 of 4 are left, and at_least=3 is required"
     }, outcomes
 
 
@@ -272,7 +272,7 @@ def test_a_group_without_a_death_ends_for_all(comm: Communicator) -> None:
     group = subgroup(comm, [2, 0, 1])
     if comm.rank != 1:
         error = raised(GroupAborted, group.barrier)
-        assert "it goes on in a smaller group" in str(error)
+        assert "it continues in a smaller group" in str(error)
     with group.shrink() as again:
         assert again.name == "world[2,0,1]~1"
         assert again.global_ranks == (2, 0, 1)

@@ -59,7 +59,7 @@ def test_a_timeout_bounds_the_meeting_too(fresh_pool: RankPool, name: str) -> No
     errors = fresh_pool.run(come_alone, len(WAYS), name, ports, connected=False, deadline_s=25)
     for how, error in zip(WAYS, errors, strict=True):
         assert isinstance(error, RendezvousError), (how, error)
-        missing = "rank 0 did not come in time" if how == "gloo" else "did not come within 1 s"
+        missing = "rank 0 did not start the store" if how == "gloo" else "did not join within 1 s"
         assert missing in str(error), (how, error)
 
 
@@ -107,7 +107,9 @@ def test_whoever_waits_long_says_for_whom(joiner: Program, name: str) -> None:
     lines = [read_error_line(process) for process in early]
     assert time.monotonic() - begin_s >= 1.0
     for rank, line in enumerate(lines):
-        assert line.startswith(f"unisono: rank {rank} waits for rank 2: 2 of 3 are here"), line
+        assert line.startswith(f"unisono: rank {rank} is waiting for rank 2: 2 of 3 have joined"), (
+            line
+        )
     for process in (*early, joiner.start(name, "2")):
         _, err = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, err) == (0, ""), "said once"
@@ -160,7 +162,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     everyone = (0, 1, 2, 5)
     for ranks, awaited in (
         (everyone[1:], "rank 0"),
-        (everyone, "ranks 3, 4, 6 and 7: 4 of 8 are here"),
+        (everyone, "ranks 3, 4, 6 and 7: 4 of 8 have joined"),
     ):
         caplog.clear()
         threads = [threading.Thread(target=come, args=(rank, 1.0)) for rank in ranks]
@@ -169,14 +171,16 @@ def test_in_a_store_all_ranks_know_who_is_missing(
                 thread.start()
             for thread in threads:
                 thread.join()
-        expected = {f"unisono: rank {rank} waits for {awaited}" for rank in ranks}
+        expected = {f"unisono: rank {rank} is waiting for {awaited}" for rank in ranks}
         assert {record.getMessage().partition(" (")[0] for record in caplog.records} == expected
         assert all(isinstance(errors[rank], RendezvousError) for rank in ranks)
 
 
 def test_a_group_that_is_split_says_it_too(pool: RankPool) -> None:
     ((_, text),) = [line for line in pool.run(split_late, 2) if line]
-    assert text.startswith("unisono: rank 0 waits for rank 1: 1 of 2 are here (group world/[0,1]")
+    assert text.startswith(
+        "unisono: rank 0 is waiting for rank 1: 1 of 2 have joined (group world/[0,1]"
+    )
 
 
 def split_late(comm: Communicator) -> tuple[str, str] | None:
@@ -210,7 +214,7 @@ def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
     """Rank 0 hosts the store, and ends while rank 1 waits for rank 2 in it."""
     _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), connected=False)
     assert isinstance(waited.value, RendezvousError), waited
-    assert "torch Store by which the ranks meet does not answer" in str(waited.value)
+    assert "torch Store of the meeting does not answer" in str(waited.value)
 
 
 def lose_the_host(rank: int, size: int, path: str, port: int) -> BaseException | None:

@@ -100,10 +100,10 @@ def test_a_mismatch_is_told_once_by_all_ranks(comm: Communicator, shared_tmp_pat
         shown = doctor(*(shared_tmp_path / name for name in saved(shared_tmp_path)))
         assert (shown.exit_code, shown.stderr) == (0, "")
         verdict, *calls = shown.stdout.splitlines()[:3]
-        assert verdict.startswith("rank 1 called something else than the others in call #1 of ")
+        assert verdict.startswith("rank 1 made a different call than the others in call #1 of ")
         assert calls[0].startswith("  ranks 0 and 2: all_reduce of float32, 10 elements, sum at ")
         assert calls[1].startswith("  rank 1: all_reduce of float32, 11 elements, sum at ")
-        assert shown.stdout.count("called something else") == 1
+        assert shown.stdout.count("made a different call") == 1
 
 
 def test_a_death_is_told_by_those_who_survive(tmp_path: Path, program: WriteProgram) -> None:

@@ -147,7 +147,7 @@ def test_a_rank_that_is_stopped_while_data_moves(
         if rank != stopped:
             first, second, *more = text.splitlines()
             assert not more, text
-            late = f"rank {stopped} (stopped moving data|never came; here: .*)$"  # if between calls
+            late = f"rank {stopped} (stopped moving data|never arrived; .*)$"  # if between calls
             assert re.search(late, first), text
             host = where.host(stopped).name
             assert re.match(rf"  rank {stopped} \(pid \d+ on {host}\) is stopped", second), text

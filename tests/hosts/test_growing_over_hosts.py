@@ -127,7 +127,7 @@ def lose_a_newcomer(rank: int, size: int, _: str, where: Places) -> Any:
             return works(Communicator.join("job", 2, store=store, timeout_s=60))
         pair = Communicator.join("job", rank, 2, store, timeout_s=60)
         error = raised(RendezvousError, lambda: pair.grow("job", 2, store=store, timeout_s=5))
-        assert "did not come within 5 s" in str(error) or rank
+        assert "did not join within 5 s" in str(error) or rank
         store.set("not enough", "")
         with pair.grow("job", store=store) as three:
             told = works(three)

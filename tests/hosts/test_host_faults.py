@@ -190,7 +190,7 @@ def test_a_time_out_of_hosts_with_one_rank(fresh_pool: RankPool, make_network: M
         kind, text, _ = results[rank]
         assert kind == "CollectiveTimeout", text
         first, second = text.splitlines()
-        assert first.endswith("because rank 1 never came; here: 0 and 2")
+        assert first.endswith("because rank 1 never arrived; arrived: 0 and 2")
         where = r"  rank 1 \(pid \d+ on host1\) is at \S*test_host_faults.py:\d+ in be_late$"
         assert re.match(where, second), second
 
@@ -235,9 +235,9 @@ def test_where_large_packets_are_dropped_nobody_is_blamed(
     for kind, text, _ in stories:
         assert kind == "CollectiveTimeout", text
         assert re.search(r"rank \d \(pid \d+ on host[01]\) and rank \d \(pid \d+ on host", text)
-        assert "have both come, but the data between them does not arrive" in text
+        assert "have both arrived, but the data between them does not" in text
         assert "compare the MTU" in text
-        assert "never came" not in text
+        assert "never arrived" not in text
 
 
 def take_the_wrong_interface(rank: int, size: int, path: str, where: Places, culprit: int) -> str:
@@ -318,12 +318,12 @@ def test_a_mismatch_is_found_on_every_host_before_any_output_changes(
         texts = fresh_pool.run(differ, 4, where, mistake, connected=False)
     for text in texts:
         first, *lines, advice = text.splitlines()
-        assert first.startswith("rank 3 on host1 called something else"), text
+        assert first.startswith("rank 3 on host1 made a different call"), text
         who = ("ranks 0 and 2 on host0", "rank 1 on host1", "rank 3 on host1")
         for line, ranks in zip(lines, who, strict=True):
             assert line.startswith(f"  {ranks}: "), text
             assert "test_host_faults.py:" in line, text
-        assert advice.startswith("Nothing was moved.")
+        assert advice.startswith("No data was moved.")
 
 
 def send_in_a_circle(rank: int, size: int, _: str, where: Places) -> Any:

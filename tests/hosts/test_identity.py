@@ -131,7 +131,7 @@ def test_machines_with_one_id_are_told_of_the_variable(
     assert len(set(texts)) == 1
     assert re.match(
         r"rank 0 \(pid \d+ on host0\) and rank 1 \(pid \d+ on host1\) have the same host id, a "
-        r"\(UNISONO_HOSTID\), but rank 1 .* give each machine a UNISONO_HOSTID of its own",
+        r"\(UNISONO_HOSTID\), but rank 1 .* different UNISONO_HOSTID",
         texts[0],
     )
 
@@ -140,7 +140,7 @@ def test_loopback_between_hosts_is_refused(fresh_pool: RankPool, two_hosts: Netw
     where = [(host, "") for host in two_hosts.hosts]
     texts = errors_of(fresh_pool, where, {"MASTER_ADDR": "localhost", "GLOO_SOCKET_IFNAME": ""})
     assert re.match(
-        r"rank 1 \(pid \d+ on host1\) would be reached at 127.0.0.1, .*loopback.*MASTER_ADDR",
+        r"rank 1 \(pid \d+ on host1\) .*loopback.* 127.0.0.1.*MASTER_ADDR",
         texts[1],
     )
 

@@ -63,7 +63,7 @@ def join_again_and_again(rank: int, size: int, _: str, where: Places) -> None:
             error = raised(RendezvousError, Communicator.join, "c", rank, size + 1, store)
         else:
             error = raised(RendezvousError, Communicator.join, "c", rank, size, store)
-        assert "came to a group of" in str(error) or "not come" in str(error)
+        assert "joined a group of" in str(error) or "not join" in str(error)
         store.add("done", 1)
         while rank == 0 and store.add("done", 0) < size:
             pass

@@ -92,7 +92,7 @@ def test_one_that_stays_down_is_lost_when_patience_ends(
     patience = patience_s or 4
     for rank, (peer, why, took_s) in enumerate(heard):
         assert peer == 1 - rank
-        assert why.startswith("does not answer any more (")
+        assert why.startswith("no longer answers (")
         assert patience - 0.5 < took_s < patience + 1.3
 
 

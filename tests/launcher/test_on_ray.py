@@ -233,7 +233,7 @@ def test_a_deadline_names_who_is_missing_on_which_host() -> None:
         unisono.launch(one_does_not_come, 2, (2.0,), on="ray", spread=True)
     host = caught.value.endings[1].host
     assert "reached its timeout of 2 s because rank 1 (pid" in caught.value.endings[0].traceback
-    assert f"on {host}) never came" in caught.value.endings[0].traceback
+    assert f"on {host}) never arrived" in caught.value.endings[0].traceback
 
 
 def test_the_watch_says_who_is_missing(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

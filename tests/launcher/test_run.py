@@ -224,7 +224,7 @@ def test_two_children_cannot_be_the_same_rank(program: WriteProgram) -> None:
                 selector.register(process.stdout, selectors.EVENT_READ)
             ((key, _),) = selector.select(30)  # one is refused, one waits for rank 0
         text = key.fileobj.readline()  # type: ignore[union-attr]
-        assert f"another child of process {os.getpid()} is rank 1 at this moment" in text
+        assert f"another child of process {os.getpid()} is rank 1 right now" in text
     finally:
         for process in both:
             process.kill()
@@ -354,7 +354,7 @@ def test_the_verdict_comes_first_and_once_and_frames_of_unisono_are_left_out(
 ) -> None:
     err = program(DIFFERENT).run(before=(*RUN, "-n", "2")).stderr
     *_, verdict, first, second = err.strip().split("\n\n")
-    assert "failed first, of 2 ranks: CollectiveMismatch: the ranks called different" in verdict
+    assert "failed first, of 2 ranks: CollectiveMismatch: the ranks made different calls" in verdict
     assert verdict.count("program.py:5 in step") == verdict.count("program.py:7 in step") == 1
     assert verdict.endswith("Make every rank call the same, in the same order.")
     for part in (first, second):

@@ -1,5 +1,5 @@
-/* How a new process comes into a group: src/unisono/comm/rendezvous/growing.py, let_in, Door.receive,
- * Door.tell and come_in; SharedMemory.grow; leading.py, Leader.make_group and _admit; membership.py, follow.
+/* How a new process comes into a group: src/unisono/comm/rendezvous/growing.py, admit, NewcomerServer.receive,
+ * NewcomerServer.tell and join_growing; SharedMemory.grow; leading.py, Leader.make_group and _admit; membership.py, follow.
  *
  * Rank 0 waits for the newcomer, and tells the members in an exchange whether it has come. Then all three
  * meet as in rendezvous.pml; once all have opened the new segment, rank 0 settles in the old one that it is
@@ -52,7 +52,7 @@ inline exchange() {
 
 proctype leader() {
     byte me = 0, what;
-    if /* Door.receive */
+    if /* NewcomerServer.receive */
     :: visits -> plan = OPEN
     :: LATE -> plan = FAILED
     :: ended -> goto ends
@@ -87,7 +87,7 @@ proctype leader() {
     printf("MSC: 0 sends go\n");
     let_go = let_go | BIT(NEWCOMER);
     has_new = has_new | BIT(0);
-    printf("MSC: 0 sends dismissal\n"); /* Door.close: on a line at which nobody listens any more */
+    printf("MSC: 0 sends dismissal\n"); /* NewcomerServer.close: on a line at which nobody listens any more */
 ends:
     hung_up = hung_up | BIT(0);
 stop:

@@ -483,14 +483,14 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
     result.assert_outcomes(passed=1, failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "*RendezvousError: group world: rank 0 did not come within 1.5 s",
+            "*RendezvousError: group world: rank 0 did not join within 1.5 s",
             "*- rank 1 -*",
             "not done by the test's deadline of 2.5 s",
             "*thread * (most recent call first):",
             '  File "*", line 4 in sleep_for_long',
             '  File "*", line * in test_hangs',
             "*- rank 0 -*",
-            "*CollectiveTimeout: barrier *rank 1 never came*",
+            "*CollectiveTimeout: barrier *rank 1 never arrived*",
             "*- all 2 ranks -*",
             "not done by the test's deadline of 1 s",
             '  File "*", line 4 in sleep_for_long',

@@ -257,7 +257,7 @@ def test_the_timeout_of_init_counts_for_joining(process_group: Any, tmp_path: Pa
     dist.barrier()
     dist.destroy_process_group()
     start = time.monotonic()
-    with pytest.raises(RendezvousError, match=r"did not come within 0\.4 s"):
+    with pytest.raises(RendezvousError, match=r"did not join within 0\.4 s"):
         init(tmp_path / "alone", rank, 2, timeout=timedelta(seconds=0.4))
     assert 0.4 <= time.monotonic() - start < 10
     assert not dist.is_initialized()

@@ -1,1 +1,1 @@
-"""The Communicator and its transports: what moves data (docs/architecture.md has the layers)."""
+"""The Communicator and its transports, which move data (docs/architecture.md has the layers)."""

@@ -1,4 +1,4 @@
-"""The arguments of a call: what makes no sense is said here, in one sentence, for every transport.
+"""The arguments of a call: invalid ones are refused here, in one sentence, for every transport.
 
 Each check raises ValueError or TypeError with the bare reason; the Communicator adds the operation
 and the group, and tells the peers.
@@ -49,8 +49,8 @@ class WideSide:
 
 
 class Call(NamedTuple):
-    """A collective whose arguments make sense. In place there are no `inputs`; elsewhere there is
-    one of each side, or of a coalesced call several, and a wide side is a WideSide. Of a gather or
+    """A collective with valid arguments. In place there are no `inputs`; otherwise there is one
+    of each, or several in a coalesced call, and a wide side is a WideSide. In a gather or
     scatter, ranks other than the root have nothing on that side."""
 
     operation: Operation
@@ -71,7 +71,7 @@ class Call(NamedTuple):
 
 
 def flatten(sides: Sequence[Any]) -> list[Any]:
-    """The tensors of sides, some of which are wide."""
+    """The tensors of some sides, wide ones included."""
     return [
         tensor
         for side in sides
@@ -125,7 +125,7 @@ def check_call(
 
 
 def _check_own_part(to: Any, source: Any, rank: int) -> None:
-    """What a rank gives itself must be as long as what it takes, and of one dtype."""
+    """What a rank sends to itself must have the same length and dtype on both sides."""
     (given, its_dtype), (taken, dtype) = (
         (side.counts[rank], side.dtype)
         if isinstance(side, WideSide)
@@ -146,9 +146,9 @@ def check_message(
     if (sends or peer is not None) and (type(peer) is not int or not 0 <= peer < transport.size):
         raise NotARank("peer", peer, transport.size)
     if type(tag) is not int:
-        raise TypeError(f"a tag is a whole number, not {tag!r}")
+        raise TypeError(f"a tag must be a whole number, not {tag!r}")
     if tag not in transport.tags:
-        raise ValueError(f"tag {tag} does not lie in {transport.tags[0]} to {transport.tags[-1]}")
+        raise ValueError(f"tag {tag} is not between {transport.tags[0]} and {transport.tags[-1]}")
     transport.check_message(sends, peer)
     check_tensor(tensor, not sends, devices)
 
@@ -159,7 +159,7 @@ def check_seconds(seconds: Any) -> None:
     except (TypeError, ValueError):
         is_number = False
     if not is_number or isinstance(seconds, str):
-        raise ValueError(f"a timeout is a number of seconds, not {seconds!r}")
+        raise ValueError(f"a timeout must be a number of seconds, not {seconds!r}")
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def _reduction_of(op: Any) -> Reduction:
         return Reduction(known)
     try:
         return Reduction("premul_sum", float(known.factor))
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: tensors elsewhere
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # last: other devices
         raise ValueError(f"the factor {known.factor!r} is not a number") from None
 
 
@@ -197,7 +197,7 @@ def describe_meaningless(name: str, dtype: str) -> str:
         remedy = ': pass a floating tensor (x.float()), or use op="sum" and divide'
     elif name in ("band", "bor", "bxor"):
         remedy = ": it combines bits, which only integers and bools have"
-    return f"{name} has no meaning for {dtype}{remedy}"
+    return f"{name} is not defined for {dtype}{remedy}"
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -211,14 +211,14 @@ class NotARank(ValueError):
         self.rank = rank
 
     def among(self, global_ranks: Sequence[int] | None) -> str:
-        """The reason, and what was meant if it is a global rank of a group of these, or a group."""
+        """The reason, and a hint if it is a global rank of this group, or a group."""
         if hasattr(self.rank, "rank"):
-            return f"{self}: pass a group by its name, group=..."
+            return f"{self}: pass a group as the keyword group=..."
         if not isinstance(self.rank, int) or not global_ranks:
             return str(self)
         if list(global_ranks) == list(range(len(global_ranks))):
             return str(self)
-        text = f"{self}: ranks count from 0 in every group, and this one's members are global "
+        text = f"{self}: ranks count from 0 in every group, and the members of this one are global "
         text += name_ranks(global_ranks)
         if self.rank in global_ranks:
             text += f": for global rank {self.rank} pass {global_ranks.index(self.rank)}"
@@ -233,11 +233,11 @@ def check_root(root: object, size: int) -> int:
 
 
 def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
-    """The root of a gather passes an output, of a scatter an input, and nobody else does."""
+    """Only the root of a gather passes an output, and only the root of a scatter an input."""
     if wide is None and rank == root:
         raise ValueError(f"the root must pass an {side}")
     if wide is not None and rank != root:
-        raise ValueError(f"only the root passes an {side}: pass None")
+        raise ValueError(f"only the root passes an {side}: pass None on other ranks")
 
 
 # -- sizes and dtypes ------------------------------------------------------------------------------
@@ -245,9 +245,9 @@ def check_wide_side(root: int, rank: int, wide: Any, side: str) -> None:
 
 def check_coalesced(output: Any, input: Any) -> None:
     if not isinstance(output, LISTS) or not isinstance(input, LISTS):
-        raise TypeError("a coalesced call takes a list on both sides")
+        raise TypeError("a coalesced call needs a list on both sides")
     if len(output) != len(input):
-        raise ValueError(f"{len(output)} outputs for {len(input)} inputs")
+        raise ValueError(f"{len(output)} outputs were passed for {len(input)} inputs")
 
 
 def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, ...]:
@@ -256,7 +256,7 @@ def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, 
         raise TypeError("the tensors of one call have different dtypes")
     if is_list:
         if len(tensors) != size:
-            raise ValueError(f"a list of {len(tensors)} tensors in a group of {size} ranks")
+            raise ValueError(f"the list has {len(tensors)} tensors, but the group has {size} ranks")
         return tuple(count(tensor) for tensor in tensors)
     (tensor,) = tensors
     if count(tensor) % size:
@@ -284,29 +284,29 @@ def check_tensor(tensor: Any, writable: bool, devices: Collection[str]) -> None:
             _check_torch_tensor(tensor, devices)
         else:
             _check_array(tensor, writable, devices)
-    except (AttributeError, RuntimeError):  # it only looks like one
+    except (AttributeError, RuntimeError):  # not a real tensor
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array") from None
     if len(tensor.shape) > _MOST_DIMS:
         raise ValueError(f"tensors of more than {_MOST_DIMS} dimensions are not supported")
     if writable and not _is_dense(tensor) and native.overlaps_itself(_memory(tensor)):
         raise ValueError(
-            "an expanded or overlapping tensor cannot receive a result: several of its "
-            "elements share an address; pass a .clone()"
+            "an expanded or overlapping tensor cannot receive a result: several of its elements "
+            "share an address: pass a .clone()"
         )
 
 
 def _check_array(tensor: Any, writable: bool, devices: Collection[str]) -> None:
     if tensor is None:
-        raise TypeError("None in place of a tensor")
+        raise TypeError("None was passed instead of a tensor")
     if not hasattr(tensor, "__array_interface__"):
         if hasattr(tensor, "__dlpack__"):
             raise TypeError(
-                f"a {type(tensor).__name__} outside the CPU's memory: memory of a GPU is taken "
-                "from torch tensors alone; pass torch.as_tensor(x)"
+                f"a {type(tensor).__name__} outside CPU memory: only torch tensors may be on a "
+                "GPU; pass torch.as_tensor(x)"
             )
         raise TypeError(f"{type(tensor).__name__} is neither a tensor nor an array")
     if "cpu" not in devices:
-        raise TypeError(f"an array lies in the CPU's memory: pass a tensor on {_either(devices)}")
+        raise TypeError(f"an array is in CPU memory: pass a tensor on {_either(devices)}")
     is_plain = tensor.dtype.kind in "biufc" and tensor.dtype.itemsize <= 16
     if not is_plain or not tensor.dtype.isnative:
         raise TypeError(f"{tensor.dtype} elements are not plain numbers")
@@ -325,7 +325,7 @@ def _check_torch_tensor(tensor: Any, devices: Collection[str]) -> None:
         raise _without_memory(tensor, devices)
     try:
         has_bytes, address = tensor.untyped_storage().nbytes(), tensor.data_ptr()
-    except RuntimeError:  # one that a transform of functions made
+    except RuntimeError:  # made by a function transform
         raise _without_memory(tensor, devices) from None
     needs_bytes = _end_in_storage(tensor)
     if needs_bytes and not address:
@@ -335,8 +335,8 @@ def _check_torch_tensor(tensor: Any, devices: Collection[str]) -> None:
         )
     if needs_bytes > has_bytes:
         raise ValueError(
-            f"a tensor that ends at byte {needs_bytes} has a storage of {has_bytes}, which "
-            "somebody resized: resize it back, or pass another tensor"
+            f"the tensor ends at byte {needs_bytes}, but its storage was resized to {has_bytes} "
+            "bytes: resize it back, or pass another tensor"
         )
 
 
@@ -382,9 +382,9 @@ def check_overlaps(
     size: int,
     is_coalesced: bool = False,
 ) -> None:
-    """Tensors must not share memory but where a call works in place: csrc/python/overlaps.c has the
-    rules, and docs/collectives.md the table. Without inputs the outputs are both; either side is
-    one tensor or one for each rank, and of a coalesced call many."""
+    """Tensors must not share memory except where a call works in place: csrc/python/overlaps.c
+    has the rules, and docs/collectives.md the table. Without inputs the outputs are both; either
+    side is one tensor, one for each rank or, in a coalesced call, many."""
     if len(outputs) == 1 and not inputs:
         return
     to, source = list(map(_memory, outputs)), list(map(_memory, inputs))
@@ -402,25 +402,25 @@ def check_overlaps(
     both_written, one, other = clash
     if both_written and not source:
         raise ValueError(
-            f"tensors {one} and {other} of the list share memory, and each would go into the "
-            "other: pass a tensor once, or clones"
+            f"tensors {one} and {other} of the list share memory, so each result would overwrite "
+            "the other: pass each tensor once, or clones"
         )
     if both_written:
         raise ValueError(
-            f"outputs {one} and {other} share memory, and there is one result for each: pass clones"
+            f"outputs {one} and {other} share memory, but each has its own result: pass clones"
         )
     output = f"output {one}" if len(to) > 1 else "output"
     input = f"input {other}" if len(source) > 1 else "input"
     own = "the same part of both" if operation == Operation.ALL_TO_ALL else "this rank's own part"
     raise ValueError(
-        f"{output} and {input} share memory, and not as {own} in place: pass a .clone() of the "
+        f"{output} and {input} share memory, but not as {own} in place: pass a .clone() of the "
         "input"
     )
 
 
 def _memory(tensor: Any) -> Any:
-    """An array that lies where the tensor does, whatever its device; nobody reads it."""
-    import numpy as np  # which tensors of torch do without
+    """An array at the tensor's address, whatever its device; its elements are never read."""
+    import numpy as np  # not needed for torch tensors
 
     name = dtype_name(tensor)
     if hasattr(tensor, "data_ptr"):

@@ -1,19 +1,19 @@
-"""The Communicator: the one thing that moves data, whatever lies beneath.
+"""The Communicator: the one interface that moves data, on every transport.
 
 Methods are output-first and work in place, as torch's do. A tensor is a CPU `torch.Tensor` or a
 `numpy.ndarray`, contiguous or not. `root`, and every rank in an argument, is a rank of this group;
-by torch's name it is `src` or `dst`, whichever torch has for the call, and rank 0 if none is given.
-A call without its `input` is refused with the call that may have been meant.
+torch's name for it, `src` or `dst`, works too, and it is rank 0 by default. A call without its
+`input` is refused with a hint at the call that may have been meant.
 
-Where a collective has a *wide* side (one part for each rank), that side is either one tensor,
-cut evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size
-and may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`,
-`all_gather([wide_a, wide_b], [a, b])`), the call is *coalesced*: all of them travel together.
+Where a collective has a *wide* side (one part for each rank), that side is either one tensor, cut
+evenly along its elements, or a list of `size` tensors, one per rank, which may differ in size and
+may be empty. Where every argument is a list of tensors (`all_reduce([a, b])`, `all_gather([wide_a,
+wide_b], [a, b])`), the call is *coalesced*: all of them move together.
 
-Autograd does not see what these methods write. Where it has saved a tensor that a call overwrites,
+Autograd does not see what these methods write. If it has saved a tensor that a call overwrites,
 backward computes a wrong gradient without an error: pass a `.clone()`, or call
-`torch.autograd.graph.increment_version(tensor)` after the call, and backward raises. Calls through
-`torch.distributed` do that by themselves.
+`torch.autograd.graph.increment_version(tensor)` after the call, so that backward raises. Calls
+through `torch.distributed` do so themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import NoShortWay, Transport
+from unisono.comm.transport import NoFastPath, Transport
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
@@ -43,7 +43,7 @@ from unisono.torch_habits import (
 )
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
+    from torch._C._distributed_c10d import Store  # torch.distributed does not export it
     from torch.distributed import ProcessGroup
 
     from unisono.plan.schedule import Schedule
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 Algorithm: TypeAlias = "str | Schedule | None"
 Rank: TypeAlias = "int | None"
 Group: TypeAlias = "Communicator | ProcessGroup | int | None"
-"""What `group=` takes. torch's new_group returns a number to whoever is not in the group; it is
-refused when it is used."""
+"""What `group=` takes. torch's new_group returns a number to a process that is not in the group;
+using it is refused."""
 _T = TypeVar("_T")
 _NOT_ONE = frozenset((list, tuple, type(None)))
 
-# Looking a member up in its enumeration takes longer than a global.
+# A global is faster than looking up a member of an enumeration.
 _BARRIER, _ALL_REDUCE, _REDUCE = Operation.BARRIER, Operation.ALL_REDUCE, Operation.REDUCE
 _BROADCAST, _ALL_GATHER = Operation.BROADCAST, Operation.ALL_GATHER
 _REDUCE_SCATTER, _ALL_TO_ALL = Operation.REDUCE_SCATTER, Operation.ALL_TO_ALL
@@ -66,20 +66,20 @@ _UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
 
 
 class Communicator(SharedTensors, WithoutTorchNames):
-    """A group of ranks and the ways in which they exchange tensors.
+    """A group of ranks and the ways to exchange tensors among them.
 
-    `rank` is this process in the group, `size` the number of ranks, `global_ranks` who they are in
-    the world (None where they have none in common), `name` what errors and records call the group,
+    `rank` is this process in the group, `size` the number of ranks, `global_ranks` their ranks in
+    the world (None if they share no world), `name` the group's name in errors and records,
     `timeout_s` how long a call waits for its peers, `backend` what moves the data, and `transport`
-    the part of it that does so.
+    the object that does so.
 
     Every member calls the same operations in the same order. All methods raise a `GroupError` when
-    that fails, and the group is then poisoned: later calls raise the first cause again. An argument
-    that makes no sense raises ValueError or TypeError on every rank that passed it; where all
-    members did, the group goes on.
+    that fails, and the group is then poisoned: later calls raise the first cause again. An invalid
+    argument raises ValueError or TypeError on every rank that passed it; if all members did, the
+    group remains usable.
 
-    With `async_op` a method returns a `Work` at once and the operation goes on by itself, after
-    those that were begun before it; its tensors must not be touched until it has finished.
+    With `async_op` a method returns a `Work` at once and the operation runs in the background,
+    after those begun before it; do not touch its tensors until it has finished.
 
     >>> comm.size, comm.global_ranks, comm.name, comm.backend
     (2, (0, 1), 'world', 'unisono')
@@ -87,7 +87,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     (True, True, True)
     """
 
-    rank: int = -1  # every group has its own; dir(Communicator) shows what has a value
+    rank: int = -1  # set on each instance; a class value makes dir(Communicator) show it
     size: int = 0
     global_ranks: tuple[int, ...] | None = None
     name: str = ""
@@ -107,17 +107,17 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._splits: Counter[tuple[tuple[int, ...], str]] = Counter()
         self._algorithm = variables.ALGO.read()
         self._exceptions = transport.exceptions
-        short = transport.short
-        self._run: Callable[..., int] = short.run
-        self._all_reduce: Callable[..., int] = short.all_reduce
-        if self._algorithm is not None:  # the short way knows the engine's own alone
-            self._all_reduce = NoShortWay.run
-        self._submit: Callable[..., Any] = short.submit
-        self._barrier: Callable[[], int] = short.barrier
-        self._send: Callable[..., int] = short.send
-        self._recv: Callable[..., int] = short.recv
-        self._isend: Callable[..., Any] = short.isend
-        self._irecv: Callable[..., Any] = short.irecv
+        fast = transport.fast_path
+        self._run: Callable[..., int] = fast.run
+        self._all_reduce: Callable[..., int] = fast.all_reduce
+        if self._algorithm is not None:  # the fast path has only the engine's own algorithm
+            self._all_reduce = NoFastPath.run
+        self._submit: Callable[..., Any] = fast.submit
+        self._barrier: Callable[[], int] = fast.barrier
+        self._send: Callable[..., int] = fast.send
+        self._recv: Callable[..., int] = fast.recv
+        self._isend: Callable[..., Any] = fast.isend
+        self._irecv: Callable[..., Any] = fast.irecv
 
     @staticmethod
     def join(
@@ -130,23 +130,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
         timeout_s: float | None = None,
         join_timeout_s: float | None = None,
     ) -> Communicator:
-        """Meet processes that were started separately, by a `name` that no other job of this user
-        has at that time, and make a group of `size` ranks, in which this process is `rank`.
+        """Make a group of `size` ranks from processes that were started separately; this process is
+        `rank`. They meet by a `name` that no other job of this user has at the same time.
 
         Ranks on several hosts also pass a torch Store that all can reach, a TCPStore or part of
-        one, as `store`; on one host any Store will do, or none. Whoever comes first waits, and says
-        after 5 s for whom (logger `unisono`, a warning); a process that ends while it waits may
-        start again. When a member of the group ends, the others' calls raise PeerLost: they close
-        the group, call `join` again, and meet whoever takes its place. `global_ranks` is None.
+        one, as `store`; on one host any Store works, or none. Early processes wait, and after 5 s
+        the logger `unisono` warns which ranks are missing; a process that ends while it waits may
+        be restarted. When a member of the group ends, the others' calls raise PeerLost: they close
+        the group and call `join` again to meet its replacement. `global_ranks` is None.
 
-        `timeout_s` is how long each call waits for the others, 30 minutes unless it is given, and
-        `join_timeout_s` how long the meeting may take: else `timeout_s`, if given, or 300 s.
+        `timeout_s` is how long each call waits for the others, 30 minutes by default, and
+        `join_timeout_s` how long the meeting may take: by default `timeout_s`, if given, or 300 s.
 
-        Without a `size` this process comes into a group that is at work, once its members let it in
-        by `grow` under this name; as `rank`, where that is given. It waits until the group that
-        they make has this `generation` at least.
+        Without a `size` this process joins an existing group, once its members admit it by `grow`
+        under this name; as `rank`, if given. It waits for a group of at least this `generation`.
 
-        Raises RendezvousError if the others do not come, or come with another size; if another
+        Raises RendezvousError if the others do not join, or join with another size; if another
         process is joining as this rank; without a store, if they run on another machine or as
         another user.
 
@@ -193,12 +192,12 @@ class Communicator(SharedTensors, WithoutTorchNames):
         "max", "band", "bor", "bxor", a PremulSum or a torch ReduceOp; with `async_op` a Work is
         returned at once.
 
-        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, in any case of letters, or is
-        a Schedule; None is what UNISONO_ALGO names, and if it names nothing the implementation's
-        own. It must be the same on all ranks. A schedule adds in its own order: docs/execution.md.
+        `algorithm` names one of `unisono.plan.catalog("all_reduce")`, case-insensitive, or is a
+        Schedule; None means the one that UNISONO_ALGO names, or else the transport's own. It must
+        be the same on all ranks. A schedule adds in its own order: docs/execution.md.
 
-        Raises TypeError for an `op` that has no meaning for the dtype (the average of integers),
-        ValueError for one that nobody knows, an unknown `algorithm`, or tensors that share memory.
+        Raises TypeError for an `op` that is not defined for the dtype (the average of integers),
+        ValueError for an unknown `op` or `algorithm`, or for tensors that share memory.
 
         >>> x = torch.tensor([1.0, 2.0]) * (comm.rank + 1)
         >>> comm.all_reduce(x)
@@ -230,13 +229,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         async_op: bool = False,
         algorithm: Algorithm = None,
     ) -> Work | None:
-        """Combine `tensor` over all ranks by `op`; `root` (or `dst`) has the result, the others'
-        stay untouched. With `async_op` a Work is returned at once.
+        """Combine `tensor` over all ranks by `op`; `root` (or `dst`) has the result, the other
+        ranks' tensors are unchanged. With `async_op` a Work is returned at once.
 
         `algorithm`, here and below, names one of `unisono.plan.catalog` for this collective, or is
-        a Schedule, the same on all ranks; None is the implementation's own. A named one runs over
-        messages: parts of a wide side must then have one size, and `async_op` is refused. (That of
-        a broadcast on one host runs in the engine, as that of an all_reduce does.)
+        a Schedule, the same on all ranks; None is the transport's own. A named one runs over
+        messages: parts of a wide side must then have one size, and `async_op` is refused. (For a
+        broadcast on one host it runs in the engine, as for an all_reduce.)
 
         Raises what `all_reduce` raises, and ValueError if `root` is not a rank of the group.
 
@@ -287,7 +286,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """Every rank has all inputs, in rank order, in its wide `output`; each passes its own
         `input`. With `async_op` a Work is returned at once; `algorithm` as in `reduce`.
 
-        Raises ValueError if `output` does not fit, or shares memory with `input` elsewhere than in
+        Raises ValueError if `output` does not fit, or shares memory with `input` other than in
         place.
 
         >>> everyone = torch.empty(2, 3)
@@ -360,7 +359,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         async_op: bool = False,
     ) -> Work | None:
         """Rank r has part r of the wide `input` of `root` (or `src`) in `output`; the others pass
-        None as input, or none. With `async_op` a Work is returned at once.
+        None as input, or omit it. With `async_op` a Work is returned at once.
 
         Raises ValueError if a part does not fit, `input` is missing on `root` or given elsewhere,
         or `root` is not a rank of the group.
@@ -383,10 +382,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         algorithm: Algorithm = None,
     ) -> Work | None:
         """Part j of rank i's wide `input` is part i of rank j's wide `output`. With `async_op` a
-        Work is returned at once; `algorithm` as in `reduce`. Parts of other lengths
-        are lists of tensors; torch's `splits` are refused.
+        Work is returned at once; `algorithm` as in `reduce`. For parts of different lengths pass
+        lists of tensors; torch's `splits` are refused.
 
-        Raises ValueError for parts that do not fit or overlap otherwise than in place.
+        Raises ValueError for parts that do not fit, or overlap other than in place.
 
         >>> swapped = torch.empty(2, dtype=torch.int64)
         >>> comm.all_to_all(swapped, torch.tensor([10, 20]) + comm.rank)
@@ -403,7 +402,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """Return once every rank has called it. `timeout_s` is this call's own limit; with
         `async_op` a Work is returned at once.
 
-        Raises CollectiveTimeout, with the ranks that are missing, after that time.
+        Raises CollectiveTimeout, with the missing ranks, after that time.
 
         >>> comm.barrier()
         """
@@ -453,13 +452,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         async_op: bool,
         algorithm: Algorithm,
     ) -> Work | None:
-        """The general way of a call that the short way has failed, or has not begun."""
+        """The general path of a call that the fast path has failed, or has not begun."""
         is_torch_op = type(op).__name__ in _TORCH_OPS
         if is_torch_op and status == Status.ASK_AGAIN and not async_op and algorithm is None:
             from unisono.comm.reductions import known_reduction
 
             known = self._checked(operation.name.lower(), known_reduction, op)
-            if isinstance(known, str):  # which the engine takes
+            if isinstance(known, str):  # known to the engine
                 status = self._run(operation, output, input, root, known)
                 if not status:
                     return None
@@ -467,8 +466,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
             given = output if input is None else input
             raise self.transport.call_error(status, operation, op, given)
         on_device = self._on_device
-        may_be_short = status == Status.ON_DEVICE and not async_op and algorithm is None
-        if may_be_short and on_device and not on_device.run_short(operation, output, op):
+        may_be_fast = status == Status.ON_DEVICE and not async_op and algorithm is None
+        if may_be_fast and on_device and not on_device.run_fast(operation, output, op):
             return None
         from unisono.comm.arguments import check_call  # many programs never need it
 
@@ -476,7 +475,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._raise_if_ended(name)
         transport = self._transport_for(name, output, input)
         if algorithm is self._algorithm and transport is not self.transport:
-            algorithm = None  # what UNISONO_ALGO names is for the CPU
+            algorithm = None  # UNISONO_ALGO is for CPU tensors
         if algorithm is not None:
             from unisono.comm.schedules.execute import run_by
 
@@ -485,7 +484,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return transport.run(call, async_op)
 
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:
-        """What carries out collectives on tensors that lie where these do."""
+        """The transport for collectives on the device of these tensors."""
         from unisono.comm.tensors import gpu_of
 
         transport = self.transport
@@ -509,8 +508,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """Send `tensor` to rank `dst` with a `tag`; returns once a receiver has matched it, at
         every size.
 
-        Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError where
-        ranks wait for each other in a circle, ValueError if `dst` is not a rank of the group.
+        Raises MessageMismatch if the receive has another dtype or size, DeadlockError if ranks wait
+        for each other in a cycle, ValueError if `dst` is not a rank of the group.
 
         >>> if comm.rank == 0:
         ...     comm.send(torch.ones(2), dst=1)
@@ -523,11 +522,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
             self.transport.send(tensor, dst, tag)
 
     def recv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> int:
-        """Receive into `tensor` from rank `src`, or from anybody, the first message with that
-        `tag`; returns who sent it.
+        """Receive into `tensor` the first message with that `tag` from rank `src`, or from any
+        rank; returns the rank that sent it.
 
-        Raises MessageMismatch if the message has another dtype or size, DeadlockError where ranks
-        wait for each other in a circle, ValueError if `src` is not a rank of the group.
+        Raises MessageMismatch if the message has another dtype or size, DeadlockError if ranks wait
+        for each other in a cycle, ValueError if `src` is not a rank of the group.
 
         >>> work = comm.isend(torch.ones(2), comm.next)
         >>> x = torch.empty(2)
@@ -547,8 +546,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """As `send` of `tensor` to `dst` with a `tag`, but go on at once. Raises ValueError if
-        `dst` is not a rank of the group; what goes wrong later, the work's `wait()` raises.
+        """As `send` of `tensor` to `dst` with a `tag`, but return at once. Raises ValueError if
+        `dst` is not a rank of the group; the work's `wait()` raises later errors.
 
         >>> work = comm.isend(torch.ones(2), comm.next)
         >>> comm.recv(torch.empty(2)) == comm.prev
@@ -562,9 +561,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return work  # type: ignore[no-any-return]
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        """As `recv` into `tensor` from `src` with a `tag`, but go on at once; the work's
-        `source_rank()` says who sent it. Raises ValueError if `src` is not a rank of the group;
-        what goes wrong later, the work's `wait()` raises.
+        """As `recv` into `tensor` from `src` with a `tag`, but return at once; the work's
+        `source_rank()` is the rank that sent it. Raises ValueError if `src` is not a rank of the
+        group; the work's `wait()` raises later errors.
 
         >>> x = torch.empty(2)
         >>> work = comm.irecv(x, src=comm.prev)
@@ -584,9 +583,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return work  # type: ignore[no-any-return]
 
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]:
-        """Start many `messages` together, with a work for each. No order among them can make them
-        block each other. Raises ValueError for a message to or from what is not a rank of the
-        group.
+        """Start many `messages` together and return a work for each. They cannot block each other,
+        whatever their order. Raises ValueError if a peer is not a rank of the group.
 
         >>> x = torch.empty(1)
         >>> send = unisono.Message("send", torch.ones(1), comm.next)
@@ -608,8 +606,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return self.transport.batch([message.tensor for message in checked], begin)
 
     def _check_message(self, status: int, sends: bool, tensor: Any, peer: Any, tag: Any) -> Any:
-        """What the transport sends or fills of a message that the short way has not begun: the
-        tensor itself, or for one of a GPU memory of the host."""
+        """What the transport sends or fills for a message that the fast path has not begun: the
+        tensor itself or, for a GPU tensor, host memory."""
         if status not in _UNHEARD:
             peer = -1 if peer is None else peer
             raise self.transport.message_error(status, sends, peer, tag)
@@ -635,15 +633,15 @@ class Communicator(SharedTensors, WithoutTorchNames):
     # -- groups ----------------------------------------------------------------------------------
 
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None:
-        """Make a group of these members, `ranks` of this group, numbered in the order given.
+        """Make a group of these `ranks` of this group, numbered in the given order.
 
         Only members take part; a rank that is not in `ranks` gets None at once and need not call.
-        Groups of the same members are told apart by the order in which they are made, or by a
-        `label`, which is part of the group's name: differently labelled ones never mix.
+        Groups of the same members differ by the order in which they are made, or by a `label`,
+        which is part of the group's name: groups with different labels never mix.
 
         Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
         with its rank in this group, as soon as a member has died; RendezvousError if one does not
-        come in time. On one host, survivors can still split a group that a death has ended.
+        join in time. On one host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank
@@ -663,22 +661,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
             members = tuple(map(operator.index, ranks))
         except TypeError:
             raise TypeError(
-                f"split takes the ranks of the new group, not {ranks!r}: comm.split([0, 1]), or "
+                f"split takes the ranks of the new group, not {ranks!r}: use comm.split([0, 1]) or "
                 'comm.split([0, 1], label="tp"); ProcessGroupManager makes groups along axes'
             ) from None
         if not members or len(set(members)) != len(members):
-            raise ValueError(f"ranks of a group must be different and at least one: {members}")
+            raise ValueError(f"a group needs at least one rank, and no rank twice: {members}")
         if min(members) < 0 or max(members) >= self.size:
             known = self.global_ranks
             hint = ""
             if known and set(members) <= set(known):
                 meant = [known.index(member) for member in members]
-                hint = f": they are global ranks, and {meant} within this group"
-            raise ValueError(f"ranks {members} do not all lie in a group of {self.size}{hint}")
+                hint = f": these are global ranks; within this group they are {meant}"
+            raise ValueError(f"not all of {members} are ranks of a group of {self.size}{hint}")
         return members
 
     def _name_split(self, members: tuple[int, ...], label: str) -> str:
-        """What a new group of these members is called: on all of them alike, and each time anew."""
+        """The name of a new group of these members: the same on all of them, and new each time."""
         self._splits[members, label] += 1
         serial = self._splits[members, label]
         dot = "." if label else ""
@@ -692,24 +690,23 @@ class Communicator(SharedTensors, WithoutTorchNames):
         timeout_s: float | None = None,
         store: Store | None = None,
     ) -> Communicator:
-        """After a death: a group of the ranks that are left, numbered in their old order, with the
+        """After a death, make a group of the remaining ranks, numbered in their old order, with the
         same settings. All survivors call it; each gets the same group, or the same exception.
 
-        A call on this group that is under way on any rank, and every work, ends with an exception;
-        ranks that have not heard of the death hear of it so. Ranks that die or close the group
-        meanwhile are left out. One that does not come within `timeout_s`, this group's own limit
-        unless given, is left out, too; one whose process is stopped, after 5 s. This group stays
-        as it is, with its shared tensors, until it is closed or dropped. Threads that call it at
-        once all have the same group.
+        Every call and work still running on this group raises on every rank; so ranks that did not
+        know of the death learn of it. Ranks that die or close the group meanwhile are left out. So
+        is one that does not call within `timeout_s`, by default this group's own limit, and after 5
+        s one whose process is stopped. This group and its shared tensors stay until it is closed or
+        dropped. Threads that call at the same time get the same group.
 
-        On several hosts the ranks agree in the torch Store in which they met, or, once that is
-        lost, in one that the first of them hosts; or in `store`, which all of them name. Where a
-        host does not answer, only a strict majority of those who may live goes on, unless a `store`
-        is named: then those who reach it.
+        On several hosts the ranks agree through the torch Store in which they met, or, if it is
+        lost, through one that the first of them hosts; or through `store`, which all of them pass.
+        If a host does not answer, only a strict majority of the ranks that may be alive continues,
+        unless a `store` is passed: then the ranks that reach it do.
 
-        Raises NoQuorum where fewer than `at_least` ranks are left, on all of them, and on a rank
-        that came too late: the others have gone on. On several hosts also where nobody may go on,
-        or the store cannot be reached.
+        Raises NoQuorum on all ranks if fewer than `at_least` are left, and on a rank that called
+        too late, after the others formed the new group. On several hosts also if no majority is
+        left, or the store cannot be reached.
 
         >>> pair = comm.split([0, 1])
         >>> pair.abort("an example")
@@ -721,7 +718,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
             if self._successor is not None:
                 made = self._successor()
                 if made is None:
-                    raise GroupClosed(f"group {self.name} has gone on already", group=self.name)
+                    raise GroupClosed(f"group {self.name} was already replaced", group=self.name)
                 return made
             limit_s = self.timeout_s if timeout_s is None else timeout_s
             made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
@@ -736,17 +733,17 @@ class Communicator(SharedTensors, WithoutTorchNames):
         store: Store | None = None,
         timeout_s: float | None = None,
     ) -> Communicator:
-        """Let `count` new processes in, which wait under `name` in `Communicator.join(name)`: a
-        group of all, in which the members keep their order. A newcomer that came with a `rank` has
-        that one, as the dead rank had whose place it takes; others come last. All members call it,
-        between two steps say. This group stays as it is.
+        """Admit `count` new processes, which wait under `name` in `Communicator.join(name)`: make a
+        group of all, in which the members keep their order. A newcomer that joined with a `rank`
+        gets it, for instance that of a dead rank; others come last. All members call it, between
+        two steps, say. This group stays as it is.
 
-        `store` is the torch Store that the newcomers have, if anything. A TCPStore, or part of one,
-        lets them come from any host, and a group on several hosts needs it. Members wait up to
-        `timeout_s`, this group's own limit unless given.
+        `store` is the torch Store that the newcomers pass, if any. A TCPStore, or part of one, lets
+        them join from any host, and a group on several hosts needs it. Members wait up to
+        `timeout_s`, by default this group's own limit.
 
-        Raises RendezvousError, on all members, if they do not come or one of them goes again while
-        the group is made: this group goes on then. Raises PeerLost if a member dies.
+        Raises RendezvousError, on all members, if the newcomers do not join or one leaves while the
+        group is made; this group remains usable. Raises PeerLost if a member dies.
 
         >>> import subprocess, sys, os
         >>> name = unisono.broadcast_object(f"grows-{os.getpid()}")
@@ -777,18 +774,18 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return int(number) if base and number.isdigit() else 0
 
     def _next_name(self) -> str:
-        """What the group is called that this one shrinks to or grows into."""
+        """The name of the group that this one shrinks to or grows into."""
         base = self.name.rpartition("~")[0] if self.generation else self.name
         return f"{base}~{self.generation + 1}"
 
     # -- refusing, failing and ending --------------------------------------------------------------
 
     def refuse(self, operation: str, why: str) -> NoReturn:
-        """Raise ValueError about this rank's arguments of a collective, the `operation`, once its
-        peers know that it will not take part: `why` is what the exception says.
+        """Refuse this rank's arguments of a collective, the `operation`: tell its peers that it
+        will not take part, then raise ValueError with the reason `why`.
 
-        Raises ValueError always. If all ranks refuse the same call, the group goes on; otherwise
-        the others raise CollectiveMismatch.
+        Raises ValueError in any case. If all ranks refuse the same call, the group remains usable;
+        otherwise the others raise CollectiveMismatch.
 
         >>> comm.refuse("all_reduce", "three is too many")
         Traceback (most recent call last):
@@ -801,30 +798,30 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._refuse(operation, ValueError(why))
 
     def _checked(self, operation: str, check: Callable[..., _T], *arguments: Any) -> _T:
-        """What a check of `arguments` returns, or its refusal as this group's."""
+        """The result of a check of `arguments`; if it fails, refuse the call."""
         try:
             return check(*arguments)
         except (ValueError, TypeError) as error:
             self._refuse(operation, error)
         except UnisonoError:
             raise
-        except Exception:  # of an object that cannot even be looked at
+        except Exception:  # from an object that cannot even be inspected
             self.transport.refuse(operation)
             raise
 
     def _refuse(self, operation: str, why: Exception) -> NoReturn:
-        """Raise about our own arguments, once the peers know that this call will not happen."""
+        """Tell the peers that this call will not happen, then raise about our own arguments."""
         self.transport.refuse(operation)
         raise self._worded(operation, why) from None
 
     def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
-        """As `refuse`, with an exception of another type; one about a schedule keeps its words."""
+        """As `refuse`, with an exception of another type; a ScheduleError keeps its text."""
         self._raise_if_ended(operation)
         self.transport.refuse(operation)
         raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None
 
     def _worded(self, operation: str, why: Exception) -> Exception:
-        """The same exception as this group's: "all_reduce on group world: ..."."""
+        """The same exception with the group in its text: "all_reduce on group world: ..."."""
         from unisono.comm.arguments import NotARank
 
         text = why.among(self.global_ranks) if isinstance(why, NotARank) else str(why)
@@ -837,7 +834,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
             raise error
 
     def abort(self, reason: str = "") -> None:
-        """End the group, from any rank or thread: every member's calls, under way or later, raise
+        """End the group, from any rank or thread: all members' running and later calls raise
         `GroupAborted` with the `reason`. Raises nothing.
 
         >>> pair = comm.split([0, 1])
@@ -850,31 +847,33 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self.transport.abort(reason)
 
     def decide(self, serial: int, value: int) -> int:
-        """The `value` that the first of all members proposed under this `serial`, the same on every
-        rank. It waits for nobody, and works in a group that has ended, too: what a rank decided
-        outlives it. Every decision of a group has a serial above those before it, from 1; values
-        are from 0, and both below 2**32.
+        """Propose a `value` under this `serial` and return the first one proposed, the same on
+        every rank. It never waits, and also works in a group that has ended: a decision outlives
+        its rank. Serials start at 1 and increase with every decision of a group; values start at 0,
+        and both are below 2**32.
 
-        Raises ValueError for numbers that are not, StoreGone where decisions are kept in a torch
-        Store that does not answer.
+        Raises ValueError for other numbers, StoreGone if decisions are kept in a torch Store that
+        does not answer.
 
         >>> with comm.split([0, 1], label="decides") as pair:
         ...     pair.decide(1, 7)
         7
         """
         if not (0 < serial < 2**32 and 0 <= value < 2**32):
-            raise ValueError(f"decision {serial} of {value}: serials are from 1, both below 2**32")
+            raise ValueError(
+                f"decision {serial} of {value}: serials start at 1, both are below 2**32"
+            )
         return self.transport.decide(serial, value)
 
     @property
     def errored(self) -> GroupError | None:
-        """Why the group ended: what its calls raise from now on; None while all is well."""
+        """Why the group ended: what its calls raise from now on; None while the group works."""
         return self.transport.ending("no call")
 
     def close(self) -> None:
-        """Give everything back, once works and messages that every member has begun have finished.
-        Others are cancelled after 1 s: their `wait` says which ranks never came. Closing twice does
-        nothing; calls raise GroupClosed from now on, and peers that still need this rank PeerLost.
+        """Release everything, once works and messages that every member has begun have finished.
+        Others are cancelled after 1 s: their `wait` says which ranks never joined. Closing twice
+        does nothing; calls raise GroupClosed from now on, and PeerLost on peers that still need it.
 
         >>> pair = comm.split([0, 1])
         >>> pair.close()

@@ -1,4 +1,4 @@
-"""Which transport a group has: the choice for ranks that have nothing in common yet."""
+"""Which transport a group uses: the choice for ranks that are not connected yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
-# What only some programs need is imported where it is used: every process would pay for it.
+# What only some programs need is imported where it is used, so that other processes start faster.
 
 
 def solo(
@@ -27,13 +27,13 @@ def solo(
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may do without
+    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may not have
 
     return Communicator(Solo(name, global_ranks, timeout_s))
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
-    """The group of `size` processes of this host; `how` is that of `SharedMemory.connect`."""
+    """The group of `size` processes of this host; `how` goes to `SharedMemory.connect`."""
     return Communicator(SharedMemory.connect(announcements, rank, size, **how))
 
 
@@ -52,8 +52,8 @@ def connect(
     on_one_host: bool = False,
     in_world: bool = True,
 ) -> Communicator:
-    """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without a
-    world in common they have no global ranks. Other arguments are those of
+    """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without
+    a common world they have no global ranks. Other arguments are those of
     `SharedMemory.connect`."""
     from unisono.comm.hosts.identity import find_hosts
 
@@ -79,7 +79,7 @@ def connect(
         if not in_world:
             made.global_ranks = None
         return Communicator(made)
-    # what one host alone need not load
+    # not needed on a single host
     if variables.HOSTS.read() == "gloo":
         from unisono.comm.over_torch.stateless import connect_stateless
 
@@ -98,10 +98,10 @@ def connect(
 
 
 def fresh_part(store: Any, rank: int, size: int, deadline: Deadline, name: str = "world") -> Any:
-    """The part of a store for these processes alone; all of them call this. torchrun hosts one
-    store for all its attempts, in which a new one finds what those before have left. Nothing that
-    it tells the ranks says which attempt they are of: hosts count restarts each for itself, and not
-    those after which other hosts come or go."""
+    """A part of a store for these processes only; all of them call this. torchrun hosts one
+    store for all its attempts, in which a new attempt finds what earlier ones left. Nothing
+    tells the ranks which attempt they belong to: each host counts its own restarts, and not
+    those caused by other hosts that join or leave."""
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not hosted or variables.RANK.read() is not None:  # our launcher starts its ranks once
         return store
@@ -129,9 +129,9 @@ def join(
     if size is None:
         return _come_in(name, rank, store, generation, timeout_s, join_timeout_s)
     if not isinstance(rank, int) or not isinstance(size, int):
-        raise TypeError(f"rank and size are whole numbers, not {rank!r} and {size!r}")
+        raise TypeError(f"rank and size must be whole numbers, not {rank!r} and {size!r}")
     if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"rank {rank} does not lie in a group of {size}")
+        raise ValueError(f"{rank} is not a rank of a group of {size}")
     check_size(name, size)
     meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -145,7 +145,7 @@ def join(
         while True:
             try:
                 membership = meet_by(announcements, server, request)
-            except Departed:  # while it waited: it may come back, or another in its place
+            except Departed:  # while it waited: it, or a replacement, may come back
                 if not deadline.left_s():
                     raise
             else:
@@ -161,7 +161,7 @@ def grow(
     limit_s: float,
     generation: int,
 ) -> Communicator:
-    """What a group grows into, by newcomers that know it under another name."""
+    """The group that results from growing, with newcomers that know it by another name."""
     from unisono.comm.hosts.network import is_networked
 
     _check_name(known_as)
@@ -179,7 +179,7 @@ def grow(
 def _meeting_of_newcomers(
     name: str, rank: int, store: Any
 ) -> AbstractContextManager[Announcements]:
-    """Where processes that come into a group find it; the group's own are there as rank 0."""
+    """Where new processes find a group that grows; its members are there as rank 0."""
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
     return meeting_by_name(f"{name} grows", rank, store)
@@ -193,13 +193,13 @@ def _grow_alone(
     limit_s: float,
     generation: int,
 ) -> Transport:
-    """What a group of one, a Solo, grows into."""
-    from unisono.comm.rendezvous.growing import let_in, number_newcomers
+    """The transport that a group of one, a Solo, grows into."""
+    from unisono.comm.rendezvous.growing import admit, number_newcomers
 
     alone.raise_if_ended()
     about = {"global_ranks": alone.global_ranks, "generation": generation}
     with closing(RendezvousServer()) as server:
-        membership, growth = let_in(
+        membership, growth = admit(
             alone, server, server.address, name, meeting, count, limit_s, about, None
         )
         global_ranks = number_newcomers(alone.global_ranks, growth.places)
@@ -214,9 +214,9 @@ def _come_in(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    """Come into a group that grows."""
+    """Join a group that grows."""
     from unisono.comm.hosts.network import is_networked
-    from unisono.comm.rendezvous.growing import come_in, number_newcomers
+    from unisono.comm.rendezvous.growing import join_growing, number_newcomers
 
     if rank is not None and rank < 0:
         raise ValueError(f"{rank} is not a rank")
@@ -224,11 +224,13 @@ def _come_in(
     if is_networked(store):
         from unisono.comm.hosts import growing
 
-        return Communicator(growing.come_in(store, name, rank, generation, timeout_s, deadline))
-    # one that holds no name: several may wait at once
+        return Communicator(
+            growing.join_growing(store, name, rank, generation, timeout_s, deadline)
+        )
+    # without claiming the name: several may wait at once
     board = _meeting_of_newcomers(name, os.getpid(), store)
     with board as announcements, closing(RendezvousServer()) as server:
-        membership, growth, told = come_in(
+        membership, growth, told = join_growing(
             announcements, server, name, rank, generation, timeout_s, deadline
         )
         global_ranks = number_newcomers(told["global_ranks"], growth.places)
@@ -240,7 +242,7 @@ def _come_in(
 def _join_anywhere(
     name: str, rank: int, size: int, store: Any, timeout_s: float, deadline: Deadline
 ) -> Communicator:
-    """Meet in a store that other hosts reach, too: each meeting has a part of it for itself."""
+    """Meet in a store that other hosts can also reach: each meeting has its own part of it."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     from unisono.comm.rendezvous.roll_call import call_roll
@@ -251,7 +253,7 @@ def _join_anywhere(
         limits: Any = {"timeout_s": timeout_s, "deadline": deadline}
         try:
             return connect(own, rank, size, name=name, in_world=False, **limits)
-        except Departed:  # it may come back, or another in its place
+        except Departed:  # it, or a replacement, may come back
             if not deadline.left_s():
                 raise
 
@@ -264,14 +266,14 @@ def _check_name(name: object) -> None:
     except UnicodeEncodeError:
         is_text = False
     if not is_text:
-        raise ValueError(f"{name!r} is not a name to meet by: it has characters that are not text")
+        raise ValueError(f"{name!r} is not a valid name to meet by: it cannot be encoded as UTF-8")
 
 
 _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
 
 
 def wrap(group: Any) -> Communicator:
-    """The Communicator of another library's process group: the same until that or it is closed."""
+    """The Communicator of another library's process group: the same one until either is closed."""
     from unisono.comm.over_torch.torch_transport import OverTorch
 
     comm = _wrapped.get(group)
@@ -281,9 +283,9 @@ def wrap(group: Any) -> Communicator:
 
 
 def transport_on_gpu(transport: Transport, device: Any, operation: str) -> Transport | None:
-    """What carries out collectives on tensors of this GPU for a group whose own transport does not;
-    all ranks ask with their first such call. None: nothing does. Raises ValueError, on every rank,
-    where their GPUs allow no way."""
+    """The transport for collectives on tensors of this GPU, for a group whose own transport does
+    not support them; all ranks ask with their first such call. None: there is none. Raises
+    ValueError, on every rank, if their GPUs allow none."""
     if not isinstance(transport, SharedMemory):
         return None
     if transport.is_on_one_host:

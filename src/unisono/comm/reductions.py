@@ -1,4 +1,4 @@
-"""Reductions by name, and what they mean for which dtype."""
+"""Reductions by name, and which dtypes they are defined for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PremulSum:
     tensor([1., 1.])
     """
 
-    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
+    # No dataclass: making one takes a millisecond at the start of every process.
 
     def __init__(self, factor: float) -> None:
         self.factor: Final = factor
@@ -53,15 +53,15 @@ REDUCTIONS: tuple[ReductionName, ...] = (
     "bor",
     "bxor",
 )
-"""The names of the reductions; `PremulSum(factor)` is the ninth, "mean" a synonym of "avg"."""
+"""The names of the reductions; `PremulSum(factor)` is the ninth, "mean" an alias of "avg"."""
 
 
 REDUCTION_NAMES = (*REDUCTIONS, "premul_sum", "avg")
-"""By the engine's number. The last is that of TRUNCATED_AVG, which errors call an average."""
+"""By the engine's number. The last one is TRUNCATED_AVG, which errors call an average."""
 
 
 class Reduction:
-    """A reduction as transports have it: the engine's number of it, and a factor."""
+    """A reduction as transports take it: the engine's number, and a factor."""
 
     __slots__ = ("factor", "name", "number")
 
@@ -83,17 +83,16 @@ class Reduction:
 
 
 TRUNCATED_AVG = Reduction("truncated_avg")
-"""For the torch backend, on the engine alone: "avg", and of integers the sum divided, towards
-zero, as NCCL has it. Everywhere else whoever averages integers must say what to do with
-fractions."""
+"""For the torch backend, only on the engine: "avg", and for integers the sum divided, towards
+zero, as in NCCL. Elsewhere a caller who averages integers must decide about fractions."""
 
 _BY_NAME: dict[str, ReductionName] = {name: name for name in REDUCTIONS}
 _BY_NAME |= {"mean": "avg", "prod": "product"}
 
 
 def known_reduction(op: Any) -> NamedReduction | None:
-    """What callers pass as `op`, as a name or a PremulSum; None for what is not a reduction. Names
-    may be written in any case. A torch ReduceOp is known by its name, never by its number, which
+    """What callers pass as `op`, as a name or a PremulSum; None if it is not a reduction. Names
+    are case-insensitive. A torch ReduceOp is identified by its name, not its number, which
     depends on the version of torch."""
     if isinstance(op, str):
         return _BY_NAME.get(op.lower())
@@ -108,7 +107,7 @@ def known_reduction(op: Any) -> NamedReduction | None:
 
 
 def has_meaning(op: str, dtype: str) -> bool:
-    """Whether a reduction means something for a dtype, both by name: csrc/reduce.c's rule."""
+    """Whether a reduction is defined for a dtype, both by name: the rule of csrc/reduce.c."""
     if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
         return False
     if dtype == "bool":
@@ -121,5 +120,5 @@ def has_meaning(op: str, dtype: str) -> bool:
 
 
 def holds(dtype: str, factor: float) -> bool:
-    """Whether a factor can scale numbers of this dtype: integers need a whole one of 64 bits."""
+    """Whether a factor can scale numbers of this dtype: integers need a whole number of 64 bits."""
     return "int" not in dtype or (float(factor).is_integer() and -(2**63) <= factor < 2**63)

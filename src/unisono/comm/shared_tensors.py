@@ -1,8 +1,7 @@
-"""Shared tensors of a Communicator: ordinary tensors in memory that all its ranks have mapped.
+"""Shared tensors of a Communicator: ordinary tensors in memory that all its ranks map.
 
-`Memory` is one allocation of the group's, with a part for each rank. Where the ranks have no memory
-in common there is none, and tensors are ordinary ones: programs run the same everywhere, but for
-`peer`.
+`Memory` is one allocation of the group, with a part for each rank. If the ranks share no memory
+there is none, and tensors are ordinary ones: programs run the same everywhere, except for `peer`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ TensorT = TypeVar("TensorT", bound="Tensor")
 
 
 class Memory:
-    """One allocation of a group, a block of the engine's: a part for each rank, all of which this
-    process can touch. Tensors keep the block alive, not this; it is given back when no rank has a
-    tensor there any more."""
+    """One allocation of a group, a block of the engine: a part for each rank, all of which this
+    process can access. Tensors keep the block alive, not this object; it is freed when no rank
+    has a tensor there any more."""
 
     def __init__(self, block: Block) -> None:
         self._block = block
@@ -37,8 +36,8 @@ class Memory:
     def tensor(
         self, rank: int, offset: int, shape: Sequence[int], dtype: Any, strides: Any = None
     ) -> Tensor:
-        """A tensor, or with a dtype of NumPy's an array, `offset` bytes into the part of a rank;
-        `strides` as those of the same library have them. ValueError: it does not fit in."""
+        """A tensor, or with a NumPy dtype an array, `offset` bytes into the part of a rank;
+        `strides` in the units of the same library. ValueError: it does not fit."""
         start, size = self._block.part(rank)
         if not size:
             raise ValueError(f"rank {rank} has nothing in this memory")
@@ -60,7 +59,7 @@ class Memory:
         return numpy.ndarray(tuple(shape), dtype, array_part, offset, strides)
 
     def find(self, address: int, ranks: int) -> int | None:
-        """How far into a rank's part an address lies; None: in none."""
+        """The offset of an address into its rank's part; None: it is in none."""
         for rank in range(ranks):
             start, size = self._block.part(rank)
             if 0 <= address - self._block.address - start < size:
@@ -81,7 +80,7 @@ def _check_fits(
 
 
 class SharedTensors:
-    """What every Communicator can do with memory of all its ranks."""
+    """What every Communicator can do with memory that its ranks share."""
 
     rank: int
     size: int
@@ -93,17 +92,17 @@ class SharedTensors:
     @overload
     def empty(self, shape: Shape, dtype: DTypeLike) -> Array: ...
     def empty(self, shape: Shape, dtype: Any = None) -> Any:
-        """A tensor of this `shape`, an integer or several, in memory that every rank of the group
-        has mapped; what is in it is not defined. All ranks call. `dtype` is one of torch's, or one
-        of NumPy's for an array; None: torch's default.
+        """Make an uninitialized tensor of this `shape`, an integer or several, in memory that every
+        rank of the group maps. All ranks call it. `dtype` is torch's, or NumPy's for an array; None
+        is torch's default.
 
-        It is an ordinary tensor. Calls to which every rank gives such tensors, whole or slices in
-        one piece, move large ones with one copy less (docs/shared.md); `peer` gives another rank's.
-        The memory is given back when all ranks have dropped their tensors. Where ranks have no
-        memory in common, on several hosts or over torch, the tensor lies in this rank's own.
+        It is an ordinary tensor. Calls to which every rank passes such tensors, whole or as
+        contiguous slices, move large ones with one copy fewer (docs/shared.md); `peer` returns
+        another rank's. The memory is freed when all ranks have dropped their tensors. If the ranks
+        share no memory, on several hosts or over torch, the tensor is in this rank's own memory.
 
-        Raises ValueError or TypeError for a shape or dtype that makes no sense, SegmentError on all
-        ranks where the memory limits of one leave no room.
+        Raises ValueError or TypeError for an invalid shape or dtype, SegmentError on all ranks if
+        the memory limits of one leave no room.
 
         >>> x = comm.empty((2, 3), torch.float32).fill_(comm.rank)
         >>> comm.all_reduce(x)
@@ -127,14 +126,14 @@ class SharedTensors:
         tensor([0., 0.])
         """
         made: Any = self.empty(shape, dtype)
-        made[...] = 0  # memory that was given back comes back zeroed, but ordinary one does not
+        made[...] = 0  # new shared memory is zeroed, but ordinary memory is not
         return made
 
     def peer(self, tensor: TensorT, rank: int) -> TensorT:
-        """Rank `rank`'s memory where `tensor` lies in this rank's: a view of the same shape, over
-        the peer's own elements, where all ranks made theirs in the same call. `tensor` is one of
-        `empty` or `zeros`, or a slice of one. This is no call: nobody else takes part, and
-        `barrier` tells when a peer has written.
+        """A view of rank `rank`'s counterpart of `tensor`, which all ranks made in the same call:
+        the same shape, over the peer's own elements. `tensor` comes from `empty` or `zeros`, or is
+        a slice of one. This is not a collective call: no other rank takes part; use `barrier` to
+        wait until a peer has written.
 
         Raises ValueError for a tensor that is not shared, or that has no counterpart.
 
@@ -142,7 +141,7 @@ class SharedTensors:
         >>> comm.barrier()
         >>> comm.peer(x, 1)[1:]
         tensor([1., 1.])
-        >>> comm.barrier()  # before anybody changes its own again
+        >>> comm.barrier()  # before any rank changes its own again
         """
         if type(rank) is not int or not 0 <= rank < self.size:
             raise ValueError(f"peer on group {self.name}: {rank!r} is not a rank of {self.size}")
@@ -162,7 +161,7 @@ class SharedTensors:
         return mine
 
     def is_shared(self, tensor: Tensor) -> bool:
-        """Whether `tensor` lies in memory that this group shares. Raises TypeError for what is no
+        """Whether `tensor` is in memory that this group shares. Raises TypeError if it is not a
         tensor.
 
         >>> comm.is_shared(comm.zeros(3)), comm.is_shared(torch.zeros(3))
@@ -171,12 +170,12 @@ class SharedTensors:
         return self.transport.find_memory(address_of(tensor)) is not None
 
     def _checked_shape(self, shape: Any, dtype: Any) -> tuple[tuple[int, ...], Any]:
-        """The shape as a tuple and the dtype as its library's own; ValueError and TypeError, once
-        the peers know that this rank will not take part."""
+        """The shape as a tuple and the dtype as its library's own; tells the peers that this
+        rank will not take part before it raises ValueError or TypeError."""
         try:
             lengths = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
             if any(length < 0 for length in lengths):
-                raise ValueError(f"a tensor of shape {lengths}")
+                raise ValueError(f"{lengths} is not the shape of a tensor")
             return lengths, _dtype_of(dtype)
         except (TypeError, ValueError) as error:
             self._refuse("allocate", error)
@@ -186,14 +185,15 @@ class SharedTensors:
 
 
 def check_shareable(comm: SharedTensors, tensor: Any) -> Any:
-    """A tensor or array that can be copied into shared memory; TypeError, once the peers know."""
+    """A tensor or array that fits into shared memory; tells the peers before it raises
+    TypeError."""
     why = None
     if not hasattr(tensor, "dtype") or not hasattr(tensor, "shape"):
         why = f"{type(tensor).__name__} is neither a tensor nor an array"
     elif hasattr(tensor, "device") and hasattr(tensor, "is_cpu") and not tensor.is_cpu:
-        why = f"a tensor on {tensor.device}: shared memory holds tensors of the cpu"
+        why = f"a tensor on {tensor.device} cannot be in shared memory, which holds CPU tensors"
     elif "strided" not in str(getattr(tensor, "layout", "strided")):
-        why = f"{tensor.layout} has no plain memory"
+        why = f"a tensor of layout {tensor.layout} has no plain memory"
     if why:
         comm._refuse("allocate", TypeError(why))
     return tensor
@@ -214,7 +214,7 @@ def _dtype_of(dtype: Any) -> Any:
 
     known = numpy.dtype(dtype)
     if known.hasobject:
-        raise TypeError("Python objects cannot lie in shared memory")
+        raise TypeError("Python objects cannot be in shared memory")
     return known
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Solo(Transport):
-    """A group of one, by the rules of all: it stands for those of GPUs, too."""
+    """A group of one, by the same rules as all others, on GPUs, too."""
 
     devices = ("cpu", "cuda")
     rank = 0
@@ -54,7 +54,7 @@ class Solo(Transport):
         return FinishedWork() if async_op else None
 
     def check_message(self, sends: bool, peer: int | None) -> None:
-        raise ValueError("there is nobody else in a group of one")
+        raise ValueError("a group of one has no other rank to exchange messages with")
 
     def send(self, tensor: Any, peer: int, tag: int) -> NoReturn:
         raise AssertionError  # no message passes the check
@@ -68,9 +68,7 @@ class Solo(Transport):
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         if at_least > 1:
-            text = (
-                f"group {self.name} does not go on: at_least={at_least} is asked for, and it is one"
-            )
+            text = f"group {self.name} cannot continue: it has one rank, at_least={at_least}"
             raise NoQuorum(text, rank=0, group=self.name)
         return Solo(name, self.global_ranks, self.timeout_s)
 
@@ -82,7 +80,7 @@ class Solo(Transport):
         return [integers]
 
     def refuse(self, operation: str) -> None:
-        """There is nobody to tell."""
+        """There are no peers to tell."""
 
     def abort(self, reason: str = "") -> None:
         if self._ending is None:

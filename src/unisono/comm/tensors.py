@@ -1,4 +1,4 @@
-"""Tensors and arrays alike: their types for signatures, their elements and dtypes."""
+"""Tensors and arrays: their types for signatures, their elements and dtypes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def dtype_name(tensor: Any) -> str:
 
 @lru_cache(maxsize=256)
 def name_of_dtype(dtype: Any) -> str:
-    """A dtype by name; remembered, since lists of tensors ask for many and torch is slow here."""
+    """A dtype by name; cached, since lists of tensors need many and torch is slow here."""
     return str(dtype).removeprefix("torch.")
 
 
 def gpu_of(tensors: Any, depth: int = 2) -> torch.device | None:
-    """The first GPU on which a tensor lies, of a list or a list of lists."""
+    """The GPU of the first tensor on one, in a list or a list of lists."""
     if isinstance(tensors, (list, tuple)):
         given = tensors if depth else ()
         return next(filter(None, (gpu_of(tensor, depth - 1) for tensor in given)), None)
@@ -40,7 +40,7 @@ def gpu_of(tensors: Any, depth: int = 2) -> torch.device | None:
 
 
 def address_of(tensor: Any) -> int:
-    """Where the first element of a tensor or array lies. Raises TypeError for what is neither."""
+    """The address of the first element of a tensor or array. Raises TypeError if it is neither."""
     if hasattr(tensor, "data_ptr"):
         return int(tensor.data_ptr())
     if hasattr(tensor, "__array_interface__"):

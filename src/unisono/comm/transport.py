@@ -1,5 +1,5 @@
-"""What a Communicator moves data with. What only some transports can do has a default here that
-says so; callers ask before they use it."""
+"""What a Communicator moves data with. What only some transports support has a default here that
+says so; callers check before they use it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
 
 DEFAULT_TIMEOUT_S = 1800.0
-"""How long a call waits for its peers unless told otherwise."""
+"""How long a call waits for its peers by default."""
 
 
-class NoShortWay:
-    """Stands in where a transport has no engine: every call takes the general way."""
+class NoFastPath:
+    """For transports without an engine: every call takes the general path."""
 
     @staticmethod
     def run(*_: Any) -> int:
@@ -38,8 +38,8 @@ class NoShortWay:
 
 
 class Transport(ABC):
-    """One member of a group, for its Communicator. A transport never refers to that: a group ends
-    when the program drops its last reference."""
+    """One member of a group, for its Communicator. A transport never refers to its Communicator:
+    a group ends when the program drops its last reference."""
 
     rank: int
     size: int
@@ -48,7 +48,7 @@ class Transport(ABC):
     timeout_s: float
     backend: str = "unisono"
     devices: Collection[str] = ("cpu",)
-    """The kinds of devices whose tensors it takes."""
+    """The device types whose tensors it takes."""
 
     is_on_one_host: bool = False
     """Whether its ranks share the memory of one host."""
@@ -56,20 +56,20 @@ class Transport(ABC):
     tags: range = range(2**31 - 1)
     """The tags that a message may have."""
 
-    short: Any = NoShortWay
-    """The engine's group, whose methods carry out a call or say that they have not begun it."""
+    fast_path: Any = NoFastPath
+    """The engine's group, whose methods run a call or say that they have not begun it."""
     exceptions: Any = None
-    """By what the works of the short way raise."""
+    """Makes the exceptions for works of the fast path."""
 
     # -- what every transport does ---------------------------------------------------------------
 
     @abstractmethod
     def run(self, call: Call, async_op: bool) -> Work | None:
-        """Carry out a collective, at once or as a work."""
+        """Run a collective, at once or as a work."""
 
     @abstractmethod
     def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
-        """Return once every rank has called it, or with a work."""
+        """Return once every rank has called it, or return a work."""
 
     @abstractmethod
     def send(self, tensor: Any, peer: int, tag: int) -> None:
@@ -77,19 +77,19 @@ class Transport(ABC):
 
     @abstractmethod
     def recv(self, tensor: Any, peer: int | None, tag: int) -> int:
-        """Who sent what is in the tensor now."""
+        """Receive into the tensor; returns the rank that sent it."""
 
     @abstractmethod
     def isend(self, tensor: Any, peer: int, tag: int) -> Work:
-        """As `send`, but go on at once."""
+        """As `send`, but return at once."""
 
     @abstractmethod
     def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
-        """As `recv`, but go on at once."""
+        """As `recv`, but return at once."""
 
     @abstractmethod
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        """A group of these ranks, one of which is ours; all of them call."""
+        """A group of these ranks, one of which is ours; all of them call it."""
 
     @abstractmethod
     def refuse(self, operation: str) -> None:
@@ -101,61 +101,61 @@ class Transport(ABC):
 
     @abstractmethod
     def ending(self, doing: str) -> GroupError | None:
-        """How the group ended, or None; `doing` is what this rank was about."""
+        """How the group ended, or None; `doing` is what this rank was doing."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
-    # -- what some can do ------------------------------------------------------------------------
+    # -- what some transports do -----------------------------------------------------------------
 
-    def run_short(self, operation: Operation, output: Any, op: Any) -> int:
-        """A blocking call on a GPU's tensor with little around it; ASK_AGAIN: it has not begun."""
+    def run_fast(self, operation: Operation, output: Any, op: Any) -> int:
+        """A blocking call on a GPU tensor with little overhead; ASK_AGAIN: it has not begun."""
         return Status.ASK_AGAIN
 
     run_schedule: Callable[[Call, Schedule, bool], Work | None] | None = None
-    """An all_reduce by a schedule that the engine carries out itself."""
+    """An all_reduce by a schedule that the engine runs itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory in which this rank has so many bytes and which all ranks see, if any; all call."""
+        """Memory that all ranks map, with so many bytes for this rank, or None; all call it."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
-        """The memory in which an address lies, and how far into whose part."""
+        """The memory that contains an address, and the offset into which rank's part."""
         return None
 
     def own_parts(self) -> list[tuple[int, int, int]]:
-        """The memories in which this rank has tensors: the number by which others find each, and
-        where this rank's part begins here and how many bytes it has."""
+        """The memories in which this rank has tensors: the number by which others find each, the
+        address of this rank's part here and its bytes."""
         return []
 
     def memory(self, number: int) -> Memory | None:
-        """The memory of this number, for as long as a rank has a tensor there."""
+        """The memory of this number, as long as a rank has a tensor there."""
         return None
 
     process_group: Any = None
-    """The process group of another library's, where it moves the data."""
+    """The process group of another library, if it moves the data."""
     exchange_integers: Callable[[tuple[int, ...]], list[tuple[int, ...]]] | None = None
-    """Every rank's integers, in rank order; all ranks pass equally many."""
+    """Every rank's integers, in rank order; all ranks pass the same number of them."""
     gather_ragged: Callable[..., Gathered] | None = None
-    """Every rank's tensor in one call, where all are small."""
+    """Every rank's tensor in one call, if all are small."""
 
     def check_call(self, call: Call) -> None:  # noqa: B027
-        """Raise ValueError or TypeError for a call that only this transport cannot carry out."""
+        """Raise ValueError or TypeError for a call that this transport does not support."""
 
     def check_message(self, sends: bool, peer: int | None) -> None:  # noqa: B027
         """The same for a message."""
 
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
-        """Begin many messages of these tensors so that no order among them matters."""
+        """Begin many messages of these tensors so that their order does not matter."""
         return begin()
 
     def decide(self, serial: int, value: int) -> int:
-        """What the first of all members proposed under this serial; in an ended group, too."""
-        raise UnisonoError(f"group {self.name} ({self.backend}) keeps no decisions")
+        """The value that the first member proposed under this serial; also in an ended group."""
+        raise UnisonoError(f"group {self.name} ({self.backend}) does not support decide")
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
-        """A group of this name of those ranks that are left; all of them call."""
+        """A group of this name of the remaining ranks; all of them call it."""
         raise UnisonoError(
             f"group {self.name} ({self.backend}) cannot shrink: only unisono's own groups can"
         )
@@ -168,25 +168,25 @@ class Transport(ABC):
         limit_s: float,
         generation: int,
     ) -> Transport:
-        """A group of this name of all ranks and so many new processes; all ranks call."""
+        """A group of this name of all ranks and so many new processes; all ranks call it."""
         raise UnisonoError(
-            f"group {self.name} ({self.backend}) cannot grow so: unisono's groups can, on several "
-            "hosts by a TCPStore that new processes have, too: grow(store=)"
+            f"group {self.name} ({self.backend}) cannot grow like this: only unisono's own groups "
+            "can, on several hosts with grow(store=) and a TCPStore"
         )
 
     def open_store(self) -> Any:
-        """A torch Store that all ranks reach and nobody else uses; None where they have none."""
+        """A torch Store that only these ranks use; None if they have none."""
         return None
 
     def leave_out(self, members: tuple[int, ...]) -> None:  # noqa: B027
-        """This rank was asked to make a group of these, and is not one of them."""
+        """This rank called split for a group of these members, and is not one of them."""
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        """What to raise because one of these ranks has died, even if not that ended the group."""
         return None
 
     def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
-        """What a status of the short way stands for."""
+        """The exception for a status of the fast path."""
         raise NotImplementedError
 
     def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:

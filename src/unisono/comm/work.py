@@ -1,4 +1,4 @@
-"""Works, handles of operations that may not have finished; and messages that are begun together."""
+"""Works, handles of operations that may not have finished; and messages that start together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
+    from typing_extensions import TypeVar  # Python's own has defaults since 3.13
 
     from unisono.comm.tensors import Tensor
 
@@ -22,8 +22,8 @@ class Work(ABC, Generic[Result_co]):
     """An operation that may not have finished. It keeps its tensors alive until it has.
 
     Works may be waited for in any order and from any thread, or dropped: they finish anyway. To
-    type checkers the work of a function is a `Work[torch.Tensor]`, and no tensor; that of a
-    Communicator's method, whose result lies in its arguments, a `Work[None]`, or `Work` for short.
+    type checkers a function returns a `Work[torch.Tensor]`, which is not a tensor; a Communicator's
+    method, whose result is in its arguments, a `Work[None]`, or `Work` for short.
 
     >>> x = torch.ones(2)
     >>> work = comm.all_reduce(x, async_op=True)
@@ -41,8 +41,8 @@ class Work(ABC, Generic[Result_co]):
         """Return once the operation has finished: the result that the blocking call would have
         returned, None for a Communicator's method.
 
-        Raises what went wrong, and CollectiveTimeout after `timeout_s`; the operation goes on, and
-        may be waited for again, then and after an exception from a signal handler.
+        Raises the operation's error, and CollectiveTimeout after `timeout_s`; then, and after an
+        exception from a signal handler, the operation continues, and you can wait again.
 
         >>> work = unisono.all_gather(torch.tensor(comm.rank), async_op=True)
         >>> work.wait(timeout_s=60)
@@ -51,7 +51,7 @@ class Work(ABC, Generic[Result_co]):
 
     @abstractmethod
     def is_completed(self) -> bool:
-        """Whether it has finished, well or not. This does not wait.
+        """Whether it has finished or failed. This does not wait.
 
         >>> work = comm.barrier(async_op=True)
         >>> work.wait()
@@ -61,7 +61,7 @@ class Work(ABC, Generic[Result_co]):
 
     @abstractmethod
     def exception(self) -> Exception | None:
-        """What went wrong; None if nothing has, or not yet.
+        """The operation's error; None if there is none, or it has not finished.
 
         >>> work = comm.barrier(async_op=True)
         >>> work.wait()
@@ -70,10 +70,10 @@ class Work(ABC, Generic[Result_co]):
         """
 
     def source_rank(self) -> int:
-        """Who sent the message that this work received, as a rank of its group. Raises ValueError
-        if it has not received one.
+        """The rank that sent the message that this work received. Raises ValueError if it has not
+        received one.
 
-        >>> work = comm.irecv(torch.empty(1))  # from anybody
+        >>> work = comm.irecv(torch.empty(1))  # from any rank
         >>> comm.send(torch.ones(1), comm.next)
         >>> work.wait()
         >>> work.source_rank() == comm.prev
@@ -83,7 +83,7 @@ class Work(ABC, Generic[Result_co]):
 
 
 class FinishedWork(Work):
-    """What was over before anybody could wait for it."""
+    """An operation that was over at once."""
 
     def wait(self, timeout_s: float | None = None) -> None:
         return None
@@ -111,7 +111,7 @@ class JoinedWork(Work):
 
 
 def join_works(works: Iterable[Work | None]) -> Work | None:
-    """The works of one call as one; None where the call was carried out at once."""
+    """The works of one call as one; None if the call ran at once."""
     begun = list(works)
     asynchronous = [work for work in begun if work is not None]
     if not asynchronous:
@@ -127,13 +127,13 @@ class Message:
     Message(kind='send', tensor=tensor([1.]), peer=..., tag=0)
     """
 
-    # By hand: to make a dataclass takes a millisecond, and every process pays it as it starts.
+    # No dataclass: making one takes a millisecond at the start of every process.
 
     def __init__(
         self, kind: Literal["send", "recv"], tensor: Tensor, peer: int, tag: int = 0
     ) -> None:
         if kind not in ("send", "recv"):
-            raise ValueError(f'a Message is a "send" or a "recv", not {kind!r}')
+            raise ValueError(f'a Message must be a "send" or a "recv", not {kind!r}')
         self.kind: Final = kind
         self.tensor: Final = tensor
         self.peer: Final = peer
@@ -147,12 +147,12 @@ class Message:
 def check_messages(messages: Any) -> list[Message]:
     """The messages of a batch. Raises TypeError before any of them has begun."""
     if isinstance(messages, Message):
-        raise TypeError("a batch is a list of Messages, not one")
+        raise TypeError("a batch must be a list of Messages, not a single one")
     checked = list(messages)
     for message in checked:
         if not isinstance(message, Message):
             raise TypeError(
-                f"a batch is made of unisono.Message, not of {type(message).__name__}: "
+                f"a batch must contain unisono.Message, not {type(message).__name__}: "
                 'Message("send", tensor, peer) or Message("recv", tensor, peer), where torch has '
                 "P2POp(dist.isend, tensor, peer); here peer is a rank of the group"
             )

@@ -107,7 +107,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _go_over(self, comm: Communicator) -> None:
         """Have this Communicator move the data."""
         self.comm = comm
-        self._run_given: Callable[..., int] = comm.transport.short.run_given
+        self._run_given: Callable[..., int] = comm.transport.fast_path.run_given
         if variables.ALGO.read() is not None:
             self._run_given = functools.partial(run_but_all_reduce, self._run_given)
 

@@ -140,16 +140,16 @@ def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator
     gathering = find("all_gather", "ring").schedule(size)
     with pytest.raises(ValueError, match="not a schedule for reduce_scatter"):
         comm.reduce_scatter(tensor, wide, algorithm=gathering)
-    with pytest.raises(ValueError, match=f"{size + 1} ranks.*this group has {size}"):
+    with pytest.raises(ValueError, match=f"{size + 1} ranks.*group of {size} ranks"):
         comm.all_gather(wide, tensor, algorithm=find("all_gather", "ring").schedule(size + 1))
-    with pytest.raises(ValueError, match="binomial over messages has no async_op here"):
+    with pytest.raises(ValueError, match=r"binomial.* async_op"):
         comm.reduce(tensor, algorithm="binomial", async_op=True)
     if size > 1:
-        with pytest.raises(ValueError, match="the root of this call is 0"):
+        with pytest.raises(ValueError, match="root is 0"):
             comm.broadcast(tensor, 0, algorithm=other_root)
         with pytest.raises(ValueError, match="root 9 is not a rank of a group of 2"):
             comm.broadcast(tensor, 9, algorithm="binomial")
-        with pytest.raises(ValueError, match=r"parts of \[1, 3\] elements.*leave out algorithm="):
+        with pytest.raises(ValueError, match=r"\[1, 3\] elements.*leave out algorithm="):
             comm.all_to_all([tensor[:1], tensor[1:]], [wide[:1], wide[1:4]], algorithm="pairwise")
         with pytest.raises(ValueError, match="share memory"):
             comm.reduce([tensor, tensor], algorithm="binomial")

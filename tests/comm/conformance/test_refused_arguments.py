@@ -68,8 +68,8 @@ def without_plain_memory() -> list[tuple[Any, str]]:
         ),
         (
             resized,
-            "a tensor that ends at byte 24 has a storage of 12, which somebody resized: resize it "
-            "back, or pass another tensor",
+            "the tensor ends at byte 24, but its storage was resized to 12 bytes: resize it back, "
+            "or pass another tensor",
         ),
         (
             numpy.ma.array([1.0, 2.0], mask=[False, True]),
@@ -77,7 +77,7 @@ def without_plain_memory() -> list[tuple[Any, str]]:
         ),
         (3.0, "float is neither a tensor nor an array"),
         ("tensor", "str is neither a tensor nor an array"),
-        (None, "None in place of a tensor"),
+        (None, "None was passed instead of a tensor"),
     ]
 
 
@@ -103,7 +103,7 @@ def test_what_is_not_plain_memory_is_refused_for_one_reason(comm: Communicator) 
             (comm.scatter, (tensor, wide if comm.rank == 0 else None)),
         ]:
             text = str(refused_by(call, *arguments)).removesuffix(" or cuda").removesuffix(" cpu")
-            text = text.partition(", the input of comm.")[0]  # what follows is a hint
+            text = text.partition(" as the input of comm.")[0]  # what follows is a hint
             assert text == f"{call.__name__} on group {comm.name}: {why}"
     assert_usable(comm)
 
@@ -131,7 +131,7 @@ def test_roots_ops_and_parts_that_make_no_sense_are_refused(comm: Communicator) 
         refused_for(uneven, comm.all_gather, torch.zeros(2 * size + 1), tensor)
     refused_for(own.format(2, 3), comm.all_gather, torch.zeros(3 * size), tensor)
     refused_for(own.format(2, 3), comm.reduce_scatter, torch.zeros(3), wide)
-    too_many = f"a list of {size + 1} tensors in a group of {size} ranks"
+    too_many = f"the list has {size + 1} tensors, but the group has {size} ranks"
     refused_for(too_many, comm.all_gather, [tensor] * (size + 1), tensor)
     refused_for(too_many, comm.reduce_scatter, tensor, [tensor] * (size + 1))
     refused_for(too_many, comm.all_to_all, wide, [tensor] * (size + 1))
@@ -142,19 +142,19 @@ def test_roots_ops_and_parts_that_make_no_sense_are_refused(comm: Communicator) 
     mixed = [tensor.double() if r == rank else tensor.clone() for r in range(size)]
     of_one_call = "the tensors of one call have different dtypes"
     refused_for(of_one_call if size > 1 else dtypes, comm.all_gather, mixed, tensor)
-    refused_for("1 outputs for 2 inputs", comm.all_gather, [wide], [tensor, tensor])
-    lists = "a coalesced call takes a list on both sides"
+    refused_for("1 outputs were passed for 2 inputs", comm.all_gather, [wide], [tensor, tensor])
+    lists = "a coalesced call needs a list on both sides"
     refused_for(lists, comm.all_gather, wide, [tensor])
     refused_for(lists, comm.reduce_scatter, [tensor], wide)
     memory = torch.zeros(2 * size + 1)
     twice = (
-        "tensors 0 and 1 of the list share memory, and each would go into the other: pass a tensor "
-        "once, or clones"
+        "tensors 0 and 1 of the list share memory, so each result would overwrite the other: pass "
+        "each tensor once, or clones"
     )
     refused_for(twice, comm.all_reduce, [tensor, tensor])
     refused_for(twice, comm.all_reduce, [tensor, tensor.view(torch.int32)])
     refused_for(
-        "output and input share memory, and not as the same part of both in place: pass a .clone() "
+        "output and input share memory, but not as the same part of both in place: pass a .clone() "
         "of the input",
         comm.all_to_all,
         memory[1:],

@@ -1,4 +1,4 @@
-"""The all_reduce of CUDA tensors, the call that counts: as little as possible around it."""
+"""The all_reduce of CUDA tensors, the most frequent call, with as little overhead as possible."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ALL_REDUCE = Operation.ALL_REDUCE
 
 
 class AllReduces:
-    """One tensor goes a short way: the engine's own comparison is its meeting."""
+    """A single tensor takes a fast path: the engine's own comparison is its meeting."""
 
     def __init__(self, calls: CudaCalls) -> None:
         self._calls = calls
         self._combiners: dict[str, Callable[[torch.Tensor], None]] = {}
 
     def run_plain(self, tensor: Any, op: Any) -> int:
-        """One small tensor in one piece, by a reduction with a plain name. A status."""
+        """One small contiguous tensor, by a reduction with a plain name. Returns a status."""
         calls = self._calls
         if (
             type(op) is not str
@@ -54,7 +54,7 @@ class AllReduces:
         return Status.OK
 
     def run_small(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
-        """Of any layout, as a work too: ranks may differ in these."""
+        """Of any layout, also as a work: ranks may differ in both."""
         calls = self._calls
 
         def job() -> None:
@@ -78,7 +78,7 @@ class AllReduces:
         return combine
 
     def run_large(self, tensor: torch.Tensor, op: Reduction, async_op: bool) -> Work | None:
-        """The engine compares the calls, and a region per rank is told."""
+        """The engine compares the calls, and each rank publishes a region."""
         calls = self._calls
         group = calls.engine.group
         dtype = dtype_name(tensor)
@@ -98,7 +98,7 @@ class AllReduces:
             if status:
                 raise calls.engine.call_error(status, _ALL_REDUCE, op, tensor)
             status = Status.ABORTED
-            group.record_cover(True)  # what follows are parts of this call
+            group.record_cover(True)  # the calls below are parts of this one
             try:
                 memory = self._tell_regions(call, row)
                 if not calls.conducted(call, lambda: [task], memory, stream):
@@ -113,7 +113,7 @@ class AllReduces:
         return calls.carry_out(call, job, [tensor], async_op, leaves_record=True)
 
     def _tell_regions(self, call: AnnouncedCall, row: torch.Tensor) -> list[RankMemory]:
-        """Where everybody's row lies, after a meeting in which all have said the same."""
+        """Where each rank's row lies, after a meeting in which all calls matched."""
         calls = self._calls
         mine = calls.describe([row], row.nbytes)
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)

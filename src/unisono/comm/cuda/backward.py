@@ -1,8 +1,8 @@
-"""Works that begin in a backward pass: they are carried out at its end, together.
+"""Works that start in a backward pass: they run together at its end.
 
-On a GPU that ranks share they take turns to compute. A call in the midst of a pass has every rank
-wait until the others have had theirs; at the end nobody computes any more. What could be hidden
-behind the pass, on a GPU of one's own, would be little: the call is the GPU's work, too.
+Ranks that share a GPU take turns to compute. A call in the middle of a pass would make every rank
+wait for the others' turns; at the end no rank computes any more. Overlap with the pass would gain
+little anyway: the call itself also runs on the GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.comm.work import Work
 
 
 def in_backward() -> bool:
-    """Whether this thread is in the midst of a backward pass."""
+    """Whether this thread is in a backward pass."""
     current: Any = torch._C
     return current._current_graph_task_id() != -1 and current._current_autograd_node() is not None
 
@@ -32,7 +32,7 @@ class WorksOfBackward:
         return bool(self._waiting)
 
     def add(self, begin: Callable[[], Work]) -> Work:
-        """The work of what `begin` begins, at the end of the pass or when somebody waits for it."""
+        """A work for what `begin` starts at the end of the pass, or when it is waited for."""
         work = WorkOfBackward(self.begin_all, begin)
         if not self._waiting:
             engine: Any = torch.autograd.Variable._execution_engine
@@ -41,9 +41,9 @@ class WorksOfBackward:
         return work
 
     def begin_all(self) -> None:
-        """Begin them, in their order. Whoever calls anything else must do this first, so that the
-        ranks' calls meet in the order of the program. Raises what went wrong with the first that
-        could not begin; those behind it have failed by the same."""
+        """Start them, in order. Every other call must do this first, so that the ranks' calls
+        meet in program order. Raises the error of the first that could not start; those after it
+        fail with the same error."""
         while self._waiting:
             work = self._waiting.popleft()
             try:
@@ -56,7 +56,7 @@ class WorksOfBackward:
 
 
 class WorkOfBackward(Work):
-    """What is begun later: whoever asks after it begins it."""
+    """A work that starts later: the first query starts it."""
 
     __slots__ = ("_begin_all", "begin", "begun", "error")
 

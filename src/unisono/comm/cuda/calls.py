@@ -1,7 +1,7 @@
-"""What every call on CUDA tensors goes through: its meeting, its way, its end.
+"""The stages of every call on CUDA tensors: meeting, choice of path, end.
 
-Every call begins with a meeting in the group's engine, marked as one of GPU tensors: so what
-differs between ranks, a CPU tensor on one of them too, raises on all before any output changes.
+Every call begins with a meeting in the group's engine, marked as one of GPU tensors: so any
+difference between ranks, even a CPU tensor on one, raises on all before any output changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unisono.comm.cuda.backward import WorksOfBackward, in_backward
 from unisono.comm.cuda.conducting import CONDUCTOR, Orchestra, Task
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.cuda.regions import ExportedMemory, RankMemory, decode_memory, encode_memory
-from unisono.comm.cuda.staging import RELAY_BYTES, Relay, Staging
+from unisono.comm.cuda.staging import RELAY_BYTES, PinnedStaging, Relay
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.on_rows.announced_calls import (
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from unisono.comm.shared_memory.memory_transport import SharedMemory
 
 STAGED_BYTES = 512 << 10
-"""What moves no more than this goes through pinned memory: a turn of every rank on the GPU takes
-longer."""
+"""Calls that move at most this much go through pinned memory: a turn of every rank on the GPU
+would take longer."""
 
 _PINNED_BYTES = 8 * STAGED_BYTES
 _OUTCOME_BYTES = 256
@@ -55,8 +55,8 @@ is_capturing: Any = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: 
 
 
 class CudaCalls:
-    """How the calls of one rank on the GPU that it shares with its group are carried out: in pinned
-    memory, or where the driver allows it by one rank in everybody's memory (`orchestra`; None: all
+    """How the calls of one rank run on the GPU that it shares with its group: in pinned memory
+    or, where the driver allows it, by one rank in all ranks' memory (`orchestra`; None: all
     calls are staged). `engine` is the group's shared memory."""
 
     def __init__(
@@ -71,9 +71,9 @@ class CudaCalls:
         self.size = engine.size
         self.name = engine.name
         self.device = device
-        self.staging = Staging(driver, _PINNED_BYTES)
+        self.staging = PinnedStaging(driver, _PINNED_BYTES)
         self._driver = driver
-        self._relays: list[Relay | None] = []  # one, once it was needed
+        self._relays: list[Relay | None] = []  # one, once it is needed
         self.orchestra = orchestra
         self._exported = ExportedMemory(driver)
         self._has_warned = False
@@ -115,12 +115,12 @@ class CudaCalls:
 
     @contextlib.contextmanager
     def _one_call(self, operation: str) -> Iterator[None]:
-        """One call at a time, on this group's GPU; the others hear of its failure."""
+        """One call at a time, on this group's GPU; if it fails, the others are told."""
         with self.lock, torch.cuda.device(self.device), self._told_of_failure(operation):
             yield
 
     def _record(self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]) -> None:
-        """Carry out a call that leaves one record, the engine's calls in its course none."""
+        """Run a call with one record; the engine's calls within it leave none."""
         group = self.engine.group
         dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
         size_bytes = bytes_given(call, tensors, self.size)
@@ -137,15 +137,15 @@ class CudaCalls:
 
     @contextlib.contextmanager
     def _told_of_failure(self, what: str) -> Iterator[None]:
-        """A rank that cannot go on, since its GPU has no memory left or has failed, ends the group,
-        so that nobody waits for it."""
+        """A rank that cannot continue, because its GPU is out of memory or has failed, ends the
+        group, so that no rank waits for it."""
         try:
             yield
         except (GroupError, ValueError, TypeError):
             raise
         except (DriverError, RuntimeError) as error:  # torch's OutOfMemoryError is one
             reason = str(error).strip().partition("\n")[0]
-            self.engine.abort(f"rank {self.rank} could not carry out {what} on its GPU: {reason}")
+            self.engine.abort(f"rank {self.rank} could not run {what} on its GPU: {reason}")
             if self.orchestra and _has_failed(self.device):
                 self.orchestra.release()
             raise
@@ -159,8 +159,8 @@ class CudaCalls:
         staged: Callable[[], None],
         conductor: int = CONDUCTOR,
     ) -> None:
-        """Meet the others; then let the conductor follow the plan where much is to be moved and all
-        can be reached, and otherwise take the way through pinned memory."""
+        """Meet the others; then let the conductor follow the plan if the call is large and it
+        can open all memory; otherwise go through pinned memory."""
         stream = self.stream()
         if self.orchestra is not None:
             self.orchestra.arrive(stream, conductor)
@@ -180,8 +180,8 @@ class CudaCalls:
         stream: int,
         conductor: int = CONDUCTOR,
     ) -> bool:
-        """Whether the conductor carries out a call in everybody's memory: it could open all of it,
-        and has given its stream the work. The same on all ranks."""
+        """Whether the conductor runs a call in all ranks' memory: it could open all of it, and
+        has queued the work on its stream. The same on all ranks."""
         orchestra = self.orchestra
         if orchestra is None:
             return False
@@ -208,8 +208,8 @@ class CudaCalls:
         return True
 
     def relayed(self, call: AnnouncedCall, rows: Rows, root: int) -> bool:
-        """Whether a large broadcast was carried out in pinned memory that all ranks have in common:
-        the driver lets each of them have it."""
+        """Whether a large broadcast ran through pinned memory that all ranks share: the driver
+        lets each of them use it."""
         if sum(row.nbytes for row in rows) <= STAGED_BYTES:
             return False
         if not self._relays:
@@ -236,7 +236,7 @@ class CudaCalls:
     def _meet(
         self, call: AnnouncedCall, rows: Rows, moved_bytes: int, conductor: int
     ) -> tuple[list[RankMemory], list[AnnouncedCall]]:
-        """What everybody brings. Raises CollectiveMismatch where the calls differ."""
+        """The memory of each rank. Raises CollectiveMismatch if the calls differ."""
         mine = self.describe(rows, moved_bytes)
         said = encode_call(call, self.size)
         length = said.numel()
@@ -255,7 +255,7 @@ class CudaCalls:
     def read_memory(
         self, told: Any, most_regions: int, conductor: int = CONDUCTOR
     ) -> list[RankMemory]:
-        """What everybody brings, from a row of bytes each; the others need no addresses."""
+        """The memory of each rank, from a row of bytes; only the conductor needs addresses."""
         wanted = most_regions if self.rank == conductor else 0
         memory = [decode_memory(row.tobytes(), wanted) for row in told]
         if self.orchestra is not None:
@@ -263,7 +263,7 @@ class CudaCalls:
         return memory
 
     def _end(self, error: CollectiveMismatch) -> NoReturn:
-        """All ranks have seen this: the group ends by it on each of them."""
+        """All ranks have detected this: it ends the group on each of them."""
         exceptions = self.engine.exceptions
         if exceptions.cause is None:
             exceptions.cause = error
@@ -271,16 +271,16 @@ class CudaCalls:
         raise exceptions.failure(error.args[0])
 
     def describe(self, rows: Sequence[torch.Tensor], moved_bytes: int) -> RankMemory:
-        """What the others are told of this rank's rows."""
+        """What the others need to know about this rank's rows."""
         places = [(row.data_ptr(), row.nbytes) for row in rows]
         return self._exported.describe(places, moved_bytes, self.orchestra is not None)
 
     def warn_of_staging(self, why: str) -> None:
-        """Rank 0 says once that large calls are slow."""
+        """Rank 0 warns once that large calls are slow."""
         if self.rank == 0 and not self._has_warned:
             _log.warning(
-                "unisono: large calls on CUDA tensors go through the CPU's memory, for the driver "
-                "does not let processes open each other's (%s). MIG and sandboxes are known "
+                "unisono: large calls on CUDA tensors go through CPU memory, because the driver "
+                "does not let processes open each other's memory (%s). MIG and sandboxes are known "
                 "reasons: docs/cuda.md",
                 why,
             )
@@ -295,16 +295,16 @@ class CudaCalls:
         root: int,
         op: Reduction | None = None,
     ) -> None:
-        """A call of the engine in the course of one of ours."""
+        """A call of the engine as part of one of ours."""
         reduction = (None,) if op is None else (op.number, op.factor)
         status = self.engine.group.run(operation, output, input, root, *reduction)
         if status:
             raise self.engine.call_error(status, Operation[call.operation.upper()], op, input)
 
     def close(self) -> None:
-        """Give back what calls on CUDA tensors needed."""
+        """Release what calls on CUDA tensors needed."""
         with contextlib.suppress(RuntimeError):  # the GPU may have failed
-            torch.cuda.synchronize(self.device)  # others' memory may still be in use
+            torch.cuda.synchronize(self.device)  # peers' memory may still be in use
         opened = [each for each in (self.orchestra, *self._relays) if each is not None]
         self.orchestra, self._relays = None, []
         for each in opened:
@@ -313,7 +313,7 @@ class CudaCalls:
 
 
 def _has_failed(device: Any) -> bool:
-    """Whether a GPU does nothing any more for this process."""
+    """Whether a GPU no longer works for this process."""
     try:
         torch.cuda.current_stream(device).query()
     except RuntimeError:

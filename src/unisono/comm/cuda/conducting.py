@@ -1,9 +1,9 @@
-"""Large calls: one rank, their conductor, carries them out in everybody's memory.
+"""Large calls: one rank, their conductor, runs them in all ranks' memory.
 
 Every process that computes on a shared GPU waits for its turn, so only one does. Each rank's stream
-raises a flag behind what it has to do so far, and the rank tells where its rows lie. The conductor
-has its stream wait for those flags, gives it the work, and has it raise the flag that the others'
-streams wait for. Processes wait for each other's calls only, never for the GPU.
+raises a flag after its work so far, and the rank publishes where its rows lie. The conductor's
+stream waits for those flags, does the work, and raises the flag that the others' streams wait for.
+Processes wait only for each other's calls, never for the GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from unisono.comm.reductions import Reduction
 from unisono.comm.shared_tensors import Memory
 
 CONDUCTOR = 0
-"""Its rank, where a call does not choose another."""
+"""Its rank, unless a call chooses another."""
 
 _NUMBERS = 1 << 32
-"""Of calls, which then begin anew."""
+"""Of calls; then they start over."""
 
 _LINE_BYTES = 64  # of the engine's flags
 _RELEASED = 1 << 30
@@ -40,7 +40,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Task:
-    """Copy `size` bytes from a place to others, or reduce rows of so many from several."""
+    """Copy `size` bytes from one place to others, or reduce rows of that size from several."""
 
     sources: Sequence[Place]
     targets: Sequence[Place]
@@ -68,13 +68,13 @@ def flags_bytes(size: int) -> int:
 class Flags:
     """How streams of several processes wait for each other: a number per rank, in the CPUs' memory.
 
-    A stream that has come to a call writes the call's number to its rank's flag, and streams of
-    other processes wait until it is there. CUDA's own means, events between processes, would let a
-    stream wait for ever for a process that has died; the flag of such a rank is raised by the
-    engine, which watches the processes, and whoever waits goes on.
+    A stream that reaches a call writes the call's number to its rank's flag, and streams of other
+    processes wait until it is there. With CUDA's own events between processes a stream would wait
+    forever for a process that has died; here the engine, which watches the processes, raises the
+    flag of a dead rank, and the waiting streams continue.
 
-    They lie at the beginning of rank 0's part of `memory`. Raises DriverError where the GPU cannot
-    have it."""
+    They lie at the beginning of rank 0's part of `memory`. Raises DriverError if the GPU cannot
+    map it."""
 
     def __init__(self, driver: Driver, group: Group, rank: int, size: int, memory: Memory) -> None:
         self._driver = driver
@@ -86,16 +86,16 @@ class Flags:
         self._number = 0
         self._stream: int | None = None
         try:
-            self.write(0, 0)  # a driver that cannot do it says so now
-            driver.synchronize(0)  # or this 0 might come after another stream's number
+            self.write(0, 0)  # fails now if the driver does not support it
+            driver.synchronize(0)  # or this 0 might overwrite another stream's number
         except DriverError:
             self._memory.close()
             raise
         group.set_flags(self._memory.address)
 
     def write(self, stream: int, number: int) -> None:
-        """This rank's flag comes to `number` once the stream has come here. Calls may come on
-        different streams: their numbers appear in order all the same."""
+        """This rank's flag becomes `number` once the stream gets here. Calls may be on different
+        streams: their numbers still appear in order."""
         mine = self._first + self._rank * _LINE_BYTES
         if self._stream is not None and stream != self._stream:
             self._driver.await_flag(stream, mine, self._number)
@@ -103,15 +103,15 @@ class Flags:
         self._stream, self._number = stream, number
 
     def wait(self, stream: int, rank: int, number: int) -> None:
-        """Let the stream go on once a rank's flag has come to `number`, or the rank has died."""
+        """Let the stream continue once a rank's flag has reached `number`, or the rank has died."""
         self._driver.await_flag(stream, self._first + rank * _LINE_BYTES, number)
 
     def release(self) -> None:
-        """This rank's GPU has failed, and will write nothing any more: let the others go on."""
+        """This rank's GPU has failed, and will not write any more: let the others continue."""
         self._shared[self._rank, 0] += numpy.uint32(_RELEASED)
 
     def close(self) -> None:
-        """Give the memory back; the stream has no more use for it."""
+        """Release the memory; the stream no longer uses it."""
         self._group.set_flags(0)
         with contextlib.suppress(DriverError):  # the GPU may have failed
             self._memory.close()
@@ -135,13 +135,13 @@ class Orchestra:
         return [owner for rank, owner in enumerate(self._owners) if rank != self._rank]
 
     def arrive(self, stream: int, conductor: int = CONDUCTOR) -> None:
-        """What the stream has to do so far comes before this call."""
+        """Work queued on the stream so far comes before this call."""
         self._number = (self._number + 1) % _NUMBERS
         if self._rank != conductor:
             self._flags.write(stream, self._number)
 
     def forget(self, memory: Sequence[RankMemory]) -> None:
-        """Close what its owner has freed."""
+        """Close mappings of memory that its owner has freed."""
         for owner, brought in zip(self._owners, memory, strict=True):
             if brought.gone:
                 self._mappings.forget(owner, brought.gone)
@@ -149,7 +149,7 @@ class Orchestra:
     def locate(
         self, memory: Sequence[RankMemory], tasks: Sequence[Task]
     ) -> list[tuple[Task, list[int]]]:
-        """On the conductor: where the tasks' memory lies in this process. Raises DriverError where
+        """On the conductor: where the tasks' memory lies in this process. Raises DriverError if
         some of it cannot be opened."""
         begin = functools.cache(functools.partial(self._address, memory))
         return [
@@ -162,8 +162,8 @@ class Orchestra:
         ]
 
     def conduct(self, located: Sequence[tuple[Task, list[int]]], stream: int) -> None:
-        """On the conductor: give the stream the tasks of a call, between everybody's arrival and
-        the flag that the others wait for."""
+        """On the conductor: queue the tasks of a call on the stream, after all ranks' arrival
+        and before the flag that the others wait for."""
         for rank in range(len(self._owners)):
             if rank != self._rank:
                 self._flags.wait(stream, rank, self._number)
@@ -186,17 +186,17 @@ class Orchestra:
         return self._mappings.address_of(self._owners[rank], region)
 
     def follow(self, stream: int, conductor: int = CONDUCTOR) -> None:
-        """On the others, once the conductor has done its part: what the stream is given next comes
+        """On the others, once the conductor has done its part: later work on the stream comes
         after the call."""
         if self._rank != conductor:
             self._flags.wait(stream, conductor, self._number)
 
     def release(self) -> None:
-        """This rank's GPU has failed: nobody shall wait for its stream."""
+        """This rank's GPU has failed: let no rank wait for its stream."""
         self._flags.release()
 
     def close(self) -> None:
-        """Give flags and mappings back."""
+        """Release flags and mappings."""
         self._flags.close()
         for owner in self._others():
             self._mappings.leave(owner)

@@ -1,5 +1,5 @@
-"""The collectives of a group on CUDA tensors: what the conductor does for each, and what is done in
-pinned memory where little moves."""
+"""The collectives of a group on CUDA tensors: what the conductor does for each, and how small
+ones run in pinned memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from unisono.errors import GroupError
 
 
 class Cuda(RowTransport):
-    """A rank of a group of one host, for its collectives on tensors of a GPU that all share. What
-    concerns the group as a whole, its shared memory does."""
+    """A rank of a group of one host, for collectives on tensors of a GPU that all ranks share.
+    The group's shared memory does what concerns the group as a whole."""
 
     devices = ("cuda",)
 
@@ -49,7 +49,7 @@ class Cuda(RowTransport):
         """How long a call waits for its peers."""
         return self._engine.timeout_s
 
-    def run_short(self, operation: Operation, output: Any, op: Any) -> int:
+    def run_fast(self, operation: Operation, output: Any, op: Any) -> int:
         if operation != Operation.ALL_REDUCE:
             return Status.ASK_AGAIN
         return self._all_reduces.run_plain(output, op)
@@ -61,12 +61,12 @@ class Cuda(RowTransport):
         if others:
             raise ValueError(
                 f"tensors on {', '.join(sorted(others))} in a group whose CUDA calls are on "
-                f"{self._calls.device}: a rank keeps to one GPU"
+                f"{self._calls.device}: a rank must use one GPU"
             )
         if is_capturing():
             raise ValueError(
-                "a CUDA graph is being captured: the ranks' calls meet on their CPUs, which a "
-                "graph cannot hold; call it outside of the capture"
+                "a CUDA graph is being captured: the ranks' calls meet on the CPU, which a graph "
+                "cannot capture; make the call outside the capture"
             )
 
     def run(self, call: Call, async_op: bool) -> Work | None:
@@ -75,7 +75,7 @@ class Cuda(RowTransport):
             assert op is not None
             if 0 < tensor.nbytes <= STAGED_BYTES:
                 return self._all_reduces.run_small(tensor, op, async_op)
-            # the engine does not compare factors of what is large
+            # the engine does not compare factors of large calls
             is_plain = op.name != "premul_sum" and has_kernel(op.name, dtype_name(tensor))
             if tensor.nbytes and is_plain and self._calls.orchestra:
                 return self._all_reduces.run_large(tensor, op, async_op)
@@ -100,7 +100,7 @@ class Cuda(RowTransport):
     def meet(self, call: AnnouncedCall) -> None:
         self._engine.barrier(None, False)
 
-    # -- the group, which is its shared memory's -------------------------------------------------
+    # -- the group: done by its shared memory ----------------------------------------------------
 
     def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
         return self._engine.barrier(timeout_s, async_op)
@@ -118,7 +118,7 @@ class Cuda(RowTransport):
         return self._engine.split(members, name)
 
     def send(self, tensor: Any, peer: int, tag: int) -> NoReturn:
-        raise AssertionError  # messages of CUDA tensors are the Communicator's to stage
+        raise AssertionError  # the Communicator stages messages of CUDA tensors
 
     recv = isend = irecv = send  # type: ignore[assignment]
 
@@ -199,8 +199,8 @@ class Cuda(RowTransport):
                 self._staging.give(whole, host)
                 copy_into(whole, moved)
 
-        # A trainer's weights stay where they are, and an engine has two copies: so who conducts is
-        # one that receives, and opens the weights once.
+        # A trainer's weights stay in place, while an engine has two copies: so a receiver conducts,
+        # and opens the weights once.
         conductor = (root + 1) % self.size
         self._calls.follow(call, moved, sum(row.nbytes for row in moved), plan, staged, conductor)
         if self.rank != root:

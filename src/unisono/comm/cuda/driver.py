@@ -1,7 +1,7 @@
 """The CUDA driver as we use it: the only module that imports cuda-bindings.
 
-torch's CUDA wheels bring cuda-bindings along. Addresses, streams, events and functions are plain
-numbers here. Whatever the driver refuses is a DriverError.
+torch's CUDA wheels include cuda-bindings. Addresses, streams, events and functions are plain
+numbers here. Errors of the driver are raised as DriverError.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 COPY_ENGINE_BYTES = 32 << 10
-"""From so many bytes on the driver gives a copy to the device to the copy engine by itself. Below,
-it computes it, and a process that computes must wait for its turn on a GPU that it shares (140 us
-for each process), unless the copy has several rows with a gap between them."""
+"""From this many bytes on the driver itself uses the copy engine for a copy to the device.
+Below, it uses a kernel, and a process that runs kernels must wait for its turn on a shared GPU
+(140 us for each process), unless the copy has several rows with a gap between them."""
 
 
 class DriverError(RuntimeError):
@@ -28,14 +28,13 @@ class DriverError(RuntimeError):
 
 
 class DriverMissing(RuntimeError):
-    """There is no cuda-bindings that could be used here, and why."""
+    """cuda-bindings cannot be used here; the text says why."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A piece of a GPU's memory as the driver gave it out, or several, one behind the other, as
-    torch's expandable segments have them. `number` is no other's in this process, also after it
-    was freed."""
+    """A piece of GPU memory as the driver allocated it, or several contiguous ones, as in
+    torch's expandable segments. `number` is unique in this process, even after it was freed."""
 
     base: int
     size: int
@@ -62,10 +61,10 @@ class Driver:
         self._write = cu.cuStreamWriteValue32
         self._await = cu.cuStreamWaitValue32
         self._attribute_of = cu.cuPointerGetAttribute
-        self._reserved: dict[int, int] = {}  # sizes of what `open_pieces` has opened
+        self._reserved: dict[int, int] = {}  # sizes of memory opened by `open_pieces`
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """What a function of the driver returns beside its status."""
+        """What a function of the driver returns besides its status."""
         status, *results = getattr(self._cu, name)(*arguments)
         if status != self._success:
             raise DriverError(name, getattr(status, "name", str(status)))
@@ -87,7 +86,7 @@ class Driver:
     # -- memory ----------------------------------------------------------------------------------
 
     def allocation_of(self, address: int, size: int = 1) -> Allocation:
-        """What so many bytes lie in, from an address on. Raises DriverError where nothing does."""
+        """The allocation that contains these bytes. Raises DriverError if there is none."""
         pieces = self.pieces_of(address, size)
         if len(pieces) == 1:
             return pieces[0]
@@ -96,7 +95,7 @@ class Driver:
         return Allocation(begin, end - begin, number)
 
     def pieces_of(self, address: int, size: int) -> list[Allocation]:
-        """The same, as the driver gave it out."""
+        """The same, as the driver allocated it."""
         pieces: list[Allocation] = []
         at = address
         while at < address + size:
@@ -113,7 +112,7 @@ class Driver:
         return Allocation(int(base), int(size), number)
 
     def export_memory(self, base: int) -> bytes:
-        """By what another process can open an allocation, unless it is of an expandable segment."""
+        """A handle of an allocation for other processes, unless it is in an expandable segment."""
         return bytes(self._call("cuIpcGetMemHandle", base).reserved)
 
     def open_memory(self, handle: bytes) -> int:
@@ -124,7 +123,7 @@ class Driver:
         return int(self._call("cuIpcOpenMemHandle", given, lazily))
 
     def close_memory(self, base: int) -> None:
-        """Let go of another process's allocation."""
+        """Close another process's allocation."""
         size = self._reserved.pop(base, 0)
         if not size:
             self._call("cuIpcCloseMemHandle", base)
@@ -133,7 +132,7 @@ class Driver:
         self._call("cuMemAddressFree", base, size)
 
     def has_descriptors(self, base: int) -> bool:
-        """Whether memory there is not for `export_memory`, but for `export_piece`."""
+        """Whether memory there needs `export_piece` instead of `export_memory`."""
         kinds = self._cu.CUpointer_attribute
         whole, allowed = (
             int(self._call("cuPointerGetAttribute", kind, base))
@@ -153,8 +152,8 @@ class Driver:
             self._call("cuMemRelease", piece)
 
     def open_pieces(self, size: int, pieces: Iterable[tuple[int, int]]) -> int:
-        """Where another process's pieces lie in this one, one behind the other. Each comes as a
-        descriptor and its size, and all have `size`."""
+        """Map another process's pieces into this one, one after the other; returns the address.
+        Each is a descriptor and its size, `size` in total."""
         cu = self._cu
         base = at = int(self._call("cuMemAddressReserve", size, 0, 0, 0))
         try:
@@ -163,7 +162,7 @@ class Driver:
                 try:
                     self._call("cuMemMap", at, extent, 0, piece, 0)
                 finally:
-                    self._call("cuMemRelease", piece)  # what is mapped stays
+                    self._call("cuMemRelease", piece)  # the mapping stays
                 at += extent
             access = cu.CUmemAccessDesc()
             access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -186,7 +185,7 @@ class Driver:
         return self._call("cuCtxGetCurrent")
 
     def use_context(self, context: Any) -> None:
-        """Have another thread's context in the calling one."""
+        """Use another thread's context in the calling one."""
         self._call("cuCtxSetCurrent", context)
 
     def open_host_memory(self, address: int, size: int) -> int:
@@ -202,23 +201,21 @@ class Driver:
     # -- streams ---------------------------------------------------------------------------------
 
     def synchronize(self, stream: int) -> None:
-        """Return once a stream has done all that it was given."""
+        """Return once a stream has done all its work."""
         self._check("cuStreamSynchronize", self._synchronize(stream))
 
     def write_flag(self, stream: int, flag: int, value: int) -> None:
-        """Write a number of 32 bits once the stream has done all that it was given so far, and
-        everybody sees what it has written."""
+        """Write a 32-bit number once the stream has done all its work so far, visible to all."""
         self._check("cuStreamWriteValue32", self._write(stream, flag, value, 0))
 
     def await_flag(self, stream: int, flag: int, value: int) -> None:
-        """Let the stream go on once a number has come to `value`; where 32 bits end, it goes on
-        from 0."""
+        """Let the stream continue once a number has reached `value`; it wraps around at 32 bits."""
         self._check("cuStreamWaitValue32", self._await(stream, flag, value, 0))
 
     # -- copies ----------------------------------------------------------------------------------
 
     def copy_to_host(self, host: int, device: int, size: int, stream: int) -> None:
-        """From the GPU to pinned memory: always the copy engine's."""
+        """From the GPU to pinned memory: always by the copy engine."""
         self._check("cuMemcpyDtoHAsync", self._to_host(host, device, size, stream))
 
     def copy_to_device(self, device: int, host: int, size: int, stream: int) -> None:
@@ -228,8 +225,8 @@ class Driver:
     def copy_rows_to_device(
         self, device: int, host: int, width: int, height: int, stream: int
     ) -> None:
-        """From rows in pinned memory, with a gap of their width behind each, to the GPU, where they
-        lie behind each other. Two rows or more are the copy engine's, however short."""
+        """From rows in pinned memory, with a gap of their width after each, to contiguous memory
+        on the GPU. The copy engine handles two rows or more, however short."""
         copy = self._rows(width, height)
         copy.srcHost = host
         copy.dstDevice = device
@@ -250,8 +247,8 @@ class Driver:
     # -- kernels ---------------------------------------------------------------------------------
 
     def compile(self, source: str, name: str) -> Any:
-        """The function `name` of a program in CUDA C, for the current GPU. Numbers are rounded as
-        IEEE has it, and no two steps fused."""
+        """The function `name` of a program in CUDA C, for the current GPU. Numbers are rounded
+        as in IEEE 754, without fused operations."""
         device = self._call("cuCtxGetDevice")
         kinds = self._cu.CUdevice_attribute
         major, minor = (
@@ -277,7 +274,7 @@ class Driver:
         return self._call("cuModuleGetFunction", module, name.encode())
 
     def launch(self, function: Any, blocks: int, threads: int, stream: int, *given: Any) -> None:
-        """Have a function carried out; its arguments are ctypes objects."""
+        """Launch a function; its arguments are ctypes objects."""
         addresses = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
         grid = (blocks, 1, 1, threads, 1, 1)
         self._call("cuLaunchKernel", function, *grid, 0, stream, ctypes.addressof(addresses), 0)

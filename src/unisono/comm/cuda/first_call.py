@@ -1,4 +1,4 @@
-"""The first call of a group on CUDA tensors: the ranks tell each other of their GPUs."""
+"""The first call of a group on CUDA tensors: the ranks exchange which GPUs they have."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _dist: Any = dist
 
 
 def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation) -> Transport:
-    """What carries out the calls of this group on CUDA tensors. All ranks call with their first
-    one. Raises ValueError, on all of them, where their GPUs allow no way."""
+    """The transport for this group's calls on CUDA tensors. All ranks call it with their first
+    one. Raises ValueError, on all of them, if their GPUs allow none."""
     with _cuda.device(device):
         driver, refusal = _prepare(comm)
         properties = _cuda.get_device_properties(device)
@@ -71,21 +71,21 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
 
 
 def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:
-    """The driver, and why the ranks' memory cannot be worked in by one of them; "": it can."""
+    """The driver, and why one rank cannot work in all ranks' memory; "": it can."""
     _cuda.current_stream().query()  # so that this thread has a context
     try:
         driver = load_driver()
     except DriverMissing as error:
-        return None, f"there is no cuda-bindings: {error}"
-    return driver, f"{comm.size} ranks are more than {MOST_ROWS}" if comm.size > MOST_ROWS else ""
+        return None, f"cuda-bindings is not available: {error}"
+    return driver, f"more than {MOST_ROWS} ranks share the GPU" if comm.size > MOST_ROWS else ""
 
 
 def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]:
-    """Flags of all ranks, in memory that rank 0 provides; or why this rank has none. All call."""
+    """Flags of all ranks, in memory of rank 0; or why this rank has none. All ranks call it."""
     try:
         memory = comm.allocate(0 if comm.rank else flags_bytes(comm.size))
         if memory is None:
-            return None, "the ranks have no memory in common: they are in different PID namespaces"
+            return None, "the ranks share no memory: they are in different PID namespaces"
         return Flags(driver, comm.group, comm.rank, comm.size, memory), ""
     except (SegmentError, DriverError) as error:
         return None, str(error)
@@ -102,7 +102,7 @@ def exchange_gpus(comm: SharedMemory, mine: RankGpu, operation: Operation) -> li
 
 
 def _connect_nccl(comm: SharedMemory) -> Transport:
-    """A group of NCCL with the same ranks, who meet in a file. NCCL connects with its first call;
+    """An NCCL group of the same ranks, which meet in a file. NCCL connects at its first call;
     torch removes the file when the last rank has left."""
     from unisono.comm.over_torch.stateless import connect_stateless
 

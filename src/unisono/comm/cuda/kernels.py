@@ -1,8 +1,8 @@
-"""The arithmetic of reductions in CUDA C: csrc/reduce.c's, step by step, so that the bits are the
-same. Rows are combined in the order of ranks; half types in float32, rounded once.
+"""The arithmetic of reductions in CUDA C: the same steps as in csrc/reduce.c, so that the bits are
+the same. Rows are combined in rank order; half types in float32, rounded once.
 
 Each element is read once from every rank's row and written once to every output: 2 * ranks * size
-bytes in all, which is the least that can be. A thread takes 16 bytes of each row.
+bytes in all, which is the minimum. A thread takes 16 bytes of each row.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from unisono.comm.cuda.driver import Driver
 from unisono.comm.reductions import Reduction
 
 MOST_ROWS = 64
-"""What one launch can combine: its arguments have room for the addresses of so many rows."""
+"""The most rows that one launch can combine: its arguments hold so many addresses."""
 
 _THREADS = 256
 _VECTOR_BYTES = 16
 
-# Of each dtype: its type in memory, the type in which it is combined, reading and rounding.
+# For each dtype: its type in memory, the type in which it is combined, reading and rounding.
 _TYPES = {
     "float32": ("float", "float", "x", "x"),
     "float64": ("double", "double", "x", "x"),
@@ -108,12 +108,12 @@ extern "C" __global__ void reduce_rows(Rows rows, int ranks, int outputs, long l
 
 
 def has_kernel(reduction: str, dtype: str) -> bool:
-    """Whether the GPU reduces so: products of complex numbers are the CPU's alone."""
+    """Whether the GPU has this reduction: products of complex numbers run only on the CPU."""
     return reduction != "product" or dtype not in _COMPLEX
 
 
 def source_of(reduction: str, dtype: str) -> str:
-    """The program of a reduction that has a meaning for a dtype, both by name."""
+    """The program for a reduction that is defined for a dtype, both by name."""
     dtype = _COMPLEX.get(dtype, dtype)
     if dtype == "bool":
         reduction = _OF_BOOLS.get(reduction, reduction)

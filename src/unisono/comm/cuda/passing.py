@@ -1,7 +1,7 @@
-"""How memory of a GPU comes from one process to another: by CUDA IPC, or piece by piece.
+"""How GPU memory is passed from one process to another: by CUDA IPC, or piece by piece.
 
-CUDA IPC does not take expandable segments. They are made of pieces, each of which has a descriptor:
-a thread of their owner passes these on through a rendezvous server, whose address is the segment's
+CUDA IPC does not support expandable segments. They consist of pieces with a descriptor each: a
+thread of their owner passes these through a rendezvous server, whose address is the segment's
 handle.
 """
 
@@ -22,15 +22,15 @@ from unisono.errors import RendezvousError
 
 HANDLE_BYTES = 64
 
-_ADDRESS = b"unisono-"  # with which a rendezvous server's address begins, and no handle of CUDA IPC
+_ADDRESS = b"unisono-"  # a rendezvous server's address begins so, and no CUDA IPC handle does
 _KEY = "memory of a GPU"
 _AT_ONCE = 64
-"""Descriptors that travel in one message: a process may have a thousand open."""
+"""Descriptors in one message: a process may have a thousand open."""
 _ANSWER_S = 10.0
 
 
 def export_memory(driver: Driver, allocation: Allocation) -> bytes:
-    """By what another process can open an allocation. Raises DriverError where none can."""
+    """A handle by which another process can open an allocation. Raises DriverError if none can."""
     if not driver.has_descriptors(allocation.base):
         return driver.export_memory(allocation.base)
     with _needed():
@@ -38,14 +38,14 @@ def export_memory(driver: Driver, allocation: Allocation) -> bytes:
 
 
 def open_memory(driver: Driver, handle: bytes, base: int, size: int) -> int:
-    """Where another process's allocation, which has so many bytes at `base`, lies in this one."""
+    """Open another process's allocation, of `size` bytes at `base`; returns its address here."""
     if not handle.startswith(_ADDRESS):
         return driver.open_memory(handle)
     return driver.open_pieces(size, _ask_for_pieces(handle.rstrip(b"\0").decode(), base, size))
 
 
 def _ask_for_pieces(address: str, base: int, size: int) -> Iterator[tuple[int, int]]:
-    """The pieces, each as a descriptor, which is closed behind it, and its size."""
+    """The pieces, each as a descriptor, which is closed afterwards, and its size."""
     end = base + size
     while base < end:
         with _needed():
@@ -60,7 +60,7 @@ def _ask_for_pieces(address: str, base: int, size: int) -> Iterator[tuple[int, i
 
 @contextlib.contextmanager
 def _needed() -> Iterator[None]:
-    """Around what has to do with the server: without it no memory can be opened."""
+    """Around uses of the server: if it fails, no memory can be opened."""
     try:
         yield
     except (OSError, RendezvousError) as error:
@@ -69,7 +69,7 @@ def _needed() -> Iterator[None]:
 
 @functools.cache
 def _open_server(driver: Driver) -> str:
-    """The address at which a thread of this process gives out pieces of its memory."""
+    """The address at which a thread of this process passes out pieces of its memory."""
     server = RendezvousServer()
     given = server, driver, driver.context()
     threading.Thread(target=_give_out, args=given, name="unisono-gpu-memory", daemon=True).start()
@@ -83,7 +83,7 @@ def _give_out(server: RendezvousServer, driver: Driver, context: Any) -> None:
             for visitor in server.visitors_for(_KEY, timeout_s=60.0):
                 with contextlib.closing(visitor), contextlib.suppress(OSError, KeyError):
                     _answer(visitor, driver)
-        except RendezvousError:  # no descriptors are left, for now
+        except RendezvousError:  # out of descriptors, for now
             time.sleep(0.1)
 
 

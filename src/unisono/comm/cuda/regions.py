@@ -1,5 +1,5 @@
-"""What a rank tells the conductor of its memory: regions of allocations, and how to open these; and
-what the conductor has opened."""
+"""What a rank tells the conductor about its memory: regions of allocations, and how to open
+them; and what the conductor has opened."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Region:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """What one rank brings to a call: its regions, in the order of the call. `bytes` is how much
-    it moves; `gone` the number of an allocation that is no more, or 0. Where its memory cannot be
-    opened by others, `can_map` is False."""
+    """What one rank contributes to a call: its regions, in the order of the call. `bytes` is how
+    much it moves; `gone` the number of an allocation that was freed, or 0. If others cannot open
+    its memory, `can_map` is False."""
 
     regions: tuple[Region, ...]
     bytes: int
@@ -64,10 +64,10 @@ def decode_memory(data: bytes, most_regions: int) -> RankMemory:
 
 
 class ExportedMemory:
-    """The allocations of this rank that the conductor of one group knows of.
+    """The allocations of this rank that the conductor of one group knows.
 
-    A rank that frees an allocation keeps nobody else from holding on to it: so with every call it
-    asks the driver after one of them, and tells when it has gone.
+    Freeing an allocation does not unmap it in other processes: so with every call a rank asks the
+    driver about one of them, and tells the conductor if it is gone.
     """
 
     def __init__(self, driver: Driver | None) -> None:
@@ -75,13 +75,13 @@ class ExportedMemory:
         self._handles: dict[int, bytes] = {}
         self._known: deque[Allocation] = deque()
         self.refusal: DriverError | None = None
-        """Why others cannot open memory of this process, once the driver has said so."""
+        """Why others cannot open this process's memory, once the driver has refused."""
 
     def describe(
         self, rows: Sequence[tuple[int, int]], moved_bytes: int = 0, can_map: bool = True
     ) -> RankMemory:
-        """What these rows of memory, as addresses and sizes, are for other processes, which without
-        `can_map` open none of it."""
+        """These rows of memory, as addresses and sizes, described for other processes, which
+        open none of it without `can_map`."""
         regions = []
         driver = self._driver if can_map else None
         can_map = driver is not None and self.refusal is None
@@ -107,12 +107,11 @@ class ExportedMemory:
         return Region(handle, allocation.number, allocation.base, allocation.size, address, size)
 
     def _find_gone(self, driver: Driver) -> int:
-        """Ask after the allocation that nobody has asked after for longest: its number, if it has
-        gone; else 0."""
+        """Check the allocation that was checked longest ago: its number if it is gone, else 0."""
         if not self._known:
             return 0
         known = self._known.popleft()
-        with contextlib.suppress(DriverError):  # nothing lies there any more
+        with contextlib.suppress(DriverError):  # freed
             if driver.allocation_of(known.base, known.size) == known:
                 self._known.append(known)
                 return 0
@@ -121,13 +120,12 @@ class ExportedMemory:
 
 
 class Mappings:
-    """Memory of other processes in this one: opened once, closed when its owner or its group has
-    gone, and nobody holds it. An owner is a token that no other process has.
+    """Memory of other processes mapped into this one: opened once, closed when its owner or its
+    group is gone and nothing holds it. An owner is a token unique to a process.
 
-    A handle may be open once in a process, whatever the number of groups that use it: so the
-    mappings of all groups are in one place. An allocation is known by its owner and its number,
-    which the driver never gives out twice: memory that was freed and comes back at the same address
-    is another one.
+    A handle may be open only once in a process, however many groups use it: so the mappings of all
+    groups are in one place. An allocation is identified by its owner and its number, which the
+    driver never reuses: memory that was freed and reallocated at the same address has another one.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -135,8 +133,8 @@ class Mappings:
         self._bases: dict[tuple[str, int], int] = {}
         self._groups: Counter[str] = Counter()
         self._held: Counter[tuple[str, int]] = Counter()
-        self._gone: set[tuple[str, int]] = set()  # which groups do not need, but somebody holds
-        self._lock = threading.RLock()  # whoever lets go may be found by the garbage collector
+        self._gone: set[tuple[str, int]] = set()  # no group needs them, but something holds them
+        self._lock = threading.RLock()  # the garbage collector may release a mapping
 
     def __len__(self) -> int:
         return len(self._bases)
@@ -147,7 +145,7 @@ class Mappings:
             self._groups[owner] += 1
 
     def leave(self, owner: str) -> None:
-        """One group less has; with the last one its memory is closed."""
+        """One group fewer; with the last one its memory is closed."""
         with self._lock:
             self._groups[owner] -= 1
             if self._groups[owner] > 0:
@@ -157,7 +155,7 @@ class Mappings:
                 self._close(key)
 
     def address_of(self, owner: str, region: Region) -> int:
-        """Where a region of another process lies here. Raises DriverError where the driver does
+        """The address of another process's region here. Raises DriverError if the driver does
         not open it."""
         key = owner, region.number
         with self._lock:
@@ -169,24 +167,24 @@ class Mappings:
         return base + region.address - region.base
 
     def find(self, owner: str, region: Region) -> int | None:
-        """Where a region lies here; None: it is not open."""
+        """The address of a region here; None: it is not open."""
         base = self._bases.get((owner, region.number))
         return None if base is None else base + region.address - region.base
 
     def hold(self, owner: str, region: Region) -> int:
-        """The same, of memory that stays open until it is let go as often as it was held, whatever
-        becomes of its owner."""
+        """The same, and keep the memory open until it is released as often as it was held, even
+        after its owner is gone."""
         key = owner, region.number
         with self._lock:
             self._held[key] += 1
             try:
                 return self.address_of(owner, region)
             except DriverError:
-                del self._held[key]  # what is not open, nobody else holds
+                del self._held[key]  # not open, so nothing else holds it
                 raise
 
     def let_go(self, owner: str, number: int) -> None:
-        """Hold an allocation once less; the last one closes it, unless a group may use it."""
+        """Release one hold of an allocation; the last one closes it, unless a group may use it."""
         key = owner, number
         with self._lock:
             self._held[key] -= 1
@@ -197,7 +195,7 @@ class Mappings:
                 self._close(key)
 
     def forget(self, owner: str, number: int) -> None:
-        """An allocation has gone: close it, unless it is held."""
+        """An allocation is gone: close it, unless it is held."""
         with self._lock:
             if (owner, number) in self._bases:
                 self._close((owner, number))

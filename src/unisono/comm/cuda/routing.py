@@ -1,4 +1,4 @@
-"""Which way CUDA tensors take: where the ranks' GPUs are decides, for all calls of a group.
+"""Which path CUDA tensors take: the ranks' GPUs decide, for all calls of a group.
 
 | GPUs of the ranks | way |
 |---|---|
@@ -23,8 +23,8 @@ NCCL: Way = "nccl"
 
 
 class RankGpu(NamedTuple):
-    """What a rank tells the others of its GPU. `token` is no other process's; `refusal` says why
-    its memory cannot be opened by others, "" where it can."""
+    """What a rank tells the others about its GPU. `token` is unique to the process; `refusal`
+    says why others cannot open its memory, "" if they can."""
 
     host: str
     gpu: str
@@ -42,7 +42,7 @@ def decode_gpu(data: bytes) -> RankGpu:
 
 
 def choose_way(gpus: Sequence[RankGpu]) -> Way | None:
-    """The way for ranks with these GPUs; None where there is none."""
+    """The path for ranks with these GPUs; None if there is none."""
     places = {gpu.gpu for gpu in gpus}
     if len(places) == 1 and len({gpu.host for gpu in gpus}) == 1:
         return SHARED
@@ -61,20 +61,20 @@ def describe_no_way(gpus: Sequence[RankGpu]) -> str:
     )
     what = "some ranks of this group share a GPU and others do not"
     if len({host for host, _ in sharing}) > 1:
-        what = "ranks that share a GPU are in a group of several hosts"
+        what = "ranks of a group over several hosts share a GPU"
     return (
-        f"{what} ({said}): give every rank a GPU of its own, which takes NCCL, or let all of them "
-        "share one of one host, or pass CPU tensors"
+        f"{what} ({said}): give every rank its own GPU (then NCCL is used), let all of them share "
+        "one GPU of one host, or pass CPU tensors"
     )
 
 
 def why_no_mapping(gpus: Sequence[RankGpu]) -> str:
-    """Why large calls of ranks that share a GPU are staged, too; "" where they need not be."""
+    """Why even large calls of ranks that share a GPU are staged; "" if they need not be."""
     refused = {gpu.refusal: rank for rank, gpu in reversed(list(enumerate(gpus))) if gpu.refusal}
     return next((f"rank {rank}: {why}" for why, rank in refused.items()), "")
 
 
 @functools.cache
 def process_token() -> str:
-    """A name for this process that no other has."""
+    """A name unique to this process."""
     return os.urandom(16).hex()

@@ -1,6 +1,6 @@
-"""Messages of CUDA tensors: through pinned memory, matched and checked as those of CPU tensors are.
+"""Messages of CUDA tensors: through pinned memory, matched and checked like those of CPU tensors.
 
-A message between a CUDA and a CPU tensor is as good as any. Large ones are at the mercy of the bus.
+A message may go between a CUDA and a CPU tensor. Large ones are limited by the bus.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.comm.work import Work
 
 
 def fetch(tensor: Any) -> torch.Tensor:
-    """A tensor in pinned memory, once the GPU has it there."""
+    """A copy of a tensor in pinned memory, once the GPU has finished it."""
     host = make_room(tensor)
     with torch.inference_mode():
         host.view(-1).copy_(row_of(tensor))
@@ -23,19 +23,19 @@ def fetch(tensor: Any) -> torch.Tensor:
 
 
 def make_room(tensor: Any) -> torch.Tensor:
-    """Pinned memory for what is in a tensor, or will be."""
+    """Pinned memory with room for a tensor."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def deliver(tensor: Any, host: torch.Tensor) -> None:
-    """Copy what has arrived into its tensor, in the order of its GPU's current stream."""
+    """Copy an arrived message into its tensor, in the order of its GPU's current stream."""
     with torch.inference_mode():
         tensor.detach().copy_(host, non_blocking=True)
 
 
 class ArrivingWork(Work):
-    """A message that goes on by itself into pinned memory; whoever first sees that it is there
-    brings it to the GPU."""
+    """An asynchronous receive into pinned memory; the first query that finds it complete copies
+    it to the GPU."""
 
     __slots__ = ("_host", "_lock", "_tensor", "_work")
 

@@ -1,10 +1,10 @@
-"""Small tensors on their way through pinned memory, where the CPU's engine works on them.
+"""Small tensors through pinned memory, where the engine works on them on the CPU.
 
-Copies are the copy engine's, which needs no turn on a GPU that processes share. Copies from the GPU
-always are; copies to it are where they are long, or have several rows with a gap between them. So
-short ones are spread into rows first.
+The copy engine needs no turn on a GPU that processes share. It handles all copies from the GPU, and
+copies to it that are long, or have several rows with a gap between them. So short ones are spread
+into rows first.
 
-Large broadcasts pass through pinned memory that all ranks have in common, a buffer at a time.
+Large broadcasts go through pinned memory that all ranks share, one buffer at a time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _BUFFER_BYTES = 16 << 20
 RELAY_BYTES = 2 * _BUFFER_BYTES
 
 
-class Staging:
+class PinnedStaging:
     """Pinned memory of one group, for the rows of one call at a time.
 
-    Without a driver, or where the rows are large, torch copies, and keeps the memory.
+    Without a driver, or if the rows are large, torch copies, and manages the memory.
     """
 
     def __init__(self, driver: Driver | None, size: int) -> None:
@@ -49,7 +49,7 @@ class Staging:
         return self._buffer
 
     def start(self, stream: int) -> None:
-        """A call begins: what the last one has left here is no longer needed."""
+        """A call begins: what the last one left here is no longer needed."""
         if self._driver is not None:
             if self._stream is not None and self._stream != stream:
                 self._driver.synchronize(self._stream)
@@ -58,7 +58,7 @@ class Staging:
         self._used = 0
 
     def take(self, row: torch.Tensor) -> torch.Tensor:
-        """A row of the GPU in pinned memory, once the GPU has it there."""
+        """A copy of a GPU row in pinned memory, once the GPU has finished it."""
         host = self.room_for(row)
         if not row.numel():
             return host
@@ -72,7 +72,7 @@ class Staging:
         return host
 
     def room_for(self, row: torch.Tensor) -> torch.Tensor:
-        """Pinned memory for what becomes of a row."""
+        """Pinned memory for the result of a row."""
         size = row.nbytes
         if self._driver is not None and self._used + size <= self._size:
             begin = self._used
@@ -81,12 +81,12 @@ class Staging:
         return torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
 
     def give(self, row: torch.Tensor, host: torch.Tensor) -> None:
-        """Copy what lies in pinned memory into a row of the GPU, in the order of the stream."""
+        """Copy from pinned memory into a GPU row, in the order of the stream."""
         size = row.nbytes
         if size and self._is_ours(host):
             self._give(row.data_ptr(), host.data_ptr(), size)
         elif size:
-            row.copy_(host, non_blocking=True)  # torch knows until when the memory is needed
+            row.copy_(host, non_blocking=True)  # torch tracks how long the memory is needed
 
     def _give(self, device: int, host: int, size: int) -> None:
         assert self._driver is not None
@@ -112,10 +112,10 @@ class Staging:
         address = host.data_ptr()
         return self._buffer is not None and 0 <= address - self._begin < self._size
 
-    # -- one small row, in place: the commonest call -----------------------------------------------
+    # -- one small row, in place: the most common call ---------------------------------------------
 
     def exchange(self, row: torch.Tensor, stream: int, combine: Callable[[Any], None]) -> None:
-        """Take a row in one piece, let `combine` work on it in pinned memory, and give it back."""
+        """Copy a contiguous row to pinned memory, let `combine` work on it, and copy it back."""
         driver = self._driver
         if driver is None:
             self.start(stream)
@@ -136,15 +136,15 @@ class Staging:
                 view = self._views[key] = self._memory()[:size].view(row.dtype)
         device = row.data_ptr()
         driver.copy_to_host(self._begin, device, size, stream)
-        driver.synchronize(stream)  # also for what an earlier call has left here
+        driver.synchronize(stream)  # also for what an earlier call left here
         combine(view)
         self._used = -(-size // _ALIGNMENT) * _ALIGNMENT
         self._give(device, self._begin, size)
 
 
 class CommonMemory:
-    """So many bytes that rank 0 provides, pinned: all ranks have them, and the GPU. Raises
-    DriverError where the GPU cannot."""
+    """Pinned memory that rank 0 provides and all ranks and the GPU map. Raises DriverError if
+    the GPU cannot."""
 
     def __init__(self, driver: Driver, memory: Memory, size: int) -> None:
         self._driver = driver
@@ -162,8 +162,8 @@ class CommonMemory:
 
 
 class Relay:
-    """A broadcast in two buffers that all ranks have in common: while one of them is filled, the
-    other one is emptied."""
+    """A broadcast through two buffers that all ranks share: while one is filled, the other is
+    emptied."""
 
     def __init__(self, driver: Driver, memory: Memory) -> None:
         self._driver = driver
@@ -173,8 +173,8 @@ class Relay:
     def carry(
         self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], object]
     ) -> None:
-        """Bring what is in the sender's rows into those of the others. At each meeting a buffer is
-        full, and the other one empty."""
+        """Copy the sender's rows to those of the others. At each meeting one buffer is full, and
+        the other empty."""
         parts = [
             (row.data_ptr() + begin, min(row.nbytes - begin, _BUFFER_BYTES))
             for row in rows

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Missing:
-    """In the engine's place where it cannot be loaded: whoever needs it is told why. What is only
-    a check, or for what the engine does itself, does nothing."""
+    """Stands in for the engine if it cannot be loaded: using it raises the reason. Checks, and
+    settings of the engine itself, do nothing."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -53,17 +53,17 @@ except ImportError as error:
 
 
 GPU_MARK = -2
-"""In place of a root, in posts of calls on GPU tensors: they match none on CPU tensors."""
+"""Instead of a root, in descriptors of calls on GPU tensors: they match no call on CPU tensors."""
 
 
 ABOUT_MESSAGES = 2**64 - 1
-"""What a note is about where it is not one call of the group."""
+"""What a note is about if it is not about one call of the group."""
 
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 
 ENDING_SILENT = 1 << 33
-"""In a failure's detail: the process does not answer any more; it may not have ended."""
+"""In a failure's detail: the process no longer answers; it may not have ended."""
 
 
 MOST_RANKS = 1024
@@ -75,13 +75,13 @@ def create_segment(ranks: int, cores: int, nonce: int) -> int:
         return int(native.create_segment(ranks, cores, nonce))
     except OSError as error:
         raise SegmentError(
-            f"cannot make shared memory for {ranks} ranks: {error.strerror}. "
-            "memfd_create and an unnamed file in /dev/shm were both tried"
+            f"cannot create shared memory for {ranks} ranks: {error.strerror}. Both memfd_create "
+            "and an unnamed file in /dev/shm failed"
         ) from error
 
 
 def engine_ns(seconds: float) -> int:
-    """Seconds as the engine wants them; a century stands for ever."""
+    """Seconds as the engine takes them; a century means forever."""
     return int(min(seconds, 3.2e9) * 1e9)
 
 
@@ -94,15 +94,15 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
 
 
 def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
-    """Combine rows of one dtype and length in their order, in this process alone."""
+    """Combine rows of one dtype and length in order, within this process."""
     native.combine([to, *sources], reduction, factor)
 
 
 # -- groups whose communicators are gone ---------------------------------------------------------
 
 _abandoned_groups: list[Group] = []
-"""A group ends with its last reference; works that nobody waited for hold one, until they are done
-and somebody looks: whenever a communicator comes or goes, in any thread, at any moment."""
+"""A group ends with its last reference; works that were never waited for hold one, until they
+are done and checked: whenever a communicator is made or dropped, in any thread, at any moment."""
 
 
 def abandon_group(group: Group) -> None:
@@ -122,17 +122,17 @@ def end_abandoned_groups() -> None:
 
 
 def compare_shapes(by_default: bool) -> None:
-    """Whether groups of this process compare the shapes of tensors, too, with ranks that do; unless
-    UNISONO_CHECK_SHAPES says otherwise."""
+    """Whether groups of this process also compare tensor shapes, with ranks that do so too;
+    UNISONO_CHECK_SHAPES overrides it."""
     asked = variables.CHECK_SHAPES.read_or_warn()
     native.compare_shapes(by_default if asked is None else asked)
 
 
 def where_is_program() -> str:
-    """Where the program is: asked by a peer that waits for us in vain."""
+    """The program's current line, for a peer that waits for us in vain."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename == threading.__file__:
-        frame = frame.f_back  # a program that waits in one of our calls, by Python's means
+        frame = frame.f_back  # a program that waits inside one of our calls, in Python
     return (frame is not None and native.site_of(frame)) or "an unknown line"
 
 
@@ -141,13 +141,13 @@ _shown: list[str] = []
 
 
 def hide_files(folder: str) -> None:
-    """Let no site lie in files of this folder: they are not the user's program."""
+    """Never report a site in files of this folder: they are not the user's program."""
     _hidden.append(folder)
     _prepare_sites(where_is_program)
 
 
 def show_files(folder: str) -> None:
-    """Let sites lie in files of this folder of ours, which calls us as a user's program does."""
+    """Report sites in files of this folder of ours, which calls us as a user's program does."""
     if folder not in _shown:
         _shown.append(folder)
         _prepare_sites(where_is_program)

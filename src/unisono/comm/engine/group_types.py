@@ -1,4 +1,4 @@
-"""What the engine's objects can do, for type checkers: no running program imports this."""
+"""Types of the engine's objects, for type checkers: never imported at run time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol
 from unisono.comm.work import Work
 
 Gathered = tuple[list[Any] | None, list[tuple[int, tuple[int, ...]]] | None]
-"""Every rank's tensor; or, where one is not small, every rank's dtype, by DLPack's number, and
-shape; or neither, where all are small and this rank wants none."""
+"""Every rank's tensor; or, if one is not small, every rank's dtype, by DLPack's number, and
+shape; or neither, if all are small and this rank wants none."""
 
 
 class Block(Protocol):
-    """Memory that all ranks of a group have mapped: a buffer with a part for each."""
+    """Memory that all ranks of a group map: a buffer with a part for each."""
 
     address: int
 
     def use(self, number: int) -> None:
-        """All ranks have opened it: calls may find it, under this number."""
+        """All ranks have opened it: calls may use it, under this number."""
 
     def part(self, rank: int) -> tuple[int, int]:
         """Where a rank's part begins in the buffer, and how many bytes it has."""
@@ -29,9 +29,9 @@ class Block(Protocol):
 
 class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
-    `recv` return the rank at the other end, or a status below zero. What `submit`, `isend` and
-    `irecv` take first is the GroupExceptions by which their works raise. `run` and `submit` take
-    operation, output, input, root, reduction, and perhaps a factor and a compiled schedule."""
+    `recv` return the rank at the other end, or a status below zero. The first argument of
+    `submit`, `isend` and `irecv` is the GroupExceptions of their works. `run` and `submit` take
+    operation, output, input, root, reduction, and optionally a factor and a compiled schedule."""
 
     calls: int
     reads: int
@@ -77,18 +77,18 @@ class Group(Protocol):
         is_strict: bool,
         rounds_halves: bool,
     ) -> None:
-        """Reach ranks on other hosts, too. `local` is the group of those on this host, `hosts` has
-        the number of each rank's host, `addresses` that of its UCX worker, b"" on this host; `key`
-        names the group on all hosts. Raises OSError."""
+        """Extend the group to ranks on other hosts. `local` is the group of those on this host,
+        `hosts` the number of each rank's host, `addresses` the address of its UCX worker, b"" on
+        this host; `key` names the group on all hosts. Raises OSError."""
 
     def meet(self, timeout_s: float) -> tuple[int, ...]:
-        """Wait for all ranks of other hosts; those that have not come in time."""
+        """Wait for all ranks of other hosts; returns those that did not arrive in time."""
 
     def lose(self, rank: int, is_silent: bool) -> None:
-        """The process of a rank on another host has ended, or does not answer any more."""
+        """The process of a rank on another host has ended, or no longer answers."""
 
     def leave(self, rank: int) -> None:
-        """The process of a rank on another host has left all groups in order."""
+        """The process of a rank on another host has left all groups cleanly."""
 
     def set_flags(self, address: int) -> None: ...
     def open_block(self, descriptor: int, sizes: Sequence[int]) -> Block: ...

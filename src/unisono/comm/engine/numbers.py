@@ -1,4 +1,4 @@
-"""The engine's numbers. Written by tools/write_engine/numbers.py from csrc/unisono.h."""
+"""The engine's numbers. Written by tools/write_engine_numbers.py from csrc/unisono.h."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Status:
-    """How a call ended. No enumeration: a process that starts would pay for it."""
+    """How a call ended. A plain class: an enumeration would slow down the start of a process."""
 
     OK = 0
     MISMATCH = 1

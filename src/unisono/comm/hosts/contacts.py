@@ -1,6 +1,6 @@
 """How each rank of a world over hosts is reached: by its UCX worker, and by its control line.
 
-Every rank finds a UCX library, makes its worker, and tells the others through the store.
+Every rank finds a UCX library, creates its worker, and tells the others through the store.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from unisono.errors import RendezvousError, UnisonoError
 
 @dataclass(frozen=True)
 class Contact:
-    """The address and port of a rank's control line, by which interface; and the address of its
-    UCX worker, as hexadecimal digits, with the version of UCX and where that lies. `payload` is
-    what the rank wants the others to know; a `problem` says why it cannot be reached."""
+    """The address, port and interface of a rank's control line; and the address of its UCX
+    worker, as hexadecimal digits, with the version and the path of its UCX. `payload` is what
+    the rank publishes to the others; a `problem` says why it cannot be reached."""
 
     address: str
     port: int
@@ -35,7 +35,7 @@ class Contact:
 
     @property
     def where(self) -> tuple[str, int]:
-        """What its control line is called by."""
+        """The address of its control line."""
         return self.address, self.port
 
 
@@ -48,7 +48,7 @@ def exchange_contacts(
     check: Callable[[], None],
     group: str,
 ) -> list[Contact]:
-    """Every rank's contact; all call, each with its own.
+    """Every rank's contact; all ranks call it, each with its own.
 
     Raises RendezvousError on all of them if one has no UCX, or their versions differ.
     """
@@ -63,8 +63,8 @@ def exchange_contacts(
 
 
 def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
-    """Raise RendezvousError, with which host has what, unless all ranks have one version of UCX:
-    the last of its numbers may differ."""
+    """Raise RendezvousError, with the version on each host, unless all ranks have one version of
+    UCX; the last of its numbers may differ."""
     if len({tuple(contact.version[:2]) for contact in contacts}) == 1:
         return
     found: dict[str, None] = {}
@@ -83,7 +83,7 @@ def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
 
 
 def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contact:
-    """This rank's, whose control line is at `port`; with a UCX worker if it `has_data` to carry."""
+    """This rank's contact, with its control line at `port`, and a UCX worker if it `has_data`."""
     interface = find_interface(address)
     if not has_data:
         return Contact(address, port, interface, payload)
@@ -91,8 +91,8 @@ def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contac
         found = ucx.find()
         version = ucx.load(found)
         worker = native.open_network(ucx.settings(address)).hex()
-    except UnisonoError as error:  # which all ranks shall hear
+    except UnisonoError as error:  # passed on to all ranks
         return Contact(address, port, interface, problem=str(error))
     except OSError as error:
-        return Contact(address, port, interface, problem=f"UCX does not start: {error}")
+        return Contact(address, port, interface, problem=f"UCX cannot be started: {error}")
     return Contact(address, port, interface, payload, worker, version, str(found.path))

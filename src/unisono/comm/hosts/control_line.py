@@ -1,10 +1,9 @@
-"""Lines between processes of different hosts: for what must not wait behind data, and for silence.
+"""Connections between processes on different hosts, for urgent messages and for detecting silence.
 
-A line carries next to nothing. Messages on it are authenticated (frames.py). A process that ends
-hangs up. The kernels ask each other every second whether they are still there, so that a host that
-is down, or a cut cable, shows once UNISONO_LINK_PATIENCE_S has passed, however busy the processes
-are. A connection that carries data cannot tell that: the kernel would also give up on a peer that
-is stopped, and does not read.
+A line carries very little. Messages on it are authenticated (frames.py). A process that ends closes
+it. The kernels probe each other every second, so that a host that is down, or a cut cable, is
+detected after UNISONO_LINK_PATIENCE_S, however busy the processes are. A connection that carries
+data cannot do that: the kernel would also give up on a peer that is stopped and does not read.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from unisono.comm.rendezvous.unix_socket import descriptors_needed
 from unisono.errors import RendezvousError
 
 PATIENCE_S = 4
-"""How long a link may be down, unless UNISONO_LINK_PATIENCE_S says."""
+"""How long a link may be down by default (UNISONO_LINK_PATIENCE_S)."""
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # of linux/tcp.h
 
 _CHECK_S = 0.25
-"""How often a line is looked at that has sent what is not acknowledged yet."""
+"""How often a line with unacknowledged data is checked."""
 
 ENDED = "has ended"
-"""What is said of a rank whose process hung up."""
+"""Completes "rank 3 ..." for a rank whose process hung up."""
 
 _STRANGER_S = 5.0
-"""How long somebody who has connected may take to prove that it belongs to the job."""
+"""How long a new connection may take to prove that it belongs to the job."""
 
 _MOST_STRANGERS = 128
 _AGAIN_S = 0.2
@@ -57,7 +56,7 @@ Where = tuple[str, int]
 
 
 class _Line:
-    """A connection, and what is still to be sent on it."""
+    """A connection, and its unsent bytes."""
 
     def __init__(self, connection: socket.socket, session: Session) -> None:
         self.connection = connection
@@ -72,7 +71,7 @@ class _Line:
                 del self.unsent[: self.connection.send(self.unsent)]
 
     def silence_s(self) -> float | None:
-        """How long the other host's kernel has said nothing, if it owes an answer; else None."""
+        """How long the other host's kernel has been silent, if it owes an answer; else None."""
         told = self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         unacknowledged, last_answer_ms = struct.unpack_from("=I28xI", told, 24)
         return last_answer_ms / 1000 if unacknowledged else None
@@ -80,13 +79,13 @@ class _Line:
 
 @dataclass
 class _Wanted:
-    """A line that is wanted until `end`; `summons`: the other side does not know, and must be told
-    to call."""
+    """A line that is wanted until `end`; `summons`: the other side does not know yet, and must
+    be asked to connect."""
 
     where: Where
     summons: bool
     end: float = 0.0
-    problem: str = "it has not called"
+    problem: str = "it has not connected"
     again: float = 0.0
     is_there: threading.Event = field(default_factory=threading.Event)
 
@@ -105,14 +104,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class ControlLines:
-    """The lines of this process, which is global rank `me` and listens at `address`; `where` is
-    what others need to call it. Whoever knows the `secret` may.
+    """The lines of this process, which is global rank `me` and listens at `address`; others connect
+    to `where`. Any process that knows the `secret` may.
 
-    `on_message(peer, message)` is called with what another rank has sent, in order;
-    `on_lost(peer, why)` once for a rank whose line breaks without a goodbye, with what follows its
-    name in a sentence: "has ended", or "does not answer any more ..."; `on_left(peer)` once it has
-    said goodbye; `on_summons(peer)` when a rank asks to be called, by `connect`. All run in the
-    lines' own thread, and must not wait.
+    `on_message(peer, message)` is called with what another rank has sent, in order; `on_lost(peer,
+    why)` once for a rank whose line breaks without a goodbye, with a text that completes "rank 3
+    ...": "has ended", or "no longer answers ..."; `on_left(peer)` once it has said goodbye;
+    `on_summons(peer)` when a rank asks for a connection, by `connect`. All run in the lines' own
+    thread, and must not wait.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class ControlLines:
         self._lines: dict[int, _Line] = {}
         self._wanted: dict[int, _Wanted] = {}
         self._strangers: list[_Line] = []
-        self._awaits_answers = False  # something was sent that may not be acknowledged yet
+        self._awaits_answers = False  # something sent may not be acknowledged yet
         self._is_closing = False
         self._pid = os.getpid()
         with contextlib.ExitStack() as stack:
@@ -152,8 +151,8 @@ class ControlLines:
         self._thread.start()
 
     def connect(self, peer: int, where: Where, timeout_s: float, *, summons: bool = False) -> None:
-        """Have a line to another rank, which does the same, or hears that it shall by a `summons`.
-        The higher rank calls the other.
+        """Connect a line to another rank, which does the same, or is asked to by a `summons`. The
+        higher rank connects to the lower.
 
         Raises RendezvousError if there is none within `timeout_s`.
         """
@@ -163,12 +162,12 @@ class ControlLines:
         with self._lock:
             self._wanted.pop(peer, None)
         to = f"{where[0]} port {where[1]} within {in_seconds(timeout_s)}"
-        raise RendezvousError(f"no line to {to} ({wanted.problem})")
+        raise RendezvousError(f"no connection to {to} ({wanted.problem})")
 
     def want(
         self, peer: int, where: Where, timeout_s: float, *, summons: bool = False
     ) -> _Wanted | None:
-        """The same without waiting for it; None where there is one."""
+        """The same without waiting for it; None if there is one already."""
         with self._lock:
             if peer in self._lines:
                 return None
@@ -183,7 +182,7 @@ class ControlLines:
             return peer in self._lines
 
     def send(self, peer: int, message: dict[str, Any]) -> None:
-        """Send a message to a rank; nothing happens if that is lost, or has said goodbye.
+        """Send a message to a rank; does nothing if it is lost, or has said goodbye.
 
         Raises ValueError if the message is too long.
         """
@@ -192,7 +191,7 @@ class ControlLines:
             if line is None or self._is_closing:
                 return
             line.unsent += line.session.encode(message)
-            with contextlib.suppress(OSError):  # which the thread will meet, too
+            with contextlib.suppress(OSError):  # the thread handles it
                 line.flush()
             if not line.unsent and self._awaits_answers:
                 return
@@ -200,7 +199,7 @@ class ControlLines:
         self._rouse()
 
     def close(self) -> None:
-        """Say goodbye to everybody, and hang up."""
+        """Say goodbye to all, and hang up."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -210,7 +209,7 @@ class ControlLines:
             self._thread.join()
 
     def close_sockets(self) -> None:
-        """Close them without a word."""
+        """Close them without a goodbye."""
         for line in [*self._lines.values(), *self._strangers]:
             line.connection.close()
         for mine in (self._listener, self._wake, self._awake):
@@ -285,13 +284,13 @@ class ControlLines:
         try:
             listener(peer, what)
         except Exception:
-            _log.exception("unisono: what came from rank %d was not understood: %s", peer, what)
+            _log.exception("unisono: the handling of a message from rank %d failed: %s", peer, what)
 
     # -- beginning -----------------------------------------------------------------------------
 
     def _call_wanted(self) -> bool:
-        """Call those that a line is wanted to and that are before this rank, or do not know of it,
-        now and then; whether there are any."""
+        """Retry connections to wanted ranks that are lower, or have not been summoned yet;
+        returns whether there are any."""
         now = time.monotonic()
         with self._lock:
             self._wanted = {peer: want for peer, want in self._wanted.items() if now < want.end}
@@ -339,7 +338,7 @@ class ControlLines:
             else:
                 line.connection.close()
                 if wanted is not None:
-                    wanted.summons = False  # it knows now
+                    wanted.summons = False  # the other side knows now
         if line.session.is_summons and not line.session.is_caller and wanted is None:
             self._tell(lambda peer, _: self._on_summons(peer), peer, None)
         if is_line and wanted is not None:
@@ -353,8 +352,8 @@ class ControlLines:
             self._lose(line, TimeoutError(errno.ETIMEDOUT, "it does not answer"))
 
     def _drop_silent_lines(self) -> None:
-        """The kernel counts from the first thing that it sent in vain, however late in an outage
-        that was; here it is from the last answer."""
+        """The kernel counts from the first unacknowledged packet, however late in an outage it
+        was sent; this counts from the last answer."""
         with self._lock:
             lines = list(self._lines.values()) if self._awaits_answers else []
             silences_s = [line.silence_s() for line in lines]
@@ -396,7 +395,7 @@ class ControlLines:
         for line in list(self._strangers):
             self._lose(line, ConnectionAbortedError())
         end = time.monotonic() + _GOODBYE_S
-        while self._lines and time.monotonic() < end:  # until they have heard it, and hang up
+        while self._lines and time.monotonic() < end:  # until the peers hang up
             self._wait_and_handle(0.05)
 
     def _rouse(self) -> None:
@@ -405,21 +404,21 @@ class ControlLines:
 
 
 def _describe_loss(error: Exception) -> str:
-    """What follows a rank's name."""
+    """Completes "rank 3 ..."."""
     if not isinstance(error, OSError):
-        return f"has sent what makes no sense: {error}"
+        return f"sent a malformed message: {error}"
     if error.errno in _ENDED:
         return ENDED
-    return f"does not answer any more ({error.strerror}): its host is down, or the network to it"
+    return f"no longer answers ({error.strerror}): its host, or the network to it, is down"
 
 
 def _keep_asking(connection: socket.socket, patience_s: int) -> None:
-    """Let the kernel ask every second whether the other one is there, and send without delay.
+    """Let the kernel probe the peer every second, and send without delay.
 
-    It counts from the last answer, which may be a second older than the outage, and looks when it
-    asks: so it gives up between `patience_s` and a second later. What is not acknowledged is sent
-    again and again, usually at intervals that double, so that the last time may lie well before the
-    end of an outage: here at short ones, at first; always on Linux 6.15 and later.
+    It counts from the last answer, which may be a second older than the outage, and checks when it
+    probes: so it gives up between `patience_s` and a second later. Retransmissions usually come at
+    doubling intervals, so that the last may be well before the end of an outage: here the first
+    ones come at short intervals, and all of them on Linux 6.15 and later.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -427,7 +426,7 @@ def _keep_asking(connection: socket.socket, patience_s: int) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)
-    with contextlib.suppress(OSError):  # BBR would leave the next one without effect
+    with contextlib.suppress(OSError):  # BBR would make the next option ineffective
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     connection.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_s * 1000 + 500)

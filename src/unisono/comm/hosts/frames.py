@@ -1,14 +1,14 @@
-"""Authenticated messages between two processes that share a secret: what travels on a line.
+"""Authenticated messages between two processes that share a secret: the protocol of a line.
 
 Each side first proves that it knows the secret, by a keyed hash (HMAC, RFC 2104) of two random
-numbers, one of which the other has just made up:
+numbers, one of which the other has just generated:
 
-    caller   magic, its rank, the rank that it calls, what for, a random number
+    caller   magic, its rank, the callee's rank, the purpose, a random number
     called   a random number, proof
     caller   proof
 
-Afterwards there are messages: length, a hash of direction, count and content, JSON. Whoever does
-not know the secret can neither speak nor repeat what was said. What is said can be read on the way.
+Messages follow: length, a hash of direction, count and content, JSON. Without the secret nobody can
+forge or replay a message. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ _PROOF_BYTES = 32
 
 
 class Stranger(ValueError):
-    """The other side does not know the secret, or is something else altogether."""
+    """The other side does not know the secret, or speaks another protocol."""
 
 
 class Session:
-    """One side of a line: bytes that came in, messages and bytes to send out; no socket.
+    """One side of a line: bytes in, messages and bytes out; no socket.
 
     `me` and `peer` are global ranks; the called side learns the peer's, -1 at first, from the
-    caller. A summons has no messages: by it the caller asks to be called.
-    `is_proved` says that the other side knows the secret; messages may be sent and come from
-    then on. `has_left` says that it has ended the conversation.
+    caller. A summons has no messages: it asks the callee to connect back. `is_proved`: the other
+    side knows the secret, and messages may be exchanged. `has_left`: it has ended the conversation.
     """
 
     def __init__(self, secret: bytes, me: int, peer: int = -1, *, is_summons: bool = False) -> None:
@@ -48,18 +47,18 @@ class Session:
         self._secret, self._me = secret, me
         self.is_caller = peer >= 0
         self._nonce = secrets.token_bytes(32)
-        self._told = b""  # both ranks and both random numbers, once they are known
+        self._told = b""  # both ranks and both random numbers, once known
         self._unread = bytearray()
         self._counts = {True: 0, False: 0}  # of messages from the caller, and to it
 
     def first_bytes(self) -> bytes:
-        """What this side says unasked."""
+        """What this side sends first."""
         if not self.is_caller:
             return b""
         return _HELLO.pack(_MAGIC, self._me, self.peer, self.is_summons, self._nonce)
 
     def receive(self, data: bytes) -> tuple[bytes, list[dict[str, Any]]]:
-        """What there is to answer, and the messages that are complete. Raises Stranger."""
+        """The bytes to answer, and the complete messages. Raises Stranger."""
         self._unread += data
         answer = b""
         if not self.is_proved:
@@ -83,7 +82,7 @@ class Session:
         return self._frame(content)
 
     def encode_goodbye(self) -> bytes:
-        """What ends the conversation in good order."""
+        """What ends the conversation cleanly."""
         return self._frame(b"")
 
     def _shake_hands(self) -> bytes:
@@ -98,13 +97,13 @@ class Session:
         answer = b""
         if not self._told:
             if not _MAGIC.startswith(self._unread[: len(_MAGIC)]):
-                raise Stranger("it speaks of something else")
+                raise Stranger("it speaks another protocol")
             hello = self._take(_HELLO.size)
             if hello is None:
                 return b""
             _, peer, called, self.is_summons, _ = _HELLO.unpack(hello)
             if called != self._me:
-                raise Stranger("it calls another rank")
+                raise Stranger("it wants another rank")
             self.peer = int(peer)
             self._told = hello + self._nonce
             answer = self._nonce + self._proof(by_caller=False)
@@ -129,13 +128,13 @@ class Session:
             return None
         length, seal = _HEAD.unpack_from(self._unread)
         if length > LONGEST_MESSAGE_BYTES:
-            raise Stranger("a message that is too long")
+            raise Stranger("a message is too long")
         frame = self._take(_HEAD.size + length)
         if frame is None:
             return None
         content = frame[_HEAD.size :]
         if not hmac.compare_digest(seal, self._seal(content, from_caller=not self.is_caller)):
-            raise Stranger("a message that does not come from the other side")
+            raise Stranger("a message has a wrong signature")
         return content
 
     def _seal(self, content: bytes, from_caller: bool) -> bytes:
@@ -159,7 +158,7 @@ def _decode(content: bytes) -> dict[str, Any]:
     try:
         message = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Stranger("a message that is not JSON") from error
+        raise Stranger("a message is not JSON") from error
     if not isinstance(message, dict):
-        raise Stranger("a message that is not an object")
+        raise Stranger("a message is not a JSON object")
     return message

@@ -1,4 +1,4 @@
-"""After a death, over hosts: the survivors agree in a torch Store, and meet there anew."""
+"""After a death, over hosts: the survivors agree through a torch Store, and meet there again."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _CALL_EVERY_S = 0.3
 
 
 def _store_s() -> float:
-    """How long a store may take to answer, before it counts as lost with its host: longer than a
-    link may be down, so that whoever turns to another store is silent for those at the first."""
+    """How long a store may take to answer, before it and its host count as lost: longer than a
+    link may be down, so that a rank that turns to another store is silent for those at this one."""
     return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
 class StoreBoard:
-    """The board of ranks on several hosts: a torch Store. `is_named`: the program says that this
-    store decides, whoever reaches it."""
+    """The board of ranks on several hosts: a torch Store. `is_named`: the program chose this
+    store, and the ranks that reach it decide."""
 
     def __init__(self, group: HostsTransport, store: Any, is_named: bool) -> None:
         self.rank, self.size, self.name = group.rank, group.size, group.name
@@ -42,8 +42,8 @@ class StoreBoard:
         self._store = BoundedStore(store, _store_s)
         self._prefix = f"unisono/survivors/{group.key:x}"
         self._text, self._told = "", frozenset[int]()
-        self._gone: set[int] = set()  # as somebody says whose system attests it
-        self._refused: set[int] = set()  # by their host's system: the process is not there
+        self._gone: set[int] = set()  # as reported by a rank whose system attests it
+        self._refused: set[int] = set()  # their host's system says that the process is gone
         self._cut_off: set[int] = set()
         self._next_call = Deadline(_CALL_EVERY_S)
 
@@ -58,8 +58,8 @@ class StoreBoard:
         return str(said.get("text", ""))
 
     def _attested(self) -> set[int]:
-        """The ranks of which this host's system says that they are gone, or that of theirs on the
-        line to it. A rank that closes the group after a silence may have gone on elsewhere."""
+        """The ranks that are gone according to this host's system, or to theirs, over the line
+        to it. A rank that closes the group after a silence may have gone on elsewhere."""
         group, here = self._of.group, self._of.placement.here
         return {
             rank
@@ -101,11 +101,11 @@ class StoreBoard:
             self._call_silent()
             self._next_call = Deadline(_CALL_EVERY_S)
         if self._attested() != self._told:
-            self.say(self._text)  # others may have no line to those
+            self.say(self._text)  # others may have no line to them
         return sorted(self._cut_off)
 
     def _call_silent(self) -> None:
-        """Call those on other hosts of whom nobody here knows anything."""
+        """Connect to ranks on other hosts of which nothing is known here."""
         here, members = self._of.placement.here, self._of.placement.members
         for rank in range(self.size):
             if rank in here or rank in self._cut_off or self.is_gone(rank) or self.heard(rank):
@@ -124,15 +124,15 @@ class StoreBoard:
         if self._is_named or len(present) > len(silent):
             return ""
         return (
-            f"{name_ranks(silent)} may live where nobody reaches them, and {name_ranks(present)} "
-            "are not the majority: shrink(store=) names a store that decides"
+            f"{name_ranks(silent)} may be alive but cannot be reached, and {name_ranks(present)} "
+            "are no majority: name a store that decides with shrink(store=)"
         )
 
 
 def shrink(
     old: HostsTransport, name: str, at_least: int, timeout_s: float, store: Any
 ) -> Transport:
-    """The group of those who are left of a group over hosts."""
+    """The group of the survivors of a group over hosts."""
     old.end_for_survivors()
     met: list[Attempt] = []
     lost: StoreGone | None = None
@@ -144,19 +144,19 @@ def shrink(
             return go_on(board, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
         except StoreGone as error:
             lost = lost or error
-            if met:  # in a group that may be made, and that this rank must not leave for another
+            if met:  # that group may be made, and this rank must not leave it for another
                 break
     raise NoQuorum(
-        f"group {old.name} does not go on: its ranks would agree in a torch Store, and {lost}",
+        f"group {old.name} cannot continue: its ranks need a torch Store to agree, and {lost}",
         rank=old.rank,
         group=old.name,
     ) from lost
 
 
 def _boards(old: HostsTransport) -> Iterator[Callable[[], Any]]:
-    """What opens the stores in which the ranks may agree where none is named: the one in which they
-    met; once that is lost, one that the first rank hosts of those who seem to be there. However
-    they disagree on that, each is in one place, and only a majority goes on."""
+    """Functions that open the stores in which the ranks may agree if none is named: the one in
+    which they met; if it is lost, one hosted by the first rank that seems to be alive. Even if
+    they disagree about that, each rank is in one store, and only a majority continues."""
     yield partial(old.links.open_store, _store_s())
     for rank, member in enumerate(old.placement.members):
         is_gone = partial(_is_gone, old, rank)
@@ -171,7 +171,7 @@ def _is_gone(old: HostsTransport, rank: int) -> bool:
 def _meet(
     old: HostsTransport, name: str, store: Any, met: list[Attempt], attempt: Attempt
 ) -> Transport:
-    """Meet those who go on, wherever they are."""
+    """Meet the survivors, wherever they are."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     met.append(attempt)

@@ -1,7 +1,7 @@
-"""CUDA tensors of ranks on several hosts: NCCL's, where every rank has a GPU of its own.
+"""CUDA tensors of ranks on several hosts: NCCL moves them if every rank has its own GPU.
 
-With a group's first collective on CUDA tensors the ranks tell each other of their GPUs. Where some
-share one, there is no way, and all say so. Messages pass through the CPU's memory.
+At a group's first collective on CUDA tensors the ranks exchange which GPUs they have. If some share
+one, all refuse the call. Messages go through CPU memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def meet_on_gpus(comm: HostsTransport, device: torch.device, operation: Operation) -> Transport:
-    """What carries out the collectives of this group on CUDA tensors; all ranks call with their
-    first one. Raises ValueError, on all of them, where their GPUs allow no way."""
+    """The transport for this group's collectives on CUDA tensors; all ranks call it with their
+    first one. Raises ValueError, on all of them, if their GPUs allow none."""
     from unisono.comm.cuda.first_call import exchange_gpus
     from unisono.comm.cuda.routing import NCCL, choose_way, describe_no_way
     from unisono.comm.over_torch.stateless import connect_stateless
@@ -36,7 +36,7 @@ def meet_on_gpus(comm: HostsTransport, device: torch.device, operation: Operatio
 
 
 def describe_gpu(host: str, device: torch.device) -> RankGpu:
-    """What a rank tells of its GPU."""
+    """What a rank tells the others about its GPU."""
     from unisono.comm.cuda.routing import RankGpu
 
     properties = torch.cuda.get_device_properties(device)

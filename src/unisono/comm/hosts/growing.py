@@ -1,9 +1,9 @@
-"""How new processes come into a group from any host: by a torch Store that all of them reach.
+"""How new processes on any host join a group: through a torch Store that all of them reach.
 
-The first member writes there, under the name that newcomers know, how many may come. A newcomer
-takes the next free number behind the members; where all are taken, that of the first, for it may
-have ended. Once everybody is there (roll_call.py), all meet in a part of the store. Whether the
-group is made, the first member settles there, once for all.
+The first member writes there, under the name that newcomers know, how many may join. A newcomer
+takes the next free number after the members; if all are taken, the first one, whose owner may have
+ended. Once all are there (roll_call.py), they meet in a part of the store. The first member settles
+there, once and for all, whether the group is made.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _GLANCE_S = 0.02
 
 
 class _Refused(RendezvousError):
-    """This process cannot come in as it wants to."""
+    """This process cannot join as it asked to."""
 
 
-class Door:
-    """Where a group grows that newcomers know by a name: a place in a store."""
+class GrowthStore:
+    """Where newcomers meet a group that grows: a place in a store, known by a name."""
 
     def __init__(self, store: Any, name: str) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         self._name = name
-        self.is_passed = False  # everybody was there
+        self.is_passed = False  # all were there
         self._part = partial(PrefixStore, store=open_store(store, _STORE_S))
         self._store = BoundedStore(self._part(f"unisono/grow/{name}"), lambda: _STORE_S)
 
     def open(self, about: dict[str, Any]) -> None:
-        """Say what the group will be."""
-        self._store.set("door", json.dumps(about))
+        """Publish what the group will be."""
+        self._store.set("growth", json.dumps(about))
 
     def look(self) -> dict[str, Any]:
-        """What it will be; nothing where it does not grow."""
-        return dict(json.loads(self._store.get("door"))) if self._store.check(["door"]) else {}
+        """What it will be; empty if it does not grow."""
+        return dict(json.loads(self._store.get("growth"))) if self._store.check(["growth"]) else {}
 
     def take_number(self, about: dict[str, Any]) -> int:
-        """The next of those that newcomers have."""
+        """The next number for newcomers."""
         taken = int(self._store.add(f"{about['generation']}/taken", 1)) - 1
         members, size = int(about["members"]), int(about["size"])
         return members + taken % (size - members)
@@ -68,8 +68,8 @@ class Door:
         limit: Deadline,
         check: Callable[[], None],
     ) -> Transport:
-        """Wait for everybody, and make the group; as the one with this number, who wants a rank, or
-        any (-1). Raises Departed where another attempt may be better."""
+        """Wait for all, and make the group; as the one with this number, which wants a rank, or
+        any (-1). Raises Departed if another attempt may succeed."""
         name, members, size = str(about["name"]), int(about["members"]), int(about["size"])
         roll = self._part(f"unisono/grow/{self._name}/{about['generation']}/{size}")
         token, here = call_roll(roll, name, number, size, limit, {"wants": wanted}, check)
@@ -78,14 +78,14 @@ class Door:
         twice = [at for at, rank in enumerate(wants) if rank >= 0 and rank in wants[:at]]
         if twice:
             raise (_Refused if number - members in twice else Departed)(
-                f"group {name}: two new processes want to be rank {wants[twice[0]]}"
+                f"group {name}: two new processes asked for rank {wants[twice[0]]}"
             )
         places, settle = places_after(members, wants), partial(self._settle, token)
 
         def check_all() -> None:
             check()
             if settle(None) is False:
-                raise Departed(f"somebody gave up while group {name} was made")
+                raise Departed(f"a process gave up while group {name} was made")
 
         ranks = number_newcomers(about["global_ranks"], places)
         meeting = Meeting(name, ranks, timeout_s, Deadline(MEETING_S), check_all)
@@ -104,7 +104,7 @@ class Door:
         return made
 
     def _settle(self, token: str, made: bool | None) -> bool | None:
-        """Whether a group is made, as was said first; None: nobody has said it yet."""
+        """Whether a group is made, as settled first; None: not settled yet."""
         key = f"made/{token}"
         if made is not None:
             return bool(int(self._store.compare_set(key, "", str(int(made)))))
@@ -114,23 +114,23 @@ class Door:
 def grow(
     group: Any, store: Any, name: str, known_as: str, count: int, limit_s: float, generation: int
 ) -> Transport:
-    """A group of all ranks and so many new processes of any host; all ranks call."""
+    """A group of all ranks and `count` new processes on any host; all ranks call it."""
     group.raise_if_ended()
-    door = Door(store, known_as)
+    growth_store = GrowthStore(store, known_as)
     about = {"name": name, "generation": generation, "global_ranks": group.global_ranks}
     about |= {"members": group.size, "size": group.size + count, "timeout_s": group.timeout_s}
     if group.rank == 0:
-        door.open(about)
+        growth_store.open(about)
     check, limit = group.raise_if_ended, Deadline(limit_s)
     try:
-        return door.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
+        return growth_store.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
     except StoreGone as error:
-        if door.is_passed:  # and nobody knows what the others have heard
+        if growth_store.is_passed:  # and it is unknown what the others have learned
             group.abort(f"growing failed: {error}")
         raise
 
 
-def come_in(
+def join_growing(
     store: Any,
     name: str,
     rank: int | None,
@@ -138,29 +138,29 @@ def come_in(
     timeout_s: float | None,
     limit: Deadline,
 ) -> Transport:
-    """Wait until the members of a group let this process in."""
-    door, why = Door(store, name), ""
+    """Wait until the members of a group admit this process."""
+    growth_store, why = GrowthStore(store, name), ""
     while limit.left_s():
-        about = door.look()
+        about = growth_store.look()
         if about and about["generation"] >= generation:
             if rank is not None and rank >= about["size"]:
                 size = about["size"]
-                raise RendezvousError(f"group {name} grows to {size}, without a rank {rank}")
-            number, check = door.take_number(about), partial(_check, door, about)
+                raise RendezvousError(f"group {name} grows to {size} ranks, without a rank {rank}")
+            number, check = growth_store.take_number(about), partial(_check, growth_store, about)
             call_s = about["timeout_s"] if timeout_s is None else timeout_s
             try:
                 wanted = -1 if rank is None else rank
-                return door.pass_through(about, number, wanted, call_s, limit, check)
+                return growth_store.pass_through(about, number, wanted, call_s, limit, check)
             except (GroupError, RendezvousError) as error:
                 if isinstance(error, (StoreGone, _Refused)):
                     raise
                 why = f" ({error})"
         time.sleep(_GLANCE_S)
     limit_s = in_seconds(limit.timeout_s)
-    raise RendezvousError(f"group {name} did not let this process in within {limit_s}{why}")
+    raise RendezvousError(f"group {name} did not admit this process within {limit_s}{why}")
 
 
-def _check(door: Door, about: dict[str, Any]) -> None:
-    """Raise Departed if the group will be another."""
-    if door.look() != about:
-        raise Departed(f"group {about['name']} does not grow any more")
+def _check(growth_store: GrowthStore, about: dict[str, Any]) -> None:
+    """Raise Departed if the group will be a different one."""
+    if growth_store.look() != about:
+        raise Departed(f"group {about['name']} no longer grows")

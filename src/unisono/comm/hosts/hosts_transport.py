@@ -1,9 +1,9 @@
-"""Hosts: the transport of ranks on several hosts. The engine carries out every call whole.
+"""The transport of ranks on several hosts. The engine runs every call as a whole.
 
-On every host there is shared memory with a place for each rank of the group. The engine hands what
-a rank writes there to the other hosts by UCX, so that a call, a message or a failure over hosts
-looks as it does on one. What the engine cannot see, the ends of processes on other hosts, the
-control lines tell it.
+Every host has shared memory with a place for each rank of the group. The engine sends what a rank
+writes there to the other hosts by UCX, so that a call, a message or a failure over hosts looks as
+it does on one. The control lines tell the engine what it cannot see: the ends of processes on other
+hosts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
 _ANSWER_S = 0.4
-"""How long a rank that did not come may take to say where it is."""
+"""How long a missing rank may take to say where it is."""
 _GLANCE_S = 0.1
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a group shall be, and until when its ranks may come; `check` raises if they will not."""
+    """What a new group will be, and its deadline; `check` raises if ranks will not join."""
 
     name: str
     global_ranks: tuple[int, ...] | None
@@ -44,14 +44,14 @@ class Meeting:
 
 
 def segments_of(placement: Placement) -> list[tuple[Sequence[int], int, int]]:
-    """The segments of a host: one for all ranks of the group, and one for those who are here."""
+    """The segments of a host: one for all ranks of the group, and one for those of this host."""
     here = placement.here
     sharers = placement.sharers
     return [(here, len(placement.members), sharers), (range(len(here)), len(here), sharers)]
 
 
 class HostsMembership(Membership):
-    """A membership that knows the ranks of other hosts, too; `met` has those of this one."""
+    """A membership that includes the ranks of other hosts; `met` has those of this one."""
 
     def __init__(self, met: Membership, links: Links, placement: Placement) -> None:
         hosts = links.hosts
@@ -120,7 +120,7 @@ class HostsTransport(SharedMemory):
         server: RendezvousServer,
         meeting: Meeting,
     ) -> HostsTransport:
-        """The group whose members on this host have `met`, once all others have come, too.
+        """The group whose members on this host have `met`, once all others have joined, too.
 
         Raises RendezvousError if they have not by the deadline; and what the meeting's `check`
         raises."""
@@ -152,7 +152,7 @@ class HostsTransport(SharedMemory):
             inner.close()
             if not isinstance(error, OSError):
                 raise
-            raise RendezvousError(f"group {self.name}: UCX does not connect: {error}") from error
+            raise RendezvousError(f"group {self.name}: UCX cannot connect: {error}") from error
         self.links.add(self)
         while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
             check()
@@ -163,7 +163,7 @@ class HostsTransport(SharedMemory):
                 away = [rank for rank in missing if not self._membership.members[rank].is_here]
                 rank = (away or missing)[0]
                 limit = in_seconds(deadline.timeout_s)
-                why = f"{name_ranks(missing)} did not come to group {self.name} by UCX in {limit}"
+                why = f"{name_ranks(missing)} did not join group {self.name} by UCX within {limit}"
                 raise self.links.no_connection(self.placement.members[rank], why)
 
     @property
@@ -193,7 +193,7 @@ class HostsTransport(SharedMemory):
             return HostsTransport.over(met, links, placement, self._server, meeting)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
-        from unisono.comm.hosts.going_on import shrink  # few need it
+        from unisono.comm.hosts.going_on import shrink  # rarely needed
 
         return shrink(self, name, at_least, timeout_s, store)
 
@@ -204,7 +204,7 @@ class HostsTransport(SharedMemory):
         return PrefixStore(f"unisono/torch/{self.key:x}", hosted)
 
     def find_stopped(self) -> list[int]:
-        """The ranks whose processes are stopped, as far as their hosts say."""
+        """The ranks whose processes are stopped, according to their hosts."""
         return self._membership.find_stopped()
 
     grow = Transport.grow
@@ -215,7 +215,7 @@ class HostsTransport(SharedMemory):
     def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
         super().__del__(is_finalizing)
         if getattr(self, "_server", None) is not None and not is_finalizing():
-            self.links.remove(self)  # in a thread: to hang up takes a moment
+            self.links.remove(self)  # in a thread: hanging up takes a moment
             threading.Thread(target=self.links.close, daemon=True).start()
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class HostsTransport(SharedMemory):
             self.links.remove(self)
             self.links.close()
 
-    # -- memory that all ranks have mapped: there is none -----------------------------------------
+    # -- memory that all ranks map: there is none -------------------------------------------------
 
     def allocate(self, size_bytes: int) -> Memory | None:
         return None
@@ -241,22 +241,22 @@ class HostsTransport(SharedMemory):
     def memory(self, number: int) -> Memory | None:
         return None
 
-    # -- what the links bring, in their thread ----------------------------------------------------
+    # -- callbacks of the links, in their thread --------------------------------------------------
 
     def describe(self) -> GroupMembers:
         """For the watch."""
         return GroupMembers(self.name, f"{self.key:x}", self.placement.members)
 
     def on_lost(self, peer: int, is_silent: bool) -> None:
-        """The process of a global rank has ended, or does not answer any more."""
+        """The process of a global rank has ended, or no longer answers."""
         if peer in self.placement.members:
             self.group.lose(self.placement.members.index(peer), is_silent)
 
     def on_left(self, peer: int) -> None:
-        """The process of a global rank has left all groups in order."""
+        """The process of a global rank has left all groups cleanly."""
         if peer in self.placement.members:
             self.group.leave(self.placement.members.index(peer))
 
     def end(self) -> None:
-        """This process ends: have the others hear of it behind all that this rank has sent them."""
+        """This process ends: tell the others, after all that this rank has sent them."""
         self.group.close()

@@ -1,11 +1,11 @@
 """Which ranks share a host.
 
-Each rank says through the store where it is: on which machine since its last start, in which
-network namespace, for the sockets by which ranks of one host meet belong to that; or what
-UNISONO_HOSTID says instead. That is a claim. The proof: whoever claims the host of another rank
-connects to a socket of it that has no name outside that host's kernel.
+Each rank publishes in the store where it is: the boot of its machine and its network namespace, to
+which the sockets belong by which ranks of one host meet; or UNISONO_HOSTID instead. That is a
+claim. The proof: a rank that claims the host of another connects to a socket of it that has no name
+outside that host's kernel.
 
-Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
+Plain classes: making a dataclass takes a millisecond at the start of every process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from unisono.processes import boot_id, namespace
 
 
 class Hosts:
-    """Where all ranks of a world are. Hosts are numbered by their lowest global rank.
+    """Where all ranks of a world are. Hosts are numbered in the order of their lowest global ranks.
 
-    `members` has the global ranks of each host, `names` what people call it, `mine` is this rank's
-    own; `pids` has every rank's process id, as its own host numbers it. `address` is where other
-    hosts reach this rank, "" where there are none. `secret` is known to the ranks of this world:
-    without UNISONO_JOB_SECRET also to whoever reads the store. `boots` names the machine that each
-    rank runs on: several hosts may be namespaces of one.
+    `members` has the global ranks of each host, `names` the hosts' names, `mine` is this rank's
+    host; `pids` has every rank's PID on its own host. `address` is where other hosts reach this
+    rank, "" if there are none. `secret` is known to the ranks of this world, and without
+    UNISONO_JOB_SECRET to every reader of the store. `boots` identifies the machine that each rank
+    runs on: several hosts may be namespaces of one machine.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Hosts:
 
 
 class Claim:
-    """What a rank says of where it is. `identity` is equal on the ranks of one host; `is_given`
-    says that UNISONO_HOSTID has told it; `socket` is where it is reached there, on `machine`;
-    `carrier` is what UNISONO_HOSTS asks for between hosts, `boot` tells machines apart."""
+    """Where a rank says it is. `identity` is equal on the ranks of one host; `is_given`: it
+    comes from UNISONO_HOSTID; `socket` is where it is reached there, on `machine`; `carrier` is
+    what UNISONO_HOSTS asks for between hosts, `boot` identifies the machine."""
 
     def __init__(
         self,
@@ -103,25 +103,25 @@ def find_hosts(
     check: Callable[[], None] = lambda: None,
     group: str = "world",
 ) -> Hosts:
-    """Where the ranks of a world are; every rank calls this, and has the same afterwards.
+    """Where the ranks of a world are; every rank calls this, and gets the same result.
 
     Raises RendezvousError on all ranks if two of them claim one host and cannot meet on it, or if
     hosts have no network between them.
     """
     with contextlib.ExitStack() as stack:
         with descriptors_needed():
-            door = stack.enter_context(
+            listener = stack.enter_context(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
-        mine = json.dumps(vars(_claim(door)))
+        mine = json.dumps(vars(_claim(listener)))
         texts = exchange(store, "hosts", rank, range(size), mine, deadline, check, group)
         claims = [Claim(**json.loads(text)) for text in texts]
         hosts = group_claims(claims, rank)
         if hosts.count == 1 and not any(claim.is_given for claim in claims):
-            return hosts  # whose ranks prove it when they come to share a segment
+            return hosts  # the ranks prove it when they share a segment
         if hosts.count > 1:
             _check_carriers(claims, hosts)
-        from unisono.comm.hosts import network, sealed  # what one host alone need not load
+        from unisono.comm.hosts import network, sealed  # not needed on a single host
 
         hosts.secret = sealed.make_secret([vars(claim) for claim in claims])
 
@@ -130,7 +130,7 @@ def find_hosts(
             _prove(claims, rank, hosts.leader(hosts.mine))
             addresses = network.find_addresses(store) if hosts.count > 1 else {}
             problem = ""
-        except RendezvousError as error:  # which all ranks shall hear
+        except RendezvousError as error:  # passed on to all ranks
             problem = str(error)
         mine = json.dumps({"problem": problem, "addresses": addresses})
         texts = sealed.exchange(hosts, store, "proofs", rank, mine, deadline, check, group)
@@ -152,11 +152,11 @@ def find_hosts(
 
 
 def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
-    """The hosts of these ranks, as they claim, seen from one of them."""
+    """The hosts of these ranks by their claims, seen from one of them."""
     ranks_of: dict[str, list[int]] = {}
     for member, claim in enumerate(claims):
         ranks_of.setdefault(claim.identity, []).append(member)
-    members = tuple(map(tuple, ranks_of.values()))  # by lowest rank, for so they were found
+    members = tuple(map(tuple, ranks_of.values()))  # in the order of lowest ranks
     names = [claims[ranks[0]].name for ranks in members]
     if len(set(names)) < len(names):  # namespaces of one machine, or machines with one image
         again = {name for name, count in Counter(names).items() if count > 1}
@@ -168,17 +168,17 @@ def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:
 
 
 def identify_host() -> str:
-    """What is equal on the ranks of one host: UNISONO_HOSTID, or what the system tells. Raises
-    OSError where there is no /proc."""
+    """What is equal on the ranks of one host: UNISONO_HOSTID, or what the system reports. Raises
+    OSError if there is no /proc."""
     return variables.HOSTID.read() or f"{boot_id()}/{namespace('net')}"
 
 
-def _claim(door: socket.socket) -> Claim:
-    """This rank's; whoever comes to the door while it is open has proved to be on this host, for
-    the kernel lets nobody else in."""
+def _claim(listener: socket.socket) -> Claim:
+    """This rank's claim; a process that connects to the listener has proved to be
+    on this host, since the kernel admits no other."""
     name = f"unisono-{os.urandom(16).hex()}"
-    door.bind(b"\0" + name.encode())
-    door.listen(1024)
+    listener.bind(b"\0" + name.encode())
+    listener.listen(1024)
     given, machine = variables.HOSTID.read(), socket.gethostname()
     return Claim(
         identify_host(),
@@ -194,18 +194,18 @@ def _claim(door: socket.socket) -> Claim:
 
 
 def _check_carriers(claims: Sequence[Claim], hosts: Hosts) -> None:
-    """Raise RendezvousError where the ranks ask for different ones; all see it."""
+    """Raise RendezvousError, on all ranks, if they ask for different ones."""
     other = next((at for at, theirs in enumerate(claims) if theirs.carrier != claims[0].carrier), 0)
     if other:
         raise RendezvousError(
-            f"{hosts.name_rank(0)} asks for {claims[0].carrier} between hosts, and "
+            f"{hosts.name_rank(0)} asks for {claims[0].carrier} between hosts, but "
             f"{hosts.name_rank(other)} for {claims[other].carrier}: set UNISONO_HOSTS to the same "
             "on every rank"
         )
 
 
 def _prove(claims: Sequence[Claim], rank: int, leader: int) -> None:
-    """Meet the first rank of this host; raises RendezvousError where that cannot be."""
+    """Meet the first rank of this host; raises RendezvousError if that fails."""
     first, own = claims[leader], claims[rank]
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as caller:
         caller.settimeout(10.0)
@@ -216,12 +216,12 @@ def _prove(claims: Sequence[Claim], rank: int, leader: int) -> None:
             raise RendezvousError(
                 f"rank {leader} (pid {first.pid} on {first.machine}) and rank {rank} (pid "
                 f"{own.pid} on {own.machine}) have the same host id, {own.identity}"
-                f"{' (UNISONO_HOSTID)' if own.is_given else ''}, but rank {rank} does not find the "
+                f"{' (UNISONO_HOSTID)' if own.is_given else ''}, but rank {rank} cannot find the "
                 f"other on its machine ({error.strerror or error}): has it ended? If they are on "
-                "different machines, give each machine a UNISONO_HOSTID of its own"
+                "different machines, set a different UNISONO_HOSTID on each"
             ) from error
     if user != os.geteuid():
         raise RendezvousError(
             f"on host {own.name} rank {leader} runs as user {user} and rank {rank} as "
-            f"{os.geteuid()}: ranks of one host share memory, and must belong to one user"
+            f"{os.geteuid()}: ranks of one host share memory, so they must run as the same user"
         )

@@ -1,6 +1,6 @@
 """How fast the links between hosts are: latency, and bandwidth each way, one pair at a time.
 
-Between the lowest ranks of two hosts go messages of their group. All other hosts are silent
+The lowest ranks of two hosts exchange messages of their group. All other hosts are silent
 meanwhile.
 """
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
 
 STREAM_S = 0.4
-"""For how long a stream goes on at least."""
+"""The minimum duration of a stream."""
 
 _PINGS = 40
 _BLOCK_BYTES = 1 << 20
 _UNDER_WAY = 8
 _TAG = 3 << 29
-"""Not one of a program's, nor of an execution's."""
+"""Not used by programs or schedules."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Between two hosts, by their numbers: seconds for the shortest message, one way, and bytes per
-    second from the first to the second, and back."""
+    """Between two hosts, by their numbers: seconds for the shortest message, one way, and bytes
+    per second from the first to the second and back."""
 
     first: int
     second: int
@@ -42,9 +42,9 @@ class LinkSpeed:
 
 
 def measure_links(comm: Communicator, stream_s: float = STREAM_S) -> list[LinkSpeed]:
-    """Measure every pair of hosts of a group; all ranks call this, and have the same afterwards.
+    """Measure every pair of hosts of a group; all ranks call this, and get the same result.
 
-    Raises a GroupError where hosts do not reach each other.
+    Raises a GroupError if hosts cannot reach each other.
     """
     transport = comm.transport
     assert isinstance(transport, HostsTransport)
@@ -53,7 +53,7 @@ def measure_links(comm: Communicator, stream_s: float = STREAM_S) -> list[LinkSp
     for first, second in itertools.combinations(range(len(leaders)), 2):
         ends = leaders[first], leaders[second]
         figures = torch.zeros(3, dtype=torch.float64)
-        comm.barrier()  # nobody else sends
+        comm.barrier()  # no other rank sends
         if comm.rank in ends:
             peer = ends[1 - ends.index(comm.rank)]
             measured = _measure_pair(comm, peer, comm.rank == ends[0], stream_s)
@@ -64,7 +64,7 @@ def measure_links(comm: Communicator, stream_s: float = STREAM_S) -> list[LinkSp
 
 
 def _measure_pair(comm: Communicator, peer: int, is_first: bool, stream_s: float) -> list[float]:
-    """Latency, bandwidth there and back; the first of the two has them right."""
+    """Latency, bandwidth there and back; valid on the first of the two."""
     latency_s = _ping(comm, peer, is_first)
     there = _send_stream(comm, peer, stream_s) if is_first else _take_stream(comm, peer)
     back = _take_stream(comm, peer) if is_first else _send_stream(comm, peer, stream_s)
@@ -82,12 +82,12 @@ def _ping(comm: Communicator, peer: int, is_first: bool) -> float:
         if not is_first:
             comm.send(message, peer, _TAG)
         took.append((time.perf_counter() - begin) / 2)
-    return sorted(took)[len(took) // 4]  # other programs make many of them longer
+    return sorted(took)[len(took) // 4]  # other programs lengthen many of them
 
 
 def _send_stream(comm: Communicator, peer: int, stream_s: float) -> float:
-    """Send ever longer streams until one takes long enough: bytes per second in that. The other
-    side is told of it, too."""
+    """Send longer and longer streams until one takes long enough; returns its bytes per second.
+    The other side gets it, too."""
     block = torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
     blocks, answer = 1, torch.zeros(1, dtype=torch.float64)
     while True:
@@ -120,7 +120,7 @@ def _take_stream(comm: Communicator, peer: int) -> float:
 
 
 def _keep_under_way(blocks: int, begin: Any) -> None:
-    """Begin so many messages, a few ahead of what has arrived, and wait for all."""
+    """Start so many messages, keeping a few in flight, and wait for all."""
     under_way: collections.deque[Any] = collections.deque()
     for number in range(blocks):
         if len(under_way) == _UNDER_WAY:

@@ -1,8 +1,8 @@
-"""The control lines of this process to processes of other hosts, and what it hears on them.
+"""The control lines of this process to processes on other hosts, and what it receives on them.
 
-UCX carries data; a line tells when the other process or its host is gone (control_line.py), and
-carries questions. There is a line to some rank of each other host from the beginning, and to any
-other rank once somebody has a question for it.
+UCX carries data; a line shows when the other process or its host is gone (control_line.py), and
+carries questions. There is a line to one rank of each other host from the beginning, and to any
+other rank once there is a question for it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from unisono.errors import RendezvousError
 from unisono.processes import state_of
 
 _BEHIND_S = 0.3
-"""How long what a process has sent before it left may still be on its way."""
+"""How long data that a process sent before it left may still be in transit."""
 _STAY_S = 1.5
 _STORE_S = 5.0
 _DRAW_S = 1.0
-"""How long a line to a rank that there was none to may take."""
+"""How long a new line to a rank may take."""
 
 all_links: weakref.WeakSet[Links] = weakref.WeakSet()
-"""Those of this process, one for each world over hosts that it is in."""
+"""Those of this process, one for each world over hosts that it belongs to."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,24 @@ class GroupMembers:
 
 
 class Party(Protocol):
-    """A group, which hears of the ends of processes."""
+    """A group, which is told when processes end."""
 
     key: int
 
     def describe(self) -> GroupMembers: ...
 
     def on_lost(self, peer: int, is_silent: bool) -> None:
-        """The process of a global rank has ended, or does not answer any more."""
+        """The process of a global rank has ended, or no longer answers."""
 
     def on_left(self, peer: int) -> None:
-        """The process of a global rank has left all groups in order."""
+        """The process of a global rank has left all groups cleanly."""
 
     def end(self) -> None:
         """This process ends."""
 
 
 class Links:
-    """The lines of one process of a world. Groups hold on to them by `share` and `close`."""
+    """The lines of one process of a world. Groups keep them open by `share` and `close`."""
 
     def __init__(self, store: Any, hosts: Hosts, me: int) -> None:
         self.hosts = hosts
@@ -107,8 +107,8 @@ class Links:
         *,
         has_data: bool = True,
     ) -> None:
-        """Learn how all ranks of the world are reached; each calls this. Raises RendezvousError, on
-        all of them, where they have no UCX, or different ones, and it `has_data` to carry."""
+        """Learn how to reach all ranks of the world; each calls this. Raises RendezvousError, on
+        all of them, if they have no UCX, or different ones, and it `has_data` to carry."""
         port = self._lines.where[1]
         mine = own_contact(self.hosts.address, port, payload, has_data)
         self._contacts = exchange_contacts(
@@ -128,17 +128,17 @@ class Links:
         return self._contacts[member].where
 
     def payloads(self, members: Iterable[int]) -> tuple[str, ...]:
-        """What these global ranks wanted the others to know."""
+        """What these global ranks published to the others."""
         return tuple(self._contacts[member].payload for member in members)
 
     def share(self) -> Links:
-        """One more holds on to them."""
+        """One more user."""
         with self._lock:
             self._holders += 1
         return self
 
     def close(self) -> None:
-        """One less does; the last one ends all connections."""
+        """One user fewer; the last one ends all connections."""
         with self._lock:
             self._holders -= 1
             if self._holders > 0:
@@ -146,7 +146,7 @@ class Links:
         self.close_all()
 
     def close_all(self) -> None:
-        """Say goodbye to everybody."""
+        """Say goodbye to all."""
         with self._lock:
             if self._is_closed or self._pid != os.getpid():
                 return
@@ -156,12 +156,12 @@ class Links:
             timer.cancel()
             timer.join()
         if not any(links.is_open() for links in list(all_links)):
-            native.close_network()  # once all that was sent is on its way
+            native.close_network()  # after all data was handed to the network
         self._lines.close()
-        self._store = None  # which has a socket, too
+        self._store = None  # it has a socket, too
 
     def leave_all(self) -> None:
-        """Close whatever groups are left, and then the lines: the process ends."""
+        """The process ends: close the remaining groups, and then the lines."""
         if self._pid != os.getpid():
             return
         for party in self._open_parties():
@@ -171,8 +171,8 @@ class Links:
     # -- groups ----------------------------------------------------------------------------------
 
     def next_key(self, name: str) -> int:
-        """What the next group of this name has on all hosts, and no other group ever: programs use
-        names again, and only the secret tells worlds apart."""
+        """The key of the next group of this name, the same on all hosts and unique: programs
+        reuse names, and only the secret distinguishes worlds."""
         with self._lock:
             self._made[name] += 1
             text = f"{self._made[name]} {name}"
@@ -180,7 +180,7 @@ class Links:
         return int.from_bytes(digest, "big") >> 1
 
     def add(self, party: Party) -> None:
-        """Let a group hear of the ends of processes, those that have ended already included."""
+        """Tell a group when processes end, including those that have already ended."""
         with self._lock:
             self._parties[party.key] = weakref.ref(party)
             lost = dict(self._lost)
@@ -188,12 +188,12 @@ class Links:
             party.on_lost(peer, why != ENDED)
 
     def remove(self, party: Party) -> None:
-        """It need not hear any more."""
+        """Stop telling it."""
         with self._lock:
             self._parties.pop(party.key, None)
 
     def describe_groups(self) -> list[GroupMembers]:
-        """The groups over hosts that this process is in."""
+        """This process's groups over hosts."""
         return [party.describe() for party in self._open_parties()]
 
     def _open_parties(self) -> list[Party]:
@@ -202,17 +202,17 @@ class Links:
         return [party for party in parties if party is not None]
 
     def loss_of(self, peer: int) -> str | None:
-        """How the process of a global rank went, behind its name in a sentence; None if it is
-        there, or nothing is known."""
+        """How the process of a global rank ended: completes "rank 3 ..."; None if it is there,
+        or nothing is known."""
         return self._lost.get(peer)
 
     def open_store(self, timeout_s: float) -> Any:
-        """A connection of one's own to the store in which the ranks have met; or StoreGone."""
+        """A separate connection to the store in which the ranks met. Raises StoreGone."""
         return open_store(self._store, timeout_s)
 
     def open_hosted(self, peer: int, is_gone: Callable[[], bool] = lambda: False) -> Any:
-        """A connection to the store that a global rank hosts, once somebody has asked it to, until
-        its process ends. Raises StoreGone, soon if the rank `is_gone`."""
+        """A connection to the store that a global rank hosts on request, until its process ends.
+        Raises StoreGone, soon if the rank `is_gone`."""
         address, limit = self._contacts[peer].address, Deadline(2 * _STORE_S)
         port: int | None = None
         while port is None and not (peer in self._lost or is_gone()) and limit.left_s():
@@ -231,7 +231,7 @@ class Links:
             raise StoreGone(f"{self.hosts.name_rank(peer)} hosts no store: {error}") from error
 
     def decide(self, key: int, serial: int, value: int, timeout_s: float) -> int:
-        """What the first rank of a group proposed under this serial. Raises StoreGone."""
+        """The value that the first rank of a group proposed under this serial. Raises StoreGone."""
         limit = Deadline(timeout_s)
         store = BoundedStore(self.open_store(timeout_s), limit.left_s)
         return int(store.compare_set(f"unisono/decision/{key:x}/{serial}", "", str(value)))
@@ -239,7 +239,7 @@ class Links:
     # -- questions -------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        """Whether anybody can be asked."""
+        """Whether questions can be asked."""
         return not self._is_closed
 
     def ask_hosts(
@@ -249,9 +249,9 @@ class Links:
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
     ) -> dict[int, tuple[int, Any]]:
-        """By host: which global rank of it has answered, and what. Who does not answer in time is
-        passed over for another rank, once; a host where nobody knows is left out. `meanwhile` is
-        called now and then."""
+        """By host: which of its global ranks has answered, and what. If one does not answer in
+        time, another rank of its host is asked, once; a host without an answer is left out.
+        `meanwhile` is called periodically."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
         for _ in range(2):
@@ -266,7 +266,7 @@ class Links:
         return found
 
     def _spokesmen(self, hosts: set[int], tried: set[int]) -> dict[int, int]:
-        """A rank of each of these hosts, and the host: one that there is a line to, if any."""
+        """A rank of each of these hosts, and the host: one with a line to it, if any."""
         found: dict[int, int] = {}
         for host in hosts:
             members = self.hosts.members[host]
@@ -277,7 +277,7 @@ class Links:
         return {rank: found[rank] for rank in self._reach(found)}
 
     def _reach(self, peers: Iterable[int]) -> list[int]:
-        """Those of these global ranks that there is a line to, soon."""
+        """Those of these global ranks to which there is a line, or soon will be."""
         peers = [peer for peer in peers if peer not in self._lost]
         for peer in peers:
             if not self._lines.reaches(peer):
@@ -288,12 +288,12 @@ class Links:
         return list(filter(self._lines.reaches, peers))
 
     def stay(self) -> None:
-        """Be there for a moment yet, for others may ask of ranks of this host: it is called where a
-        call has failed on all ranks at once."""
+        """Stay for a moment, since others may ask about ranks of this host: called when a call
+        has failed on all ranks at once."""
         self._stays_until = time.monotonic() + _STAY_S
 
     def find_stopped(self, ranks: Sequence[int], timeout_s: float) -> list[int]:
-        """Which of these global ranks of other hosts are stopped, as their hosts say."""
+        """Which of these global ranks on other hosts are stopped, according to their hosts."""
         if not ranks:
             return []
         answers = self.ask_hosts("stopped", list(ranks), timeout_s)
@@ -304,8 +304,7 @@ class Links:
         return [rank for rank in ranks if rank in here and state_of(pids[rank]).is_stopped]
 
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
-        """What each of these global ranks of other hosts does, for a sentence that begins with
-        it."""
+        """What each of these global ranks on other hosts does: completes "rank 3 ..."."""
         at = self.questions.ask(self._reach(ranks), "where", None, timeout_s)
         found = dict.fromkeys(ranks, "did not answer")
         found |= {rank: f"is at {line}" for rank, line in at.items()}
@@ -314,7 +313,7 @@ class Links:
     # -- lines -----------------------------------------------------------------------------------
 
     def connect(self, peers: Sequence[int], timeout_s: float) -> None:
-        """Have lines to these global ranks, which do the same. Raises RendezvousError."""
+        """Connect lines to these global ranks, which do the same. Raises RendezvousError."""
         limit = Deadline(timeout_s)
         for peer in peers:
             self._lines.want(peer, self._contacts[peer].where, timeout_s)
@@ -325,7 +324,7 @@ class Links:
                 raise self.no_connection(peer, str(error)) from error
 
     def no_connection(self, peer: int, why: str) -> RendezvousError:
-        """What to raise where a global rank is out of reach."""
+        """The exception for a global rank that cannot be reached."""
         ends = []
         for rank in (self.me, peer):
             at = self._contacts[rank]
@@ -339,7 +338,7 @@ class Links:
         self.questions.on_message(peer, message)
 
     def _on_summons(self, peer: int) -> None:
-        if self._contacts:  # else it asks again
+        if self._contacts:  # otherwise it asks again
             self._lines.want(peer, self._contacts[peer].where, _DRAW_S)
 
     def _on_lost(self, peer: int, why: str) -> None:
@@ -351,7 +350,7 @@ class Links:
             party.on_lost(peer, why != ENDED)
 
     def _on_left(self, peer: int) -> None:
-        """Its groups say so by UCX, behind the data, unless that has failed."""
+        """Its groups also say so by UCX, after their data, unless UCX has failed."""
         timer = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
         timer.daemon = True
         with self._lock:
@@ -373,7 +372,7 @@ _hosting = threading.Lock()
 
 
 def _host_store(address: str) -> int:
-    with _hosting:  # several may ask at once
+    with _hosting:  # several may ask at the same time
         return int(_hosted_store(address).port)
 
 

@@ -43,7 +43,7 @@ def connect_anywhere(store: Any, meeting: Meeting, rank: int, size: int) -> Tran
 def make_world(
     store: Any, meeting: Meeting, hosts: Hosts, rank: int, payload: str
 ) -> HostsTransport:
-    """Make a group of all ranks of these hosts, with connections of its own."""
+    """Make a group of all ranks of these hosts, with its own connections."""
     links = Links(store, hosts, rank)
     try:
         links.meet(payload, meeting.deadline, meeting.check, meeting.name)
@@ -62,7 +62,7 @@ def connect_beside(
     timeout_s: float,
     check: Callable[[], None] = lambda: None,
 ) -> Transport:
-    """Make a group of these ranks of a world over hosts, which meet in a store of their own."""
+    """Make a group of these ranks of a world over hosts, which meet in their own store."""
     links, deadline = world.links, Deadline(timeout_s)
     placement = place(members, links.hosts, links.me)
     if len(placement.hosts) > 1:
@@ -100,7 +100,7 @@ def _make(store: Any, links: Links, placement: Placement, meeting: Meeting) -> H
 
 
 def _announcements(store: Any, placement: Placement, deadline: Deadline) -> StoreAnnouncements:
-    """Where those of this host meet: in their part of the store."""
+    """Where the members on this host meet: in their part of the store."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     first = min(placement.members[rank] for rank in placement.here)

@@ -1,4 +1,4 @@
-"""The interface by which hosts talk to each other."""
+"""The interface by which hosts reach each other."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INSTEAD = "set GLOO_SOCKET_IFNAME on each host to the interface by which it reac
 
 
 def find_addresses(store: Any) -> Addresses:
-    """Where this process may be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
-    the one by which it reaches the store, which may lie outside its world, or MASTER_ADDR, or the
-    address of its own host's name.
+    """Where this process can be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
+    the one by which it reaches the store, which may be outside its world, or MASTER_ADDR, or the
+    address of its own host name.
 
     Raises RendezvousError if that interface does not exist or has no address.
     """
@@ -42,17 +42,17 @@ def choose_address(
     name_rank: Callable[[int], str],
     may_be_loopback: bool = False,
 ) -> str:
-    """The address by which this rank is reached, of a family that all ranks have.
+    """The address of this rank, of a family that all ranks have.
 
-    A host that reaches itself by the loopback interface, because MASTER_ADDR means its own name
-    there, takes the interface by which it reaches the others. Raises RendezvousError where the
-    ranks have no family in common or nothing but loopback interfaces.
+    A host that reaches itself by the loopback interface, because MASTER_ADDR is its own name, uses
+    the interface by which it reaches the others. Raises RendezvousError if the ranks have no family
+    in common or only loopback interfaces.
     """
     shared = [family for family in ("4", "6") if all(family in theirs for theirs in everyone)]
     if not shared:
         texts = [f"{name_rank(r)}: {_describe(theirs)}" for r, theirs in enumerate(everyone)]
         raise RendezvousError(
-            f"the hosts have no kind of address in common: {INSTEAD}\n" + "\n".join(texts)
+            f"the hosts have no address family in common: {INSTEAD}\n" + "\n".join(texts)
         )
     for family in shared:
         outward = [theirs[family] for theirs in everyone if not is_loopback(theirs[family])]
@@ -67,23 +67,23 @@ def choose_address(
     if may_be_loopback:
         return own
     raise RendezvousError(
-        f"{name_rank(rank)} would be reached at {own}, which is the loopback interface, and no "
-        f"other host gets there: set MASTER_ADDR to an address that all hosts reach, or {INSTEAD}"
+        f"{name_rank(rank)} has only the loopback address {own}, which other hosts cannot reach: "
+        f"set MASTER_ADDR to an address that all hosts reach, or {INSTEAD}"
     )
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads nowhere but to its own host."""
+    """Whether an address reaches only its own host."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def is_networked(store: Any) -> bool:
-    """Whether other hosts reach this torch Store, too."""
+    """Whether other hosts can reach this torch Store."""
     return bool(store is not None and _host_of(store))
 
 
 def socket_family(address: str) -> socket.AddressFamily:
-    """The family of sockets that an address is for."""
+    """The socket family of an address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -91,7 +91,7 @@ def socket_family(address: str) -> socket.AddressFamily:
 
 
 def find_interface(address: str) -> str:
-    """The name of this host's interface that has an address; "" if there is none."""
+    """The name of this host's interface with this address; "" if there is none."""
     for _, name in socket.if_nameindex():
         with contextlib.suppress(RendezvousError):
             if address in _addresses_of(name).values():
@@ -100,9 +100,9 @@ def find_interface(address: str) -> str:
 
 
 def _sources_towards(target: str) -> Addresses:
-    """This process's addresses on the way to a host, one for each family; nothing is sent."""
+    """This process's addresses on the route to a host, one for each family; nothing is sent."""
     found: Addresses = {}
-    with contextlib.suppress(OSError):  # a name that means nothing here
+    with contextlib.suppress(OSError):  # an unknown name
         for family, _, _, _, where in socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM):
             key = "6" if family == socket.AF_INET6 else "4"
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -116,7 +116,7 @@ def _addresses_of(interface: str) -> Addresses:
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         raise RendezvousError(
-            f"GLOO_SOCKET_IFNAME is {interface}, and {socket.gethostname()} has no such interface: "
+            f"GLOO_SOCKET_IFNAME is {interface}, but {socket.gethostname()} has no such interface: "
             f"it has {', '.join(names)}"
         )
     found: Addresses = {}
@@ -137,14 +137,14 @@ def _addresses_of(interface: str) -> Addresses:
 
 
 def _keep(found: Addresses, family: str, address: str) -> None:
-    """Unless there is one already, or it would mean something else on each host."""
+    """Unless there is one already, or it would mean a different host on each host."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_link_local:
         found.setdefault(family, address)
 
 
 def open_store(store: Any, timeout_s: float) -> Any:
-    """A connection of one's own to a store: it answers one at a time. Raises StoreGone if there is
-    none in time, and at once if its host has ended, whom torch would call again and again."""
+    """A separate connection to a store: each handles one request at a time. Raises StoreGone if
+    there is none in time, and at once if its host has ended, where torch would retry."""
     host, port = _host_of(store), getattr(_lowest(store), "port", 0)
 
     def call() -> Any:
@@ -156,13 +156,13 @@ def open_store(store: Any, timeout_s: float) -> Any:
         return answer_within(timeout_s, call)
     except OSError as error:
         raise StoreGone(
-            f"the torch Store by which the ranks met, at {host}:{port}, has ended or cannot be "
-            f"reached ({error.strerror or error})"
+            f"the torch Store at {host}:{port}, through which the ranks met, has ended or cannot "
+            f"be reached ({error.strerror or error})"
         ) from error
 
 
 def _host_of(store: Any) -> str:
-    """Where a TCPStore is hosted, also below prefixes; "" for others."""
+    """The host of a TCPStore, also below prefixes; "" for other stores."""
     return str(getattr(_lowest(store), "host", ""))
 
 

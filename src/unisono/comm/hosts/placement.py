@@ -1,4 +1,4 @@
-"""Where the members of one group are, and who of them talks to whom between hosts."""
+"""Where the members of one group are, and which of them communicate between hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from unisono.comm.hosts.identity import Hosts
 
 @dataclass(frozen=True)
 class Placement:
-    """`members` has the global ranks of a group in the order of its ranks; `hosts` the group ranks
-    on each host, hosts by lowest rank; `host` and `index` say where this rank stands in them;
-    `sharers` how many run on this machine, other hosts' included."""
+    """`members` has the global ranks of a group in the order of its ranks; `hosts` the group
+    ranks on each host, hosts by lowest rank; `host` and `index` are this rank's place in them;
+    `sharers` is how many run on this machine, including those of other hosts."""
 
     members: tuple[int, ...]
     hosts: tuple[tuple[int, ...], ...]
@@ -36,13 +36,13 @@ class Placement:
         return [found[rank] for rank in range(len(self.members))]
 
     def others(self) -> Iterator[int]:
-        """The numbers of the other hosts, beginning behind our own, so that not all hosts turn to
+        """The numbers of the other hosts, beginning after our own, so that not all hosts contact
         the same one at once."""
         for step in range(1, len(self.hosts)):
             yield (self.host + step) % len(self.hosts)
 
     def mate(self, rank: int, host: int) -> int:
-        """The rank on another host that hears of a rank's calls first."""
+        """The rank on another host that receives what a rank posts."""
         (index,) = (ranks.index(rank) for ranks in self.hosts if rank in ranks)
         return self.hosts[host][index % len(self.hosts[host])]
 
@@ -52,8 +52,8 @@ class Placement:
         return [rank for ranks in away for rank in ranks[index :: len(self.here)]]
 
     def neighbours(self) -> list[int]:
-        """The global ranks that this rank has to have a line to: at least one of each host, so
-        that a death is seen by somebody on every host."""
+        """The global ranks to which this rank needs a line: at least one on each host, so that
+        every host detects a death."""
         ranks = [self.mate(self.rank, host) for host in self.others()] + self.origins(self.index)
         return [self.members[rank] for rank in dict.fromkeys(ranks)]
 

@@ -1,4 +1,4 @@
-"""Questions that processes of different hosts ask each other, over the lines between them."""
+"""Questions between processes on different hosts, over their control lines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unisono.comm.engine import where_is_program
 _log = logging.getLogger("unisono")
 
 answers: dict[str, Callable[[Any], Any]] = {}
-"""What this process tells who asks, by topic: from what the question is about to an answer, both as
-JSON has them. Each runs in a thread of its own, and may take its time."""
+"""How this process answers questions, by topic: from a subject to an answer, both JSON values.
+Each runs in its own thread, and may take long."""
 
 _AT_ONCE: dict[str, Callable[[Any], Any]] = {
     "where": lambda _: where_is_program(),
@@ -33,7 +33,7 @@ _SLICE_S = 0.02
 
 
 class Questions:
-    """Those of one process; `send(peer, message)` has a message go out. `at_once` has answers that
+    """Those of one process; `send(peer, message)` sends a message. `at_once` has answers that
     must not wait, by topic."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Questions:
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
     ) -> dict[int, Any]:
-        """The answers of these global ranks, as far as they come in time; `meanwhile` is called now
-        and then until they do."""
+        """The answers of these global ranks that arrive in time; `meanwhile` is called
+        periodically until then."""
         number = secrets.token_hex(8)
         box = self._asked[number] = queue.SimpleQueue()
         waiting = set(peers)
@@ -76,11 +76,11 @@ class Questions:
         return found
 
     def read_clock(self, peer: int) -> tuple[float, float] | None:
-        """How much more than ours the clock of a global rank's host shows (time.monotonic, in
-        seconds), and by how much that may be wrong; None if it does not answer.
+        """How far the clock of a global rank's host is ahead of ours (time.monotonic, in seconds),
+        and the error bound; None if it does not answer.
 
-        The other clock is read between two readings of ours: of several such the two that lie
-        closest together count, and their middle (as NTP does it)."""
+        The other clock is read between two readings of ours: of several such pairs the closest
+        counts, and its midpoint (as in NTP)."""
         best: tuple[float, float] | None = None
         for _ in range(_CLOCK_READINGS):
             before = time.monotonic()
@@ -94,7 +94,7 @@ class Questions:
         return best
 
     def on_message(self, peer: int, message: dict[str, Any]) -> bool:
-        """Take a message if it is a question or an answer; in the lines' thread."""
+        """Handle a message if it is a question or an answer; in the lines' thread."""
         number = message.get("question")
         if number is None:
             return False

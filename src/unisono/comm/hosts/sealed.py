@@ -1,7 +1,7 @@
-"""What the ranks of a world over hosts tell each other through the store, sealed with a secret.
+"""What the ranks of a world over hosts exchange through the store, sealed with a secret.
 
-The secret comes from what all ranks have claimed, which nobody can foresee, and UNISONO_JOB_SECRET,
-which is not in the store. Without that, whoever reads the store knows the secret, too.
+The secret is derived from the claims of all ranks, which are unpredictable, and UNISONO_JOB_SECRET,
+which is not in the store. Without the latter, every reader of the store knows the secret, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make_secret(claims: Sequence[dict[str, Any]]) -> bytes:
-    """The secret of the ranks that have claimed this."""
+    """The secret of the ranks with these claims."""
     return _hash(variables.JOB_SECRET.read() or b"", json.dumps(claims))
 
 
@@ -36,7 +36,7 @@ def exchange(
     check: Callable[[], None] = lambda: None,
     group: str = "world",
 ) -> list[str]:
-    """The texts of all ranks of these hosts, as `bounded_store.exchange` has it.
+    """The texts of all ranks of these hosts, as in `bounded_store.exchange`.
 
     Raises RendezvousError, on all ranks, if one of them does not know the secret.
     """
@@ -54,7 +54,7 @@ def exchange(
             raise RendezvousError(
                 f"group {group}: {hosts.name_rank(rank)} and {hosts.name_rank(member)} have "
                 "different secrets. Set UNISONO_JOB_SECRET to the same text on every rank, or on "
-                "none; if it is, a stranger takes part"
+                "none; if it already is, a foreign process has written to the store"
             )
         told.append(text)
     return told

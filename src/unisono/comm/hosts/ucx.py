@@ -1,6 +1,6 @@
 """Which UCX carries data between hosts: finding it, loading it, and its settings.
 
-pip's has TCP alone; a system's, or a cluster's own, may have RDMA. UCX's own variables (UCX_TLS,
+pip's has only TCP; the system's, or a cluster's own, may have RDMA. UCX's own variables (UCX_TLS,
 UCX_NET_DEVICES ...) keep their meaning.
 """
 
@@ -46,7 +46,7 @@ class Ucx:
 
     @property
     def version(self) -> Version:
-        """As the library says. Raises RendezvousError if it cannot be loaded."""
+        """The library's own version. Raises RendezvousError if it cannot be loaded."""
         return _version_of(self.path)
 
     @property
@@ -62,9 +62,9 @@ class Ucx:
 
 
 def find() -> Ucx:
-    """The UCX that UNISONO_UCX names; else pip's, or the system's where that has RDMA or is newer.
+    """The UCX that UNISONO_UCX names; else pip's, or the system's if it has RDMA or is newer.
 
-    Raises RendezvousError, with the line that installs it, if there is none.
+    Raises RendezvousError, with the command that installs it, if there is none.
     """
     named = variables.UCX.read()
     if named is not None:
@@ -72,15 +72,16 @@ def find() -> Ucx:
     found = [place for place in (_pips(), _systems()) if place is not None]
     if not found:
         raise RendezvousError(
-            f"several hosts need UCX, and none was found: run `{INSTALL}` on every host, or set "
+            f"groups over several hosts need UCX, which was not found: run `{INSTALL}` on each, or "
+            "set "
             "UNISONO_UCX to a libucp.so"
         )
     return found[-1] if len(found) > 1 and _is_better(found[-1], than=found[0]) else found[0]
 
 
 def load(found: Ucx) -> Version:
-    """Load it into this process, and return the version of what is loaded: where another library
-    has brought a UCX along before, that one serves.
+    """Load it into this process, and return the version of what is loaded: if another library has
+    already loaded a UCX, that one is used.
 
     Raises RendezvousError if it cannot be loaded, or is too old.
     """
@@ -93,23 +94,23 @@ def load(found: Ucx) -> Version:
         ) from error
     if version < OLDEST:
         raise RendezvousError(
-            f"UCX {format_version(version)} is too old, several hosts need "
+            f"UCX {format_version(version)} is too old, groups over several hosts need "
             f"{format_version(OLDEST)} or later: run `{INSTALL}`"
         )
     return version
 
 
 def settings(address: str) -> list[tuple[str, str]]:
-    """UCX's settings (names without UCX_) for a process that other hosts reach at `address`, less
-    what the user has set in the environment."""
+    """UCX's settings (names without UCX_) for a process that other hosts reach at `address`,
+    except those that the user has set in the environment."""
     interface = find_interface(address)
     has_rdma = bool(find().adapters)
     chosen = {
-        "TLS": "tcp,self,ib" if has_rdma else "tcp,self",  # memory of a host is the engine's
+        "TLS": "tcp,self,ib" if has_rdma else "tcp,self",  # the engine handles memory of one host
         "TCP_TX_SEG_SIZE": "256k",
         "TCP_RX_SEG_SIZE": "256k",
         "TCP_CONN_NB": "y",
-        # the control lines notice silence
+        # the control lines detect silence
         "KEEPALIVE_INTERVAL": "inf",
         "TCP_KEEPIDLE": "inf",
     }
@@ -127,7 +128,7 @@ def format_version(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-# -- where one may be ------------------------------------------------------------------------------
+# -- where to look ---------------------------------------------------------------------------------
 
 
 def _named(place: Path) -> Ucx:
@@ -180,8 +181,8 @@ def _is_better(one: Ucx, *, than: Ucx) -> bool:
 
 @functools.cache
 def _version_of(path: Path) -> Version:
-    """pip's has a note of it; another is asked in a process of its own, for loading it leaves
-    traces."""
+    """pip's records it; another is asked in a separate process, since loading it has side
+    effects."""
     note = path.parents[1] / "UCX_WHEEL_VERSION.txt"
     text = note.read_text() if note.is_file() else _ask_version(path)
     major, minor, release = map(int, text.replace(".", " ").split()[:3])

@@ -1,6 +1,6 @@
-"""Comparing what the ranks are about to do, before a byte moves, where nobody else does: gloo ends
-the process (SIGABRT) where ranks bring different sizes, and returns a wrong result where they bring
-different reductions or types of one size. It is one small all-gather more."""
+"""Compare the ranks' calls before data moves, for backends that do not: gloo ends the process
+(SIGABRT) if ranks pass different sizes, and returns a wrong result if they pass different
+reductions or types of one size. It costs one small all_gather."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ANY = -1
 
 @dataclass(frozen=True)
 class AnnouncedCall:
-    """What a rank is about to do. `text` must be the same on all ranks; `sends` and `takes` say
-    how much it has for each rank and wants from each, where that differs from rank to rank. As a
-    peer has told it, `text` is cut, and `digest` stands for all of it."""
+    """A rank's call. `text` must be the same on all ranks; `sends` and `takes` are how much it
+    sends to and expects from each rank, if that differs between ranks. In a peer's call `text`
+    is truncated, and `digest` stands for all of it."""
 
     text: str
     sends: Sequence[int] = ()
@@ -42,7 +42,7 @@ class AnnouncedCall:
 
 
 def bytes_given(call: AnnouncedCall, tensors: Sequence[Any], size: int) -> int:
-    """What this rank gives, or takes where it gives nothing; parts count as if they were equal."""
+    """The bytes that this rank sends, or receives if it sends none; parts count as equal."""
     if len(tensors) == 1 and not call.sends:
         return int(tensors[0].nbytes)
     total = sum(int(tensor.nbytes) for tensor in tensors)
@@ -72,8 +72,8 @@ def encode_call(call: AnnouncedCall, size: int) -> torch.Tensor:
 
 
 def are_alike(rows: Sequence[torch.Tensor]) -> bool:
-    """Whether encoded calls are the same at a glance: `find_mismatch` has nothing to say then. Of
-    calls whose sizes differ from pair to pair a glance does not tell."""
+    """A quick check whether encoded calls are the same: then `find_mismatch` finds nothing. It
+    is inconclusive for calls whose sizes differ between pairs."""
     first = rows[0].numpy()
     if first[1 + _DIGEST : 1 + _DIGEST + 8].view(numpy.int64)[0] != _ANY:
         return False
@@ -95,7 +95,7 @@ def decode_call(row: torch.Tensor, size: int) -> AnnouncedCall:
 def find_mismatch(
     peer_calls: Sequence[AnnouncedCall], rank: int, group: str
 ) -> CollectiveMismatch | None:
-    """What every member raises, if they do not mean the same call."""
+    """What every member raises if their calls differ."""
     if all(call.refused for call in peer_calls):
         return None
     kinds = [(call.digest, call.refused) for call in peer_calls]
@@ -107,7 +107,7 @@ def find_mismatch(
     if not sizes.unequal_pairs():
         return None
     culprits = sizes.culprits()
-    blamed = f"{name_ranks(culprits)} brought other sizes: " if culprits else ""
+    blamed = f"{name_ranks(culprits)} passed other sizes: " if culprits else ""
     return _mismatch(peer_calls, rank, group, culprits, f"{blamed}{sizes.verdict()}")
 
 
@@ -129,8 +129,8 @@ def _mismatch(
         f"  rank {member}: {text}" + (f" at {site}" if site else "")
         for member, (text, site) in enumerate(zip(calls, sites, strict=True))
     ]
-    odd = f"{name_ranks(culprits)} called something else than the others"
-    first = why or (odd if culprits else "the ranks called different things")
+    odd = f"{name_ranks(culprits)} made a different call than the others"
+    first = why or (odd if culprits else "the ranks made different calls")
     return CollectiveMismatch(
         "\n".join([f"{first} (group {group})", *lines]),
         rank=rank,

@@ -1,4 +1,4 @@
-"""Which ranks differ from the others: in what they call, or in the sizes of one pair of ranks.
+"""Which ranks differ from the others: in their call, or in the sizes of one pair of ranks.
 
 The sizes are those of gather, scatter and all_to_all, which may differ from pair to pair.
 """
@@ -17,18 +17,18 @@ ALGORITHMS = (
     "binary_tree binomial double_tree recursive_doubling halving_doubling hierarchical lanes mates "
     "ring ring_2d"
 )
-"""Those of all_reduce in plan's catalog, which nobody imports just to word a failure."""
+"""Those of all_reduce in plan's catalog, which is not imported just to word a failure."""
 
 
 def find_majority(values: Sequence[Value | None]) -> Value | None:
-    """What more than half of the values are. A None votes for nothing, but counts as one of all."""
+    """The value of more than half of them. A None is no vote, but counts in the total."""
     counts = Counter(value for value in values if value is not None)
     value, times = counts.most_common(1)[0] if counts else (None, 0)
     return value if 2 * times > len(values) else None
 
 
 def find_minority(values: Sequence[Hashable | None]) -> list[int]:
-    """The ranks that differ from a strict majority; none where there is no majority."""
+    """The ranks that differ from a strict majority; none if there is no majority."""
     usual = find_majority(values)
     if usual is None:
         return []
@@ -36,7 +36,7 @@ def find_minority(values: Sequence[Hashable | None]) -> list[int]:
 
 
 def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
-    """A small number, not 0, for an algorithm's name, in the place of a root or a reduction."""
+    """A small number, not 0, for an algorithm's name, in place of a root or a reduction."""
     return 1 + zlib.crc32(algorithm.encode()) % most
 
 
@@ -53,17 +53,17 @@ class UnequalPair(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"rank {self.giver} gives {self.given} element{'' if self.given == 1 else 's'} to "
-            f"rank {self.taker}, which wants {self.wanted}"
+            f"rank {self.giver} sends {self.given} element{'' if self.given == 1 else 's'} to rank "
+            f"{self.taker}, which expects {self.wanted}"
         )
 
 
 Sizes = Sequence[Sequence[int | None]]
-"""Of each rank, for each rank; None where nobody looks."""
+"""Of each rank, for each rank; None where it does not matter."""
 
 
 def abbreviate_sizes(sizes: Sequence[int]) -> str:
-    """Sizes for a line: one number where all are equal."""
+    """Sizes on one line: one number if all are equal."""
     if len(set(sizes)) == 1 and len(sizes) > 1:
         return f"{sizes[0]} each"
     text = ", ".join(map(str, sizes[:_MOST_SHOWN]))
@@ -71,7 +71,7 @@ def abbreviate_sizes(sizes: Sequence[int]) -> str:
 
 
 class PairwiseSizes(NamedTuple):
-    """What each rank gives to each and wants from each, in elements."""
+    """What each rank sends to and expects from each, in elements."""
 
     gives: Sizes
     wants: Sizes
@@ -86,8 +86,8 @@ class PairwiseSizes(NamedTuple):
         return found
 
     def culprits(self) -> list[int]:
-        """Whose sizes are wrong: where most ranks have one size, who has another; else who is at
-        one end of all pairs that do not fit. Nobody where that is not clear."""
+        """The ranks with wrong sizes: if most ranks have one size, those with another; else the
+        rank at one end of all mismatched pairs. None if that is not clear."""
         pairs = self.unequal_pairs()
         votes = []
         for own in zip(self.gives, self.wants, strict=True):
@@ -106,7 +106,7 @@ class PairwiseSizes(NamedTuple):
     def verdict(self) -> str:
         pairs = self.unequal_pairs()
         if not pairs:
-            return "what a rank gives is not what another takes"
+            return "the sizes that ranks send and expect differ"
         odd = self.culprits()
         first = next((pair for pair in pairs if {pair.giver, pair.taker} & set(odd)), pairs[0])
         more = f" (and {len(pairs) - 1} more pairs differ)" if len(pairs) > 1 else ""
@@ -114,7 +114,7 @@ class PairwiseSizes(NamedTuple):
 
     def of_rank(self, rank: int) -> str:
         parts = []
-        for verb, sizes in (("giving", self.gives[rank]), ("taking", self.wants[rank])):
+        for verb, sizes in (("sending", self.gives[rank]), ("expecting", self.wants[rank])):
             known = [size for size in sizes if size is not None]
             if known:
                 parts.append(f"{verb} {abbreviate_sizes(known)}")

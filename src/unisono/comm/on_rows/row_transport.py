@@ -1,5 +1,5 @@
-"""Transports that move and reduce rows: what one has to do is six primitives on rows of bytes. Any
-layout, lists and coalesced calls become rows here, and what rows have become is written back."""
+"""Transports that move and reduce rows implement six primitives on rows of bytes. This module
+turns any layout, lists and coalesced calls into rows, and writes the results back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Job = Callable[[], None]
 
 
 class RowTransport(Transport):
-    """A transport whose calls are carried out on rows, once all ranks mean the same."""
+    """A transport whose calls run on rows, once all ranks' calls match."""
 
     @abstractmethod
     def announce(
@@ -42,35 +42,35 @@ class RowTransport(Transport):
         takes: Sequence[int] = (),
         timeout_s: float | None = None,
     ) -> AnnouncedCall:
-        """What this rank tells its peers of a call."""
+        """What this rank announces to its peers about a call."""
 
     @abstractmethod
     def carry_out(
         self, call: AnnouncedCall, job: Job, tensors: list[Any], async_op: bool
     ) -> Work | None:
-        """Have a call carried out, at once or as a work."""
+        """Run a call, at once or as a work."""
 
     @abstractmethod
     def reduce_row(
         self, row: torch.Tensor, op: Reduction, root: int | None, call: AnnouncedCall, keep: bool
     ) -> torch.Tensor:
-        """The reduction of a row: for `root`, or for all; in place where that is possible and
-        `keep` does not forbid it."""
+        """The reduction of a row: on `root`, or on all ranks; in place if possible, unless
+        `keep`."""
 
     @abstractmethod
     def scatter_rows(self, by_rank: Rows, op: Reduction, call: AnnouncedCall) -> torch.Tensor:
-        """Our part of the reduction of all ranks' rows, of which there is one for each rank."""
+        """Our part of the reduction of all ranks' rows; each has one row for each rank."""
 
     def broadcast_row(self, row: torch.Tensor, root: int, call: AnnouncedCall) -> None:
-        """A row of bytes becomes the root's. A transport has this, or a `broadcast_rows` of its
-        own that does without."""
+        """A row of bytes becomes the root's. A transport has this, or its own `broadcast_rows`
+        that does not need it."""
         raise NotImplementedError
 
     def broadcast_rows(
         self, tensors: Sequence[Any], rows: Rows, root: int, call: AnnouncedCall
     ) -> None:
-        """Tensors, of which these are the rows, become the root's: one message, but where a
-        transport needs none. They are written in their order: tied weights stand in lists twice."""
+        """Tensors with these rows become the root's: in one message, unless a transport needs
+        none. They are written in order: lists may contain tied weights twice."""
         moved = list(map(bytes_of, rows))
         whole = concatenate(moved)
         self.broadcast_row(whole, root, call)
@@ -99,7 +99,7 @@ class RowTransport(Transport):
 
     @abstractmethod
     def meet(self, call: AnnouncedCall) -> None:
-        """Return once all ranks have come."""
+        """Return once all ranks have arrived."""
 
     # -- calls on rows ---------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work
 
 
 def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
-    """What is different for every pair of ranks."""
+    """Calls whose sizes differ between pairs of ranks."""
     nothing = [0] * transport.size
 
     def counts(sides: list[Any]) -> list[int]:
@@ -272,7 +272,7 @@ def _counts(sides: Sequence[WideSide]) -> str:
 
 
 def device_of(tensors: Sequence[Any]) -> torch.device:
-    """Where tensors lie; arrays, and nothing, lie with the CPU."""
+    """The device of tensors; arrays, and an empty list, are on the CPU."""
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
             return tensor.device

@@ -1,6 +1,6 @@
-"""Tensors and arrays of any layout as rows, each a contiguous line of elements: the tensor's own
-memory where it lies so, else a copy, which `write_back` writes back. (gloo writes a strided tensor
-as if it lay in one piece, and so over its neighbours.)"""
+"""Tensors and arrays of any layout as rows, contiguous sequences of elements: the tensor's own
+memory if it is contiguous, else a copy, which `write_back` copies back. (gloo writes a strided
+tensor as if it were contiguous, and so overwrites its neighbours.)"""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import torch
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether its numbers do not read as they lie: torch conjugates and negates by a bit."""
+    """Whether its memory does not hold its values: torch conjugates and negates lazily."""
     return tensor.is_neg() or tensor.is_conj()
 
 
 def resolve(tensor: torch.Tensor) -> torch.Tensor:
-    """A lazy tensor's numbers as they read, in a tensor of their own; another one itself. The
-    engine calls this, and `write_resolved`."""
+    """A copy of a lazy tensor with its values; any other tensor itself. The engine calls this,
+    and `write_resolved`."""
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-@torch.inference_mode()  # in which tensors of both kinds can be written to
+@torch.inference_mode()  # allows writes to tensors of both kinds
 def write_resolved(tensor: torch.Tensor, resolved: torch.Tensor) -> None:
-    """Write what `resolve` returned, and a call has changed since, back into the tensor."""
+    """Write a copy that `resolve` returned, and a call has changed, back into the tensor."""
     tensor.detach().copy_(resolved)
 
 
 def row_of(tensor: Any) -> torch.Tensor:
-    """The elements of a tensor or array in order, in one piece."""
+    """The elements of a tensor or array in order, contiguous."""
     if isinstance(tensor, torch.Tensor):
         plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
         if not plain.is_contiguous():
             try:
                 plain = plain.contiguous()
-            except NotImplementedError:  # a type of less than a byte, which torch cannot copy
+            except NotImplementedError:  # a sub-byte type, which torch cannot copy
                 plain = plain.view(torch.uint8).contiguous().view(tensor.dtype)
         return plain.as_strided((plain.numel(),), (1,))
     array = numpy.ascontiguousarray(tensor).reshape(-1)
@@ -48,7 +48,7 @@ def row_of(tensor: Any) -> torch.Tensor:
 
 
 def write_back(tensor: Any, row: torch.Tensor) -> None:
-    """Write what a tensor's row has become into the tensor, if the row was a copy."""
+    """Write a tensor's row back into the tensor, if the row was a copy."""
     if isinstance(tensor, torch.Tensor):
         if tensor.is_contiguous() and not is_lazy(tensor):
             return
@@ -62,7 +62,7 @@ def write_back(tensor: Any, row: torch.Tensor) -> None:
 
 
 def write_back_all(tensors: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
-    """The same for many, in order: tied weights stand in many lists twice."""
+    """The same for many, in order: lists may contain tied weights twice."""
     for tensor, row in zip(tensors, rows, strict=True):
         write_back(tensor, row)
 
@@ -73,7 +73,7 @@ def bytes_of(row: torch.Tensor) -> torch.Tensor:
 
 
 def concatenate(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Rows of one dtype behind each other; a single one is itself."""
+    """Rows of one dtype one after the other; a single one is itself."""
     return rows[0] if len(rows) == 1 else torch.cat(list(rows))
 
 

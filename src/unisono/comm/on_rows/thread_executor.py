@@ -1,4 +1,4 @@
-"""Threads that carry out the calls of a group, one after the other, and their works."""
+"""Threads that run the calls of a group, one after the other, and their works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTERRUPTED = "it was interrupted by Ctrl-C, or by a signal handler that raised"
 
 
 class ThreadWork(Work):
-    """What a thread carries out. It holds the job, and so its tensors, until that is done."""
+    """A job that a thread runs. It holds the job, and so its tensors, until that is done."""
 
     __slots__ = ("_doing", "_done", "_error", "_job", "_result")
 
@@ -35,7 +35,7 @@ class ThreadWork(Work):
     def carry_out(self) -> None:
         assert self._job is not None
         try:
-            with torch.inference_mode():  # tensors of either kind may be written to
+            with torch.inference_mode():  # allows writes to tensors of both kinds
                 self._result = self._job()
         except Exception as error:
             self._error = error
@@ -44,7 +44,7 @@ class ThreadWork(Work):
 
     def wait(self, timeout_s: float | None = None) -> None:
         if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"{self._doing} is still under way")
+            raise CollectiveTimeout(f"{self._doing} is still in progress")
         if self._error is not None:
             raise copy.copy(self._error) from self._error.__cause__
 
@@ -70,7 +70,7 @@ class ThreadExecutor:
         self._end = weakref.finalize(self, self._works.put, None)
 
     def begin(self, job: Job, doing: str) -> ThreadWork:
-        """Have it carried out after everything that was begun before."""
+        """Run a job after all that were begun before."""
         work = ThreadWork(job, doing)
         if self._thread is None:
             self._thread = threading.Thread(
@@ -85,13 +85,13 @@ class ThreadExecutor:
         return self._latest is None or self._latest.is_completed()
 
     def finish(self) -> None:
-        """Return once everything that was begun is over, well or not."""
+        """Return once every job has finished or failed."""
         if self._latest is not None:
             with contextlib.suppress(Exception):
                 self._latest.wait()
 
     def settle(self) -> bool:
-        """Return once all that was begun is over; False if a work waits for its peers for 1 s."""
+        """Return once every job is over; False if one has waited for its peers for 1 s."""
         left, end_s = -1, 0.0
         while not self.is_idle():
             if self._works.qsize() != left:
@@ -102,12 +102,12 @@ class ThreadExecutor:
         return True
 
     def close(self) -> None:
-        """Carry out what was begun, then end."""
+        """Finish all jobs, then end."""
         self._end()
 
     @staticmethod
     def run_beside(job: Job, doing: str) -> ThreadWork:
-        """Have it carried out beside everything else, in a thread of its own."""
+        """Run a job concurrently, in a separate thread."""
         work = ThreadWork(job, doing)
         threading.Thread(target=work.carry_out, name=f"unisono {doing}", daemon=True).start()
         return work

@@ -1,5 +1,5 @@
-"""How a group over torch ends: a torch backend says something else on every rank, so whoever fails
-first leaves the cause in the store that the group was made with, and the others raise that."""
+"""How a group over torch ends: a torch backend raises different errors on the ranks, so the
+first rank that fails leaves the cause in the group's store, and the others raise that."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STORE_ANSWERS_S = 2.0
 
 
 class Faults:
-    """Why a group ended, for one of its members; `cause` is None while all is well."""
+    """Why a group ended, for one of its members; `cause` is None while the group works."""
 
     def __init__(self, name: str, rank: int, store: Any) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class Faults:
             raise ending from ending.__cause__
 
     def ending(self) -> GroupError | None:
-        """The cause, if the group has ended; a forked child has none of its own to use."""
+        """The cause, if the group has ended, or if this is a forked child, which cannot use it."""
         if self.cause is not None:
             error = copy.copy(self.cause)
             error.__cause__ = self.cause.__cause__
@@ -65,19 +65,19 @@ class Faults:
         return GroupClosed(f"{text}child cannot use it", rank=self._rank, group=self._name)
 
     def closed(self, *, tell: bool) -> None:
-        """The group was closed here; with `tell` the others learn who has left."""
+        """The group was closed here; with `tell` the others learn which rank left."""
         if tell and self.cause is None:
             self._tell(PeerLost(f"rank {self._rank} closed group {self._name}", peer=self._rank))
         text = f"group {self._name} is closed"
         self.cause = GroupClosed(text, rank=self._rank, group=self._name)
 
     def end(self, error: GroupError, *, tell: bool = True) -> GroupError:
-        """The group ends by this error, unless it has ended before: then by that one."""
+        """End the group with this error; returns an earlier error if it has already ended."""
         if self.cause is None:
             self.cause = error
             before = self._tell(error) if tell else None
             if before is not None and isinstance(error, GroupAborted):
-                self.cause = before  # of two who end a group, the first one is right for all
+                self.cause = before  # if two ranks end a group, the first cause counts for all
         return self.cause
 
     def translate(self, error: Exception, doing: str) -> GroupError:
@@ -96,31 +96,31 @@ class Faults:
         reason = text.split("\n", 1)[0]
         ours = {"rank": self._rank, "group": self._name}
         if _LOST.search(text):
-            return PeerLost(f"a peer has left while this rank was in {where}: {reason}", **ours)  # type: ignore[arg-type]
+            return PeerLost(f"a peer left while this rank was in {where}: {reason}", **ours)  # type: ignore[arg-type]
         if _TIMED_OUT.search(text):
-            return CollectiveTimeout(f"{where} did not end by its deadline: {reason}", **ours)  # type: ignore[arg-type]
+            return CollectiveTimeout(f"{where} did not finish by its deadline: {reason}", **ours)  # type: ignore[arg-type]
         return GroupError(f"{where} failed: {reason}", **ours)  # type: ignore[arg-type]
 
     # -- through the store -----------------------------------------------------------------------
 
     def decide(self, serial: int, value: int, timeout_s: float) -> int:
-        """What the first member proposed under this serial. Raises StoreGone."""
+        """The value that the first member proposed under this serial. Raises StoreGone."""
         if self._torch_store is None:
             raise UnisonoError(f"group {self._name} has no store to keep a decision in")
         store = BoundedStore(self._torch_store, lambda: timeout_s)
         return int(store.compare_set(f"unisono/decision/{serial}", "", str(value)))
 
     def _tell(self, error: GroupError) -> GroupError | None:
-        """Leave the cause for the others; the one that another member has left before, if any."""
+        """Leave the cause for the others; returns an earlier one of another member, if any."""
         record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
         record |= {"reason": getattr(error, "reason", ""), "peer": getattr(error, "peer", -1)}
-        with contextlib.suppress(Exception):  # its host may have gone with the group
+        with contextlib.suppress(Exception):  # its host may be gone with the group
             first = self._store.compare_set(_KEY, "", json.dumps(record))
             return self._cause_from(json.loads(first))
         return None
 
     def _await_cause(self) -> GroupError | None:
-        """The cause that another member has left, or leaves in a moment."""
+        """The cause that another member has left, or is about to leave."""
         end = time.monotonic() + _CAUSE_COMES_S
         with contextlib.suppress(Exception):
             while not self._store.check([_KEY]):
@@ -135,7 +135,7 @@ class Faults:
         if record["rank"] == self._rank:
             return None
         kind = _KINDS.get(record["kind"], GroupError)
-        text = f"{record['text']} (told by rank {record['rank']})"
+        text = f"{record['text']} (reported by rank {record['rank']})"
         error = kind(text, rank=self._rank, group=self._name)
         if isinstance(error, (GroupAborted, PeerLost)):
             error.peer = int(record["peer"])

@@ -1,7 +1,7 @@
-"""A process group of torch's as OverTorch uses it: what it is asked, and what its backends have.
+"""A torch process group as OverTorch uses it: its calls, and which reductions its backends have.
 
-It is asked itself, and not through `torch.distributed`'s functions: these want global ranks, and
-have other names from one version of torch to the next.
+Its methods are called directly, not `torch.distributed`'s functions: these take global ranks, and
+their names change between versions of torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import UnisonoError
 
 ON_STREAMS = frozenset(("nccl", "xccl"))
-"""Backends whose calls are over, for the caller, once the device has them in its queue."""
+"""Backends whose calls return once they are queued on the device."""
 
 
 class HeldGroup:
-    """A process group, and which backend serves which kind of device."""
+    """A process group, and which backend serves which device type."""
 
     def __init__(self, group: Any, keep: bool) -> None:
         self._group: Callable[[], Any] = (lambda: group) if keep else weakref.ref(group)
@@ -46,32 +46,32 @@ class HeldGroup:
         return group
 
     def release(self) -> None:
-        """Let go of a process group that nobody else holds: its connections end with it."""
+        """Drop a process group that nothing else holds: its connections end with it."""
         self._group = lambda: None
 
     def backend(self, device: torch.device) -> str:
         return self.backends.get(device.type, next(iter(self.backends.values())))
 
     def begin(self, name: str, timeout_s: float, options: Any, *given: Any, **fields: Any) -> Any:
-        """Begin a collective, by the group's own name for it; `fields` are of its options."""
+        """Begin a collective, by the group's name for it; `fields` are those of its options."""
         options.timeout = timedelta(seconds=timeout_s)
         for field, value in fields.items():
             setattr(options, field, value)
         return getattr(self.group, name)(*given, options)
 
     def run(self, name: str, timeout_s: float, options: Any, *given: Any, **fields: Any) -> None:
-        """The same, and it is over on return: for the device's stream, where there is one."""
+        """The same, and wait for it: on the device's stream, if there is one."""
         wait_for([self.begin(name, timeout_s, options, *given, **fields)])
 
 
 def wait_for(works: list[Any]) -> None:
-    """Wait for works of torch's; a call that is over may have returned none."""
+    """Wait for torch's works; a finished call may have returned none."""
     for work in works:
         if work is not None:
             work.wait()
 
 
-# -- reductions: what a backend lacks is refused before anything moves -----------------------------
+# -- reductions: unsupported ones are refused before data moves ------------------------------------
 
 _OF_ALL = ("sum", "avg", "product", "min", "max")
 _BITWISE = ("band", "bor", "bxor")
@@ -83,18 +83,18 @@ _KNOWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nccl": (_OF_ALL, ("bool", *_USUAL, *_HALVES, *_COMPLEX)),
     "mpi": (_OF_ALL, ("int16", *_USUAL)),
 }
-"""The reductions and the dtypes of each. A backend that is not listed speaks for itself."""
+"""The reductions and dtypes of each backend. One that is not listed raises its own errors."""
 
 
 def check_supported(reduction: Reduction, dtype: str, backend: str) -> None:
-    """Raise TypeError where a backend lacks a reduction that has a meaning for this dtype."""
+    """Raise TypeError if a backend lacks a reduction that is defined for this dtype."""
     op = reduction.name
-    if op == "premul_sum":  # nccl's own does not scale in a group of one
-        raise TypeError(f"{backend} has no premul_sum: scale the {dtype} tensor, and use sum")
+    if op == "premul_sum":  # nccl's own does not scale in a group of one rank
+        raise TypeError(f"{backend} does not support premul_sum: scale the {dtype} tensor, use sum")
     reductions, dtypes = _KNOWN.get(backend, ((op,), (dtype,)))
     if op not in reductions:
-        raise TypeError(f"{backend} has no {op}, of {dtype} or others: use the backend unisono")
-    if (backend, dtype, op) == ("gloo", "bool", "sum"):  # it would leave a 2 in a bool
+        raise TypeError(f"{backend} does not support {op}, for {dtype} or others: use unisono")
+    if (backend, dtype, op) == ("gloo", "bool", "sum"):  # it would store a 2 in a bool
         raise TypeError('gloo cannot reduce bool by sum: use op="max", which is the same')
     plain = op in ("sum", "avg") if dtype in _COMPLEX else True
     if dtype not in dtypes or not plain:
@@ -105,6 +105,6 @@ def check_supported(reduction: Reduction, dtype: str, backend: str) -> None:
 
 
 def reduce_op(op: Reduction, backend: str) -> Any:
-    """torch's object for a reduction that is supported: of an average the sum, but for nccl's."""
+    """torch's object for a supported reduction; the sum for an average, except with nccl."""
     name = "sum" if op.name == "avg" and backend != "nccl" else op.name
     return getattr(dist.ReduceOp, name.upper())

@@ -1,6 +1,6 @@
-"""Groups of torch.distributed that their members alone make, in whatever order: torch names a group
-by counting, so that ranks which made different groups before do not find each other; here the
-caller says the name."""
+"""Groups of torch.distributed that only their members make, in any order: torch names groups by
+counting, so that ranks which made different groups before do not find each other; here the
+caller passes the name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.errors import UnisonoError
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
 
-_torch: Any = c10d  # its stubs know none of these names
+_torch: Any = c10d  # its stubs have none of these names
 
 
 def world() -> Any | None:
@@ -23,7 +23,7 @@ def world() -> Any | None:
 
 
 def default_store() -> Any:
-    """The store in which the ranks of torch's default group have met."""
+    """The store in which the ranks of torch's default group met."""
     return _torch._world.pg_map[dist.group.WORLD][1]
 
 
@@ -33,20 +33,20 @@ def exists(group: Any) -> bool:
 
 def new_group(like: Any, ranks: Sequence[int], name: str, timeout_s: float | None = None) -> Any:
     """A torch process group on the backend of the group `like`, of these global ranks in this
-    order. Its members alone call, and agree on the name, which no other group may have had."""
+    order. Only its members call it, with the same name, which no other group may have had."""
     if not exists(like):
-        raise UnisonoError("a group that torch.distributed does not know cannot be split")
+        raise UnisonoError("torch.distributed does not know this group, so it cannot be split")
     backend = _torch._world.pg_map[like][0]
     if backend == dist.Backend.MPI:
         raise UnisonoError(
-            "torch's MPI groups are made by all ranks together: make this one by "
+            "all ranks make torch's MPI groups together: make this one with "
             "torch.distributed.new_group, or start torch.distributed with another backend"
         )
     return make_group(backend, ranks, name, timeout_s=timeout_s)
 
 
 def destroy(group: Any) -> None:
-    """Destroy a group, unless somebody has already, with torch's world perhaps."""
+    """Destroy a group, unless it was already destroyed, perhaps with torch's world."""
     if exists(group):
         dist.destroy_process_group(group)
 

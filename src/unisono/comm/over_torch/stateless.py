@@ -1,5 +1,5 @@
-"""Groups outside torch's world, of which it knows one per process: of processes that have a store
-in common, and nothing else, as a trainer and the workers of an inference engine."""
+"""Groups outside torch's world, of which there is one per process: of processes that share only
+a store, such as a trainer and the workers of an inference engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.errors import RendezvousError, UnisonoError
 
-_c10d: Any = dist  # its stubs do not know all of these names
+_c10d: Any = dist  # its stubs lack some of these names
 
 
 def connect_stateless(
@@ -29,9 +29,9 @@ def connect_stateless(
     address: str = "",
     global_ranks: tuple[int, ...] | None = None,
 ) -> OverTorch:
-    """A group of gloo, or of nccl with gloo for what lies with the CPU, over a store. All members
-    call, with the same name, which no other group on this store may have had, and have
-    `join_timeout_s` to connect; gloo listens at `address`, if there is one."""
+    """A group of gloo, or of nccl with gloo for CPU tensors, over a store. All members call it,
+    with the same name, which no other group on this store may have had, and have
+    `join_timeout_s` to connect; gloo listens at `address`, if given."""
 
     def remake(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
         own, limit_s = members.index(parent.rank), parent.timeout_s
@@ -49,7 +49,7 @@ def connect_stateless(
         made = OverTorch(group, owns=True, remake=remake)
         made.global_ranks = global_ranks
         made.timeout_s = join_timeout_s
-        made.barrier(None, False)  # who leaves at once would break off those that still connect
+        made.barrier(None, False)  # leaving earlier would break connections that others make
     except UnisonoError as error:
         raise RendezvousError(f"group {name} could not be made: {error}") from error
     except RuntimeError as error:
@@ -61,7 +61,7 @@ def connect_stateless(
 
 def check_backend(backend: str) -> None:
     if backend not in ("gloo", "nccl"):
-        raise UnisonoError(f"there is no stateless group of {backend}: choose gloo or nccl")
+        raise UnisonoError(f"{backend} does not support stateless groups: use gloo or nccl")
     if backend == "nccl" and not (_c10d.is_nccl_available() and torch.cuda.is_available()):
         raise UnisonoError("nccl needs a torch with CUDA, and a GPU for every rank")
 

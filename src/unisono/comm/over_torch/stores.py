@@ -1,5 +1,5 @@
-"""torch's stores: for the ranks of one machine in a file without a name, behind no port; and the
-one at MASTER_ADDR and MASTER_PORT, without its silence while ranks are missing."""
+"""torch's stores: for the ranks of one machine in an anonymous file, without a port; and the one
+at MASTER_ADDR and MASTER_PORT, with warnings while ranks are missing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
 
 _ATTEMPT_S = 10.0
-"""How long torch may try, uninterruptibly, to talk to whoever listens there."""
+"""How long torch may try, uninterruptibly, to talk to the process that listens there."""
 
 _OPERATION_S = 1800.0
-"""How long the store's own operations may take, once it is there: torch's default."""
+"""How long the store's own operations may take: torch's default."""
 
 _idle: list[int] = []
 
@@ -35,8 +35,8 @@ _idle: list[int] = []
 @contextlib.contextmanager
 def store_of(comm: Communicator) -> Iterator[Any]:
     """A store that the members of a shared-memory group share; all of them call this. torch's
-    FileStore opens its file by name, again and again: each rank gives it the name of its own
-    descriptor, of a nameless file that rank 0 has made."""
+    FileStore opens its file by name, repeatedly: each rank passes it the name of its own
+    descriptor of an anonymous file that rank 0 has made."""
     import torch.distributed as dist
 
     if comm.size == 1:
@@ -56,10 +56,10 @@ def store_of(comm: Communicator) -> Iterator[Any]:
 
 def meet_in_file(descriptor: int) -> None:
     """Let torch's "env://", the default of `init_process_group`, find the ranks' store in a file
-    that all of them have inherited, where nobody has set MASTER_ADDR and MASTER_PORT: no port."""
+    that all of them have inherited, without a port, unless MASTER_ADDR and MASTER_PORT are set."""
     import torch.distributed as dist
 
-    # torch lets nobody replace a scheme; where it keeps them otherwise, it asks for an address
+    # torch offers no way to replace a scheme; if it stores them differently, it asks for an address
     module = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", {})
     with_address = handlers.get("env")
@@ -76,7 +76,7 @@ def meet_in_file(descriptor: int) -> None:
             yield from with_address(url, *args, **options)
             return
         file = dist.FileStore(f"/proc/self/fd/{descriptor}", int(size))  # type: ignore[attr-defined]
-        # each start has a part of the file, which all ranks count
+        # each start has its own part of the file, counted by all ranks
         store = dist.PrefixStore(f"start {next(serials)}", file)  # type: ignore[attr-defined]
         if "timeout" in options:
             store.set_timeout(options["timeout"])
@@ -86,7 +86,7 @@ def meet_in_file(descriptor: int) -> None:
 
 
 def _shared_file(comm: Communicator) -> int:
-    import numpy  # by then torch has done so; `store_of` does without
+    import numpy  # torch has imported it by then; `store_of` does not need it
 
     descriptor = os.memfd_create("unisono store") if comm.rank == 0 else -1
     where = numpy.array([os.getpid(), descriptor, namespace("pid")], numpy.int64)
@@ -105,15 +105,15 @@ def _shared_file(comm: Communicator) -> int:
         if descriptor >= 0:
             os.close(descriptor)
         raise RendezvousError(
-            "the ranks cannot see each other's processes (other PID namespaces?), by which torch's "
-            "process group would start: set MASTER_ADDR and MASTER_PORT, or call "
+            "the ranks cannot see each other's processes (different PID namespaces?), which "
+            "torch's process group needs to start: set MASTER_ADDR and MASTER_PORT, or call "
             "unisono.init(with_torch=False)"
         )
     return descriptor
 
 
 def _keep(descriptor: int) -> int:
-    """The same file under the number of a descriptor that lies idle, if there is one."""
+    """The same file under the number of an idle descriptor, if there is one."""
     if not _idle:
         return descriptor
     number = _idle.pop()
@@ -123,8 +123,8 @@ def _keep(descriptor: int) -> int:
 
 
 def _put_aside(descriptor: int) -> None:
-    """Give the file back, but not its number: a store that somebody still holds writes there when
-    it goes, and must not find another file."""
+    """Close the file, but keep its number: a store that is still held writes there when it is
+    dropped, and must not find another file."""
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nowhere, descriptor, inheritable=False)
     os.close(nowhere)
@@ -144,9 +144,9 @@ def store_at(
     group: str = "world",
     hosts: bool | None = None,
 ) -> Any:
-    """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all call it.
-    `hosts` says of other ranks and stores whether this one does; `group` is for whom it is. A rank
-    that waits for rank 0 says so. Raises RendezvousError if nobody hosts it within `timeout_s`."""
+    """The store that rank 0 hosts there, unless torchrun or `unisono run` does: then all ranks
+    connect. `hosts` overrides whether this rank hosts it; `group` is whose it is. A rank that
+    waits for rank 0 logs a warning. Raises RendezvousError if there is none within `timeout_s`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
@@ -179,9 +179,9 @@ def store_at(
 def _wait_for_host(
     address: str, port: int, named: str, waiting: Waiting, deadline: Deadline
 ) -> None:
-    """Return once somebody listens there; so that an interrupt is heard, and silence broken."""
+    """Return once a process listens there; handles interrupts, and warns meanwhile."""
     pause_s = 0.001
-    reason = "nobody listens there"
+    reason = "no process listens there"
     while True:
         with contextlib.suppress(TimeoutError):
             try:
@@ -191,10 +191,9 @@ def _wait_for_host(
                 reason = error.strerror or str(error)
         if not deadline.left_s():
             raise RendezvousError(
-                f"rank 0 did not come in time: there is no store at {address}:{port}{named}: "
-                f"{reason}"
+                f"rank 0 did not start the store at {address}:{port}{named} in time: {reason}"
             )
         if waiting.is_long():
-            waiting.say([0], where=f", who hosts the store at {address}:{port}")
+            waiting.say([0], where=f", which hosts the store at {address}:{port}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.1)

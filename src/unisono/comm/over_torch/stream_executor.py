@@ -1,6 +1,6 @@
-"""Calls of a group over torch that a device carries out: nccl's are over once the device has them
-in its queue, so that the caller's own thread makes them, on a stream beside its own. gloo's and
-mpi's block in C++, deaf to Ctrl-C: a thread of the group's carries them out."""
+"""Calls of a group over torch that a device runs: nccl's return once they are queued on the
+device, so the caller's own thread makes them, on a stream next to its own. gloo's and mpi's
+block in C++, where Ctrl-C has no effect: a thread of the group runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _cuda: Any = torch.cuda  # torch has no types for it
 
 
 class StreamWork(Work):
-    """What a device carries out; `end` is the moment in its queue when it has."""
+    """A job on a device; `end` is the event in its queue after it."""
 
     __slots__ = ("_doing", "_end", "_kept")
 
@@ -29,12 +29,12 @@ class StreamWork(Work):
         self._doing = doing
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """The caller's stream goes on after it; with a limit, the caller waits as well."""
+        """Make the caller's stream wait for it; with a timeout, the caller waits as well."""
         if timeout_s is not None:
             deadline = time.monotonic() + timeout_s
             while not self._end.query():
                 if time.monotonic() > deadline:
-                    raise CollectiveTimeout(f"{self._doing} is still under way")
+                    raise CollectiveTimeout(f"{self._doing} is still in progress")
                 time.sleep(0.0002)
         self._end.wait()
         self._kept = None
@@ -47,7 +47,7 @@ class StreamWork(Work):
 
 
 class StreamExecutor:
-    """The stream of one group on each device, beside the caller's."""
+    """The stream of one group on each device, next to the caller's."""
 
     def __init__(self) -> None:
         self._of: dict[torch.device, Any] = {}
@@ -55,7 +55,7 @@ class StreamExecutor:
     def begin(
         self, job: Job, doing: str, device: torch.device, kept: Any, after: Any = None
     ) -> StreamWork:
-        """Queue a job behind what the caller's stream has so far, or behind `after`."""
+        """Queue a job after the work on the caller's stream so far, or after `after`."""
         beside = self._of.get(device)
         if beside is None:
             beside = self._of[device] = _cuda.Stream(device)
@@ -66,15 +66,15 @@ class StreamExecutor:
         with torch.cuda.stream(beside), torch.inference_mode():
             job()
             for tensor in kept:
-                tensor.record_stream(beside)  # whoever drops the work may drop the tensors, too
+                tensor.record_stream(beside)  # dropping the work may drop the tensors, too
             end = _cuda.Event()
             end.record(beside)
         return StreamWork(end, kept, doing)
 
 
 def in_order_of_streams(job: Job, device: torch.device) -> Job:
-    """For a backend that blocks, and a device's tensors: begin after what the caller's stream has
-    to do so far, and end when the device has."""
+    """For a backend that blocks, and a device's tensors: begin after the work on the caller's
+    stream so far, and end when the device has finished."""
     if device.type != "cuda":
         return job
     so_far = torch.cuda.current_stream(device).record_event()
@@ -98,7 +98,7 @@ class StreamMessage(Work):
         self._is_over = False
 
     def belongs_to(self, whole: Any) -> None:
-        """It was begun together with others, whose end is its own."""
+        """It was begun together with others, and ends with them."""
         self._work = whole
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -107,7 +107,7 @@ class StreamMessage(Work):
         if timeout_s is None:
             self._work.wait()
         elif not self._work.wait(timedelta(seconds=timeout_s)):
-            raise CollectiveTimeout(f"{self._doing} is still under way")
+            raise CollectiveTimeout(f"{self._doing} is still in progress")
         self._source = self._end(self._work)
         self._is_over = True
 

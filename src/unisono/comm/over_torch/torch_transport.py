@@ -1,5 +1,5 @@
-"""Over torch: any torch.distributed process group (gloo, nccl, mpi) as a transport. Reductions are
-the backend's own: those that it lacks are refused, and sums of floats are taken in its order."""
+"""Over torch: any torch.distributed process group (gloo, nccl, mpi) as a transport. Reductions
+are the backend's own: those that it lacks are refused, and sums of floats follow its order."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ Remake = Callable[["OverTorch", Sequence[int], str], "OverTorch"]
 
 
 class OverTorch(RowTransport):
-    """`keep` holds on to the process group; without it the group lives as long as torch knows it.
-    `owns` destroys it on `close`. `remake` makes a group of some of its members: torch's new_group,
-    unless the group is none of torch's world."""
+    """`keep` keeps the process group alive; without it the group lives as long as torch knows
+    it. With `owns` it is destroyed on `close`. `remake` makes a group of some of its members:
+    torch's new_group, unless the group is outside torch's world."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class OverTorch(RowTransport):
             self.global_ranks = tuple(dist.get_process_group_ranks(group))
         self.timeout_s = self._held.timeout_s
         kinds = self._held.backends
-        # of "cpu:gloo,cuda:nccl" it is nccl
+        # nccl for "cpu:gloo,cuda:nccl"
         self.backend = next(
             (kinds[device] for device in kinds if device != "cpu"), kinds.get("cpu", "")
         )
@@ -106,7 +106,7 @@ class OverTorch(RowTransport):
         return self._faults.decide(serial, value, self.timeout_s)
 
     def _hang_up(self) -> None:
-        """Have every call that is under way fail, here and on the other ranks."""
+        """Make every running call fail, here and on the other ranks."""
         if self.size == 1:
             return
         group = self._held.group
@@ -126,12 +126,12 @@ class OverTorch(RowTransport):
 
     @property
     def is_closed(self) -> bool:
-        """Whether somebody has closed it; to a forked child it is as it was to the parent."""
+        """Whether it was closed; in a forked child, as it was in the parent."""
         return isinstance(self._faults.cause, GroupClosed)
 
     def close(self) -> None:
-        """Give everything back. A group that this object has made ends, and a call in it for which
-        the others have not come within 1 s fails; another goes on, once what was begun is over."""
+        """Release everything. A group that this object has made ends, and a call in it that the
+        others have not joined within 1 s fails; another group stays, once its calls are over."""
         if self.is_closed:
             return
         if not self._owns:
@@ -149,7 +149,7 @@ class OverTorch(RowTransport):
         else:
             destroy(self._held.group)
 
-    # -- how a call is carried out ---------------------------------------------------------------
+    # -- how a call runs -------------------------------------------------------------------------
 
     def announce(
         self,
@@ -188,7 +188,7 @@ class OverTorch(RowTransport):
         return None
 
     def _wait(self, work: Work) -> None:
-        """Wait in Python, so that Ctrl-C is heard; what is under way then is given up."""
+        """Wait in Python, so that Ctrl-C works; a running call is then abandoned."""
         try:
             work.wait()
         except BaseException:
@@ -197,7 +197,7 @@ class OverTorch(RowTransport):
             raise
 
     def _compare(self, call: AnnouncedCall) -> None:
-        """Compare with what the others are about to do."""
+        """Compare with the other ranks' calls."""
         if not self._checks:
             return
         mine = encode_call(call, self.size)
@@ -205,11 +205,11 @@ class OverTorch(RowTransport):
         self._held.run("allgather", call.timeout_s, c10d.AllgatherOptions(), [rows], [mine])
         error = find_mismatch([decode_call(row, self.size) for row in rows], self.rank, self.name)
         if error is not None:
-            raise self._faults.end(error, tell=False)  # all see it
+            raise self._faults.end(error, tell=False)  # all ranks detect it
 
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Any:
-        """Let errors of the backend out as ours. They end the group."""
+        """Raise errors of the backend as ours. They end the group."""
         try:
             yield
         except (GroupError, ValueError, TypeError):
@@ -219,7 +219,7 @@ class OverTorch(RowTransport):
             raise cause from cause.__cause__
 
     def refuse(self, operation: str) -> None:
-        """The peers learn of it in their meeting."""
+        """The peers learn of it when they compare calls."""
         if self._checks and self._faults.cause is None:
             call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s)
             self.carry_out(call, lambda: None, [], True)
@@ -293,7 +293,7 @@ class OverTorch(RowTransport):
         self._held.run(name, call.timeout_s, c10d.AllToAllOptions(), *given)
 
     def meet(self, call: AnnouncedCall) -> None:
-        if self._checks:  # all ranks have met already
+        if self._checks:  # all ranks have already met
             return
         options: Any = c10d.BarrierOptions()
         if "cpu" not in self._held.backends:
@@ -305,7 +305,7 @@ class OverTorch(RowTransport):
 
     def check_message(self, sends: bool, peer: int | None) -> None:
         if peer == self.rank:
-            raise ValueError(f"{self.backend} has no messages from a rank to itself")
+            raise ValueError(f"{self.backend} does not support messages from a rank to itself")
 
     def send(self, tensor: Any, peer: int, tag: int) -> None:
         self._wait(self.isend(tensor, peer, tag))
@@ -344,7 +344,7 @@ class OverTorch(RowTransport):
         devices = {device_of([tensor]) for tensor in tensors}
         if not any(self._held.backend(device) in ON_STREAMS for device in devices):
             return begin()
-        (device,) = devices  # nccl carries them out together, in any order, if it is told to
+        (device,) = devices  # nccl runs them together, in any order, if asked to
         group = self._held.group
         group._start_coalescing(device)
         works = begin()
@@ -373,11 +373,11 @@ class OverTorch(RowTransport):
 
 
 def new_in_world(parent: OverTorch, members: Sequence[int], name: str) -> OverTorch:
-    """The group of these ranks, all of which call."""
+    """The group of these ranks, all of which call it."""
     if getattr(dist.group.WORLD, "bound_device_id", None) is not None:
         raise UnisonoError(
-            "a group whose world is bound to a device (init_process_group(device_id=...)) "
-            "cannot be split by its members alone: call dist.new_group on all ranks"
+            "the members of a group alone cannot split it if its world is bound to a device "
+            "(init_process_group(device_id=...)): call dist.new_group on all ranks"
         )
     group = parent.process_group
     global_of = dist.get_process_group_ranks(group)
@@ -390,7 +390,7 @@ def new_in_world(parent: OverTorch, members: Sequence[int], name: str) -> OverTo
         raise RendezvousError(f"group {name} could not be made: {error}") from error
     transport = OverTorch(made, owns=True)
     if dist.get_backend(made) == dist.Backend.GLOO:
-        transport.barrier(None, False)  # who closes it at once would break off those that connect
+        transport.barrier(None, False)  # closing earlier would break connections
     return transport
 
 

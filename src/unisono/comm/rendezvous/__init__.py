@@ -1,13 +1,13 @@
-"""How processes meet and come to share a segment.
+"""How processes meet and get a shared segment.
 
 membership.py      how a process becomes a member of a new group: it leads, or follows rank 0
-survivors.py       who is left of a group after a death, and goes on in a new one
-growing.py         how new processes come into a group that is at work
-leading.py         rank 0's part: receive the others, make the segment, hand it over
+survivors.py       which ranks survive a death, and form a new group
+growing.py         how new processes join an existing group
+leading.py         rank 0's part: receive the others, make the segment, pass it on
 announcements.py   where ranks that do not know each other yet announce themselves
 meeting_points.py  which file that is, for the children of one process, or by a name
 unix_socket.py     connections between processes of this user, and the socket that accepts them
 bounded_store.py   torch Stores that answer in time, and texts exchanged through one
-roll_call.py       which processes of several hosts are there now, by a torch Store
-deadline.py        how long ranks wait for each other, and what they say meanwhile
+roll_call.py       which processes of several hosts are present, through a torch Store
+deadline.py        how long ranks wait for each other, and what they log meanwhile
 """

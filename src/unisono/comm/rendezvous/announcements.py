@@ -1,5 +1,5 @@
-"""Where ranks that do not know each other yet announce themselves: a file or a torch Store; and how
-they judge what they find there."""
+"""Where ranks that do not know each other yet announce themselves: a file or a torch Store; and
+how they evaluate what they find there."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace, start_time
 
 Announcement = dict[str, Any]
-"""What a rank says of itself: its rendezvous server's address, host, boot, pid."""
+"""What a rank publishes about itself: its rendezvous server's address, host, boot, pid."""
 
 
 class Announcements(ABC):
-    """A board that all ranks of a new group can reach, where rank 0 announces itself."""
+    """A place that all ranks of a new group can reach, where rank 0 announces itself."""
 
     def announce(self, announcement: Announcement) -> None:
         self._write(json.dumps(announcement))
@@ -38,17 +38,17 @@ class Announcements(ABC):
         return found if isinstance(found, dict) and "address" in found else None
 
     def clear(self, announcement: Announcement) -> None:
-        """Take this announcement back, if no other has taken its place."""
-        with contextlib.suppress(RendezvousError):  # what cannot be read is not our announcement
+        """Remove this announcement, unless another has replaced it."""
+        with contextlib.suppress(RendezvousError):  # an unreadable one is not ours
             if self.look_up() == announcement:
                 self._remove()
 
     def object_to(self, announcement: Announcement, reason: str) -> None:
-        """Let rank 0, which announced itself so, read why another rank cannot come, if it can."""
+        """Tell rank 0, which made this announcement, why another rank cannot join, if possible."""
         return
 
     def objection_to(self, announcement: Announcement) -> str:
-        """Why another rank cannot come; "" where none has said so."""
+        """Why another rank cannot join; "" if none has said so."""
         return ""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Announcements(ABC):
 
     @abstractmethod
     def _read(self) -> bytes:
-        """What was written; nothing where nothing was."""
+        """What was written; empty if nothing was."""
 
     @abstractmethod
     def _remove(self) -> None: ...
@@ -64,7 +64,7 @@ class Announcements(ABC):
 
 class FileAnnouncements(Announcements):
     """Announcements in a file: a path that all ranks know, or a descriptor that all inherited.
-    Files at `others` are read too, by who finds nothing in the first, and not written."""
+    Files at `others` are read too, if there is nothing in the first, and never written."""
 
     def __init__(self, where: str | os.PathLike[str] | int, *others: Path) -> None:
         self._where, self._others = where, others
@@ -108,8 +108,8 @@ class FileAnnouncements(Announcements):
 
 
 def _read_own_file(path: str | os.PathLike[str]) -> bytes:
-    """What is in a file of this user, nothing if there is none."""
-    try:  # without waiting: it may be a FIFO, to which nobody will ever write
+    """The contents of a file of this user, empty if there is none."""
+    try:  # without waiting: it may be a FIFO without a writer
         with descriptors_needed():
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -129,8 +129,8 @@ def _read_own_file(path: str | os.PathLike[str]) -> bytes:
 
 
 class StoreAnnouncements(Announcements):
-    """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to one
-    job, and is asked until a `limit`. Meetings in one store are told apart by their `prefix`."""
+    """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to
+    one job, and is polled until a `limit`. Meetings in one store differ in their `prefix`."""
 
     def __init__(self, store: Any, prefix: str = "unisono", limit: Deadline | None = None) -> None:
         self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
@@ -149,7 +149,7 @@ class StoreAnnouncements(Announcements):
         return self._get("0")
 
     def _remove(self) -> None:
-        # Not deleted: whoever has just seen that it is there would wait for it.
+        # Not deleted: a rank that has just seen that it exists would wait for it.
         self._store.set(f"{self._prefix}/0", "")
 
     def _get(self, name: str) -> bytes:
@@ -172,8 +172,8 @@ def about_me(address: str) -> Announcement:
 
 
 def is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
-    """Whether a refused connection proves that the announced meeting is over: its server was open
-    before it was announced, and everybody in one network namespace can reach it."""
+    """Whether a refused connection proves that the announced meeting is over: its server was
+    open before it was announced, and every process in its network namespace can reach it."""
     here = announcement.get("boot") == me["boot"] and announcement.get("net") == me["net"]
     return here and error.errno == errno.ECONNREFUSED
 
@@ -188,12 +188,12 @@ def is_dead(announcement: Announcement) -> bool:
         started = start_time(int(announcement.get("pid", 0)))
     except (OSError, ValueError):
         return True
-    # a later process may have its number
+    # a later process may have its PID
     return bool(announcement.get("started", started) != started)
 
 
 def clear_if_over(announcements: Announcements, me: Announcement) -> None:
-    """Take rank 0's announcement away if it was killed while it waited."""
+    """Remove rank 0's announcement if it was killed while it waited."""
     with contextlib.suppress(RendezvousError):
         announcement = announcements.look_up()
         if announcement is None:

@@ -1,7 +1,7 @@
 """torch Stores that answer in time, and texts that ranks exchange through one.
 
-torch's own wait for ever for a host that is stopped or cut off, and call one that has ended for as
-long as their own timeout says.
+torch's own wait forever for a host that is stopped or cut off, and retry one that has ended until
+their own timeout.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from unisono.errors import RendezvousError
 
 
 class StoreGone(RendezvousError):
-    """The torch Store by which ranks meet has ended, or does not answer."""
+    """The torch Store through which ranks meet has ended, or does not answer."""
 
 
 def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
-    """What `ask` returns or raises, which asks a torch Store. Raises StoreGone where that takes
-    longer; it goes on then, in a thread that nobody can end."""
+    """What `ask`, a request to a torch Store, returns or raises. Raises StoreGone if it takes
+    longer; it then continues in a thread that cannot be ended."""
     answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -32,10 +32,10 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, name="unisono asks a store", daemon=True).start()
     try:
-        answer, error = answers.get(timeout=max(limit_s, 1.0))  # it tells who was missing
+        answer, error = answers.get(timeout=max(limit_s, 1.0))  # it says which ranks were missing
     except queue.Empty:
         raise StoreGone(
-            f"the torch Store by which the ranks meet did not answer within {in_seconds(limit_s)}: "
+            f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
             "its process is stopped, or the network to it drops packets (by a wrong MTU?)"
         ) from None
     if error is not None:
@@ -44,7 +44,7 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
 
 
 class BoundedStore:
-    """A torch Store of which each operation has `limit_s()` seconds, and fails with StoreGone."""
+    """A torch Store whose operations raise StoreGone after `limit_s()` seconds."""
 
     def __init__(self, store: Any, limit_s: Callable[[], float]) -> None:
         self._store, self._limit_s = store, limit_s
@@ -57,11 +57,11 @@ class BoundedStore:
             return answer_within(self._limit_s(), ask)
         except StoreGone:
             raise
-        except RuntimeError as error:  # torch's speak of sockets
+        except RuntimeError as error:  # torch's texts are about sockets
             reason = str(error).partition("\n")[0]
             raise StoreGone(
-                "the torch Store by which the ranks meet does not answer; has the process that "
-                f"hosts it ended? ({reason})"
+                "the torch Store of the meeting does not answer; has the process that hosts it "
+                f"ended? ({reason})"
             ) from error
 
 
@@ -75,8 +75,8 @@ def exchange(
     check: Callable[[], None] = lambda: None,
     group: str = "world",
 ) -> list[str]:
-    """The texts of these ranks, in their order; each of them calls this, and has it once all have
-    come. Exchanges under one name are numbered, so that a store may serve several."""
+    """The texts of these ranks, in order; each of them calls this, and it returns once all have.
+    Exchanges under one name are numbered, so that a store may serve several."""
     waiting = Waiting(rank, len(ranks), group, deadline)
     store = BoundedStore(store, deadline.left_s)
     serial = store.add(f"unisono/{name}/count/{rank}", 1)

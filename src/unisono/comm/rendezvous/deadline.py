@@ -1,4 +1,4 @@
-"""How long ranks wait for each other, and what they say meanwhile."""
+"""How long ranks wait for each other, and what they log meanwhile."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Callable, Sequence
 from unisono.errors import RendezvousError, name_ranks
 
 JOIN_TIMEOUT_S = 300.0
-"""How long ranks wait for each other at the start, where nobody has said how long."""
+"""How long ranks wait for each other at the start, by default."""
 
 LATECOMERS_S = 2.0
-"""How long members of a group that has ended, though none of them has died, wait for each other to
-make another one: whoever caught the error may still come."""
+"""How long members of a group that ended without a death wait for each other to make a new one:
+a rank that caught the error may still join."""
 
 QUIET_S = 5.0
-"""A rank that has waited for so long says for whom."""
+"""A rank that has waited for this long logs which ranks are missing."""
 
-_FOR_EVER_S = 1e8  # the clocks of sockets and stores do not go much further
+_FOR_EVER_S = 1e8  # the timeouts of sockets and stores cannot be much longer
 _LONGEST_PAUSE_S = 0.05
 
 _log = logging.getLogger("unisono")
 
 
 def meeting_timeout_s(timeout_s: float | None, join_timeout_s: float | None = None) -> float:
-    """How long a meeting may take: what was said of it, else of all waiting, else the default."""
+    """How long a meeting may take: its own timeout, else the general one, else the default."""
     if join_timeout_s is not None:
         return join_timeout_s
     return JOIN_TIMEOUT_S if timeout_s is None else timeout_s
 
 
 def in_seconds(limit_s: float) -> str:
-    """ "300 s", "0.2 s": a limit as people say it."""
+    """ "300 s", "0.2 s": a limit in a message."""
     return f"{round(limit_s, 1) if limit_s >= 0.1 else limit_s:g} s"
 
 
@@ -59,13 +59,13 @@ class Waiting:
         return not self._quiet.left_s()
 
     def say(self, missing: Sequence[int], here: int | None = None, where: str = "") -> None:
-        """Say once who is missing, how many have come (`here`), and what else there is to know."""
+        """Log once which ranks are missing, how many have joined (`here`), and other details."""
         if self._has_spoken:
             return
         self._has_spoken = True
-        present = "" if here is None else f": {here} of {self._size} are here"
+        present = "" if here is None else f": {here} of {self._size} have joined"
         _log.warning(
-            "unisono: rank %d waits for %s%s%s (group %s; it gives up in %.0f s)",
+            "unisono: rank %d is waiting for %s%s%s (group %s; it gives up in %.0f s)",
             self._rank,
             name_ranks(missing),
             present,
@@ -75,20 +75,20 @@ class Waiting:
         )
 
     def look(self, find_missing: Callable[[], Sequence[int]]) -> None:
-        """Say who is missing, if the wait is long; raise RendezvousError at the deadline."""
+        """Log the missing ranks, if the wait is long; raise RendezvousError at the deadline."""
         is_late = not self._deadline.left_s()
         if not is_late and (self._has_spoken or not self.is_long()):
             return
         missing = find_missing()
         if is_late and missing:
             raise RendezvousError(
-                f"group {self._group}: {name_ranks(missing)} of {self._size} did not come within "
+                f"group {self._group}: {name_ranks(missing)} of {self._size} did not join within "
                 f"{in_seconds(self._deadline.timeout_s)}"
             )
         if missing:
             self.say(missing, self._size - len(missing))
 
     def pause(self) -> None:
-        """Sleep before the next look, each time a little longer."""
+        """Sleep before the next check, a little longer each time."""
         time.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -1,9 +1,9 @@
-"""How new processes come into a group that is at work, at a moment that its members choose.
+"""How new processes join an existing group, when its members call for them.
 
 The first member announces itself under a name and receives the newcomers, which wait there; it
-tells the members who has come and as which ranks, and the newcomers what the new group is. Then all
-meet and make a segment for everybody. The old group stays as it is, whether that works out or not;
-the members settle it there, so that all of them have the new group, or none.
+tells the members which processes joined and as which ranks, and the newcomers what the new group
+is. Then all meet and make a segment for all. The old group stays as it is, whether that succeeds or
+not; the members settle the outcome there, so that all of them get the new group, or none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GLANCE_S = 0.2
 
 
 class Growing(Protocol):
-    """A group of which new processes shall be members."""
+    """A group that new processes will join."""
 
     rank: int
     size: int
@@ -49,8 +49,8 @@ class Growing(Protocol):
 
 
 class Growth:
-    """What a group grows into: its `name`, the `key` of the meeting, and the new rank of everybody
-    who meets, members first (`places`)."""
+    """What a group grows into: its `name`, the `key` of the meeting, and the new rank of each
+    participant, members first (`places`)."""
 
     def __init__(self, name: str, key: str, places: Sequence[int]) -> None:
         self.name, self.key, self.places = name, key, tuple(places)
@@ -66,7 +66,7 @@ class Growth:
         check: Callable[[], None] = lambda: None,
         settle: Callable[[bool], bool] | None = None,
     ) -> JoinRequest:
-        """What the one with this number in the meeting brings to it."""
+        """The request of the participant with this number."""
         size, limit = self.size, Deadline(MEETING_S)
         segments = [(self.places, size, size)]
         return JoinRequest(
@@ -74,15 +74,15 @@ class Growth:
         )
 
     def membership(self, met: Membership) -> Membership:
-        """What a rank has in the new group, whose ranks have other numbers than those who met."""
+        """A rank's membership in the new group, whose ranks differ from those of the meeting."""
         order = sorted(range(self.size), key=self.places.__getitem__)
         members = tuple(met.members[number] for number in order)
         return Membership(self.key, self.places[met.rank], self.size, met.group, members)
 
 
 def places_after(members: int, wanted: Sequence[int]) -> list[int]:
-    """The new ranks of members and newcomers: a newcomer has the one it wants, or (-1) one of those
-    at the end; the members have the others, in their order."""
+    """The new ranks of members and newcomers: a newcomer gets the one it wants, or (-1) one at
+    the end; the members get the others, in order."""
     size = members + len(wanted)
     free = [rank for rank in range(size) if rank not in wanted]
     behind = iter(free[members:])
@@ -92,8 +92,8 @@ def places_after(members: int, wanted: Sequence[int]) -> list[int]:
 def number_newcomers(
     global_ranks: Sequence[int] | None, places: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The global ranks of a group that has grown, by its ranks: members keep theirs, newcomers have
-    the lowest that are free, which are those of the dead."""
+    """The global ranks of a group that has grown, by its ranks: members keep theirs, newcomers
+    get the lowest free ones, which belonged to dead ranks."""
     if global_ranks is None:
         return None
     free = (rank for rank in itertools.count() if rank not in global_ranks)
@@ -101,7 +101,7 @@ def number_newcomers(
     return tuple(known[rank] if rank in known else next(free) for rank in range(len(places)))
 
 
-class Door:
+class NewcomerServer:
     """Where the first member of a group of `members` receives newcomers."""
 
     def __init__(
@@ -118,12 +118,12 @@ class Door:
 
     @property
     def wanted(self) -> list[int]:
-        """The ranks that those who have come want, -1 for any."""
+        """The ranks that the newcomers want, -1 for any."""
         return [visitor.rank for visitor in self._inside]
 
     def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
-        """Wait for so many newcomers. Raises RendezvousError if they do not come, and what `check`
-        raises, which is called now and then."""
+        """Wait for so many newcomers. Raises RendezvousError if they do not join, and what
+        `check` raises, which is called periodically."""
         me = about_me(self._server.address) | {"grows": True}
         self._announcements.announce(me)
         size = self._members + count
@@ -136,7 +136,7 @@ class Door:
                 if not limit.left_s():
                     raise RendezvousError(
                         f"group {self._name}: {count - len(self._inside)} of {count} new processes "
-                        f"did not come within {in_seconds(limit.timeout_s)}"
+                        f"did not join within {in_seconds(limit.timeout_s)}"
                     )
         finally:
             self._announcements.clear(me)
@@ -145,7 +145,7 @@ class Door:
         if int(visitor.hello.get("generation", 0)) > self._generation:
             visitor.dismiss({"error": "not yet", "again": True})
         elif len(self._inside) == size - self._members:
-            visitor.dismiss({"error": "enough have come", "again": True})
+            visitor.dismiss({"error": "enough processes have joined", "again": True})
         elif visitor.rank >= size or visitor.rank in (rank for rank in self.wanted if rank >= 0):
             text = f"rank {visitor.rank} is not free in a group that grows to {size}"
             visitor.dismiss({"error": f"group {self._name}: {text}"})
@@ -153,22 +153,22 @@ class Door:
             self._inside.append(visitor)
 
     def tell(self, growth: Growth, about: dict[str, Any]) -> None:
-        """Tell the newcomers what they come into."""
+        """Tell the newcomers what they join."""
         for number, visitor in enumerate(self._inside, self._members):
             told = {"name": growth.name, "key": growth.key, "places": growth.places}
             visitor.try_send(about | told | {"number": number})
 
     def check(self) -> None:
         if any(visitor.is_closed() for visitor in self._inside):
-            raise Departed(f"group {self._name}: a new process has gone again")
+            raise Departed(f"group {self._name}: a new process left again")
 
     def close(self) -> None:
-        """Those who are still there may try again."""
+        """Newcomers that are still there may try again."""
         for visitor in self._inside:
             visitor.dismiss({"error": "the group does not grow now", "again": True})
 
 
-def let_in(
+def admit(
     group: Growing,
     server: RendezvousServer,
     leader_address: str,
@@ -179,38 +179,42 @@ def let_in(
     about: dict[str, Any],
     settle: Callable[[bool], bool] | None,
 ) -> tuple[Membership, Growth]:
-    """Let so many new processes in; all members call this. `name` is the new group's, and `meeting`
-    the name by which newcomers know it, and where they look; `about` is what they are told."""
+    """Admit so many new processes; all members call this. `name` is the new group's, and
+    `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:
-        door, failed, plan = None, None, [0] * (2 + count)
+        newcomers, failed, plan = None, None, [0] * (2 + count)
         if group.rank == 0:
             try:
                 announcements = stack.enter_context(board)
-                door = Door(announcements, server, known_as, group.size, int(about["generation"]))
-                stack.callback(door.close)
-                door.receive(count, Deadline(limit_s), group.raise_if_ended)
-                plan = [1, int.from_bytes(os.urandom(7), "big"), *door.wanted]
+                newcomers = NewcomerServer(
+                    announcements, server, known_as, group.size, int(about["generation"])
+                )
+                stack.callback(newcomers.close)
+                newcomers.receive(count, Deadline(limit_s), group.raise_if_ended)
+                plan = [1, int.from_bytes(os.urandom(7), "big"), *newcomers.wanted]
             except RendezvousError as error:
                 failed = error
         is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
         if not is_open:
             raise failed or RendezvousError(
-                f"group {known_as}: not enough new processes came to rank 0"
+                f"group {known_as}: not enough new processes reached rank 0"
             )
         growth = Growth(name, f"{name} at {token:x}", places_after(group.size, wanted))
         me = about_me(server.address)
 
         def check() -> None:
             group.raise_if_ended()
-            if door is not None:
-                door.check()
+            if newcomers is not None:
+                newcomers.check()
 
         request = growth.request(group.rank, group.timeout_s, check, settle)
-        if door is not None:
+        if newcomers is not None:
             from unisono.comm.rendezvous.leading import Leader
 
-            door.tell(growth, about | {"address": server.address, "timeout_s": group.timeout_s})
+            newcomers.tell(
+                growth, about | {"address": server.address, "timeout_s": group.timeout_s}
+            )
             met = Leader(server, request, me).make_group()
         else:
             line = call_leader(leader_address, growth.key, request.deadline, check)
@@ -218,7 +222,7 @@ def let_in(
         return growth.membership(met), growth
 
 
-def come_in(
+def join_growing(
     announcements: Announcements,
     server: RendezvousServer,
     name: str,
@@ -227,12 +231,12 @@ def come_in(
     timeout_s: float | None,
     limit: Deadline,
 ) -> tuple[Membership, Growth, dict[str, Any]]:
-    """Wait until the members of a group let this process in; and what they have told it."""
+    """Wait until the members of a group admit this process; returns what they told it, too."""
     me = about_me(server.address)
     wanted = -1 if rank is None else rank
     waiting = Waiting(wanted, 0, name, limit)
     while True:
-        # of the leader this asks only the announcement; the group's size is not known yet
+        # this only needs the leader's announcement; the group's size is not known yet
         request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
         with (
             descriptors_needed(),
@@ -252,14 +256,14 @@ def come_in(
             except (Departed, OSError, KeyError) as error:
                 if isinstance(error, TimeoutError) or not limit.left_s():
                     raise RendezvousError(
-                        f"group {name} did not let this process in within "
+                        f"group {name} did not admit this process within "
                         f"{in_seconds(limit.timeout_s)}"
                     ) from error
             waiting.pause()
 
 
 def _check_leader(announcements: Announcements, leader: Announcement | None) -> None:
-    """Raise Departed if another process receives newcomers by now."""
+    """Raise Departed if another process receives newcomers now."""
     now = announcements.look_up()
     if now is not None and leader is not None and now["address"] != leader["address"]:
         raise Departed("another member receives new processes now")

@@ -14,14 +14,14 @@ from unisono.comm.rendezvous.unix_socket import Connection, Departed, Rendezvous
 from unisono.errors import RendezvousError, UnisonoError
 
 _QUIET_S = 0.2
-"""After so long without a visitor, a leader looks where the missing ones are."""
+"""After so long without a visitor, a leader checks where the missing ranks are."""
 
 _MOST_PIDFDS = 250
 """Larger groups are not watched: so many descriptors do not fit into one message."""
 
 
 class Leader:
-    """Rank 0 of a new group; `announcements` where the others do not know it yet."""
+    """Rank 0 of a new group; with `announcements` if the others do not know it yet."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Leader:
         self._followers: dict[int, Connection] = {}
 
     def make_group(self) -> Membership:
-        """Wait for the other ranks and make the group with them; or tell them why not."""
+        """Wait for the other ranks and make the group with them; or tell them why it failed."""
         try:
             self._server.keep_spare()
             self._receive()
@@ -48,11 +48,11 @@ class Leader:
             self._server.use_spare()
             for follower in self._followers.values():
                 follower.dismiss(answer)
-            with contextlib.suppress(RendezvousError):  # of itself: there is a reason already
+            with contextlib.suppress(RendezvousError):  # there is already a reason
                 while late := self._server.visitors_for(self._request.key, 0.05):
                     for visitor in late:
                         visitor.dismiss(answer)
-            if self._announcements is not None:  # else they may have come for another group
+            if self._announcements is not None:  # otherwise they may have come for another group
                 self._server.answer_silent(answer)
             raise
         finally:
@@ -67,7 +67,7 @@ class Leader:
         while len(followers) < request.size - 1:
             waiting.look(self._absent)
             if waiting.is_long():
-                for rank in followers.keys() - informed:  # so that they can say it, too
+                for rank in followers.keys() - informed:  # so that they can report it, too
                     followers[rank].try_send({"missing": self._absent()})
                     informed.add(rank)
             begin_s = time.monotonic()
@@ -86,30 +86,30 @@ class Leader:
                 self._look_at_board()
 
     def _absent(self) -> list[int]:
-        """Who has not come, or has gone again."""
+        """The ranks that have not joined, or have left again."""
         here = [rank for rank, follower in self._followers.items() if not follower.is_closed()]
         return sorted(set(range(1, self._request.size)) - set(here))
 
     def _look_at_board(self) -> None:
-        """Raise if a rank has left word that it cannot come."""
+        """Raise if a rank has left a note that it cannot join."""
         if self._announcements is None:
             return
-        if self._announcements.look_up() is None:  # somebody took it for a dead one's
+        if self._announcements.look_up() is None:  # another process took it for a dead one's
             self._announcements.announce(self._me)
         objection = self._announcements.objection_to(self._me)
         if objection:
             raise RendezvousError(objection)
 
     def _let_in(self, visitor: Connection) -> None:
-        """Count a visitor as the rank that it says it is, or dismiss it and raise."""
+        """Accept a visitor as the rank that it claims, or dismiss it and raise."""
         hello, followers, size = visitor.hello, self._followers, self._request.size
         before = followers.get(visitor.rank)
-        if before is not None and before.is_closed():  # it has started anew
+        if before is not None and before.is_closed():  # it was restarted
             before.close()
             del followers[visitor.rank]
         wrong = None
         if "error" in hello:
-            wrong = f"cannot come: {hello['error']}"
+            wrong = f"cannot join: {hello['error']}"
         elif hello.get("layout") != engine.native.LAYOUT_VERSION:
             wrong = "runs another build of unisono"
         elif hello.get("size") != size:
@@ -123,18 +123,18 @@ class Leader:
         followers[visitor.rank] = visitor
 
     def _admit(self) -> Membership:
-        """Make the segments, hand them to everyone, and go on once all have opened them."""
+        """Make the segments, pass them to all, and return once all have opened them."""
         request, followers = self._request, self._followers.values()
         membership: Membership | None = None
         try:
             membership = self._hand_over()
-            if self._announcements is not None:  # before anybody can come back for another meeting
+            if self._announcements is not None:  # before any rank can come back for another meeting
                 self._announcements.clear(self._me)
             for follower in followers:
                 follower.receive(request.deadline, request.check)
             if request.settle and not request.settle(True):
                 raise Departed(f"a member of group {request.key} gave up while it was made")
-            for follower in followers:  # one that is gone now matters only where nothing is settled
+            for follower in followers:  # one that is gone now matters only if nothing is settled
                 (follower.try_send if request.settle else follower.send)({"go": True})
             return membership
         except BaseException as error:
@@ -142,13 +142,13 @@ class Leader:
                 membership.close()
             if isinstance(error, (OSError, ValueError, KeyError, TypeError)):
                 raise Departed(
-                    f"a member of group {request.key} left, or sent nonsense, while the group was "
-                    f"made ({error})"
+                    f"a member of group {request.key} left, or sent a malformed message, while the "
+                    f"group was made ({error})"
                 ) from error
             raise
 
     def _hand_over(self) -> Membership:
-        """Make the segments, invite everyone to them, and open them."""
+        """Make the segments, pass them to all, and open them."""
         request = self._request
         followers = [self._followers[rank] for rank in range(1, request.size)]
         everyone: list[dict[str, Any]] = [self._me | {"payload": request.payload}]
@@ -167,7 +167,7 @@ class Leader:
             with own_pidfd() as mine:
                 pidfds = mine + [pidfd for follower in followers for pidfd in follower.descriptors]
                 if len(pidfds) != request.size or request.size > _MOST_PIDFDS:
-                    pidfds = []  # members of one group have each other's already
+                    pidfds = []  # members of one group already have each other's
                 for follower in followers:
                     follower.send(invitation, *segments, *pidfds)
                 return request.open(segments, pidfds, invitation)
@@ -177,8 +177,8 @@ class Leader:
 
 
 def _cores(everyone: list[Announcement], sharers: int) -> int:
-    """How many cores the members have together: those they may run on, cut by their quotas; their
-    part of them where the ranks of other hosts run on the same."""
+    """How many cores the members have together: those they may run on, limited by their quotas;
+    only their share if ranks of other hosts run on the same machine."""
     cpus = {cpu for member in everyone for cpu in member["cpus"]}
     cores = min(len(cpus), *(int(member["quota"]) for member in everyone))
     return max(1, cores * len(everyone) // max(sharers, len(everyone)))

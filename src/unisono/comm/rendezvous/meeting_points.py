@@ -1,5 +1,5 @@
-"""Where ranks meet that were given neither a path nor a store: children of one process, which has
-told them nothing but their numbers, and processes started separately that know a name."""
+"""Where ranks meet without a path or a store: children of one process, which has told them only
+their numbers, and processes started separately that know a name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _INSTEAD = "set MASTER_ADDR and MASTER_PORT, or call unisono.init(rank=, size=, 
 
 @contextlib.contextmanager
 def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
-    """The rendezvous file of all children of this process's parent, while they need to meet: named
-    after the parent, or after the `job`, where whoever started the ranks has named one, for there
-    may be a shell in between. A rank *claims its name* meanwhile, a socket without a file, so that
-    two groups of ranks that one parent starts at the same time are told so, not mixed up."""
+    """The rendezvous file of all children of this process's parent, while they need to meet:
+    named after the parent, or after the `job`, if the starter of the ranks has named one, since
+    there may be a shell in between. Meanwhile a rank *claims its name*, an abstract socket, so
+    that two groups of ranks that one parent starts at the same time fail instead of mixing."""
     if job:
         name = f"unisono-{os.geteuid()}-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
         who = f"process of job {job}"
@@ -41,28 +41,28 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
             began = start_time(parent)
         except OSError as error:
             raise RendezvousError(
-                f"process {parent}, which started this rank, cannot be seen ({error.strerror}): "
+                f"process {parent}, which started this rank, is not visible ({error.strerror}): "
                 f"{_INSTEAD}"
             ) from error
         name = f"unisono-{os.geteuid()}-{namespace('pid')}-{parent}-{began}"
         who = f"child of process {parent}"
     with _claim_name(
         f"{name}-{rank}",
-        f"another {who} is rank {rank} at this moment: for two groups of ranks at once {_INSTEAD}",
+        f"another {who} is rank {rank} right now: for two groups of ranks at once {_INSTEAD}",
     ):
         yield _folders()[0] / name
 
 
 @contextlib.contextmanager
 def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]:
-    """Where those who know the name announce themselves: in a store, or in a file. Not in a folder
-    that the environment names: a service and a shell of one user have different ones."""
+    """Where processes that know the name announce themselves: in a store, or in a file. Not in a
+    folder that the environment names: a service and a shell of one user have different ones."""
     if store is not None:
         yield StoreAnnouncements(store, f"unisono/join/{name}")
         return
     complaint = (
-        f"another process joins {name!r} as rank {rank} at this moment: every rank is one process, "
-        "and two jobs at once need two names"
+        f"another process is joining {name!r} as rank {rank} right now: each rank must be one "
+        "process, and two jobs at once need two names"
     )
     with _claim_name(f"{file_of(name)}-{rank}", complaint):
         if rank == 0:
@@ -81,7 +81,7 @@ def _folders() -> list[Path]:
 
 
 def _remove_stale_files() -> None:
-    """Remove what ranks 0 have left, of any name, that were killed while they waited."""
+    """Remove the files, of any name, of ranks 0 that were killed while they waited."""
     me = about_me("")
     for folder in _folders():
         for file in folder.glob(f"unisono-{os.geteuid()}-join-*"):
@@ -90,14 +90,14 @@ def _remove_stale_files() -> None:
 
 @contextlib.contextmanager
 def _claim_name(name: str, complaint: str) -> Iterator[None]:
-    """Hold a name that one process at a time can have, and that goes with it; else raise
+    """Hold a name that only one process at a time can have, and that ends with it; or raise
     RendezvousError with the complaint."""
     with new_socket() as taken:
         try:
             taken.bind(b"\0" + name.encode())
         except OSError as error:
             raise RendezvousError(
-                f"{complaint} (some process holds the name @{name}: {error.strerror})"
+                f"{complaint} (a process holds the name @{name}: {error.strerror})"
             ) from error
         yield
 
@@ -105,11 +105,11 @@ def _claim_name(name: str, complaint: str) -> Iterator[None]:
 def _parent_pid() -> int:
     started_by = multiprocessing.parent_process()
     if started_by is not None and started_by.pid is not None:
-        return started_by.pid  # with a fork server not the process that the kernel would name
+        return started_by.pid  # with a fork server this is not the kernel's parent
     parent = os.getppid()
     if parent <= 1:
         raise RendezvousError(
-            f"rank and world_size do not say where to meet, and no process can be seen that has "
+            "rank and world_size do not say where to meet, and no process is visible that "
             f"started all ranks: {_INSTEAD}"
         )
     return parent

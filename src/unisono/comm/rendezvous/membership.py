@@ -4,7 +4,7 @@ The first member, its *leader*, runs a rendezvous server for the others, makes t
 passes its file descriptor to them. Members of an existing group know who the leader is; ranks that
 do not know each other yet learn it from announcements.
 
-Plain classes: to make a dataclass takes a millisecond, and every process pays it as it starts.
+Plain classes: making a dataclass takes a millisecond at the start of every process.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
 
 UNREACHABLE_S = 10.0
-"""How long a living rank that has announced itself may stay out of reach."""
+"""How long a live rank that has announced itself may be unreachable."""
 
 _GRACE_S = 2.0
-"""How much longer followers wait than their leader, so that they hear its reason."""
+"""How much longer followers wait than their leader, so that they get its reason."""
 
 
 class Member:
-    """A rank as its peers know it. In a group over several hosts `host` names its own, and only
-    those of this host have an `address`."""
+    """A rank as its peers know it. In a group over several hosts `host` names its host, and only
+    ranks of this host have an `address`."""
 
     def __init__(self, address: str, pid: int, host: str = "") -> None:
         self.address = address
@@ -57,7 +57,7 @@ class Member:
 
     @property
     def identity(self) -> int:
-        """A number for the process; the address is random, so its end is as good as all of it."""
+        """A number for the process; the address is random, so its end suffices."""
         return int(self.address[-16:], 16)
 
     @property
@@ -71,8 +71,8 @@ class Member:
 
 
 class Membership:
-    """What one rank has once the group is made. `payloads` is what each rank wanted the others to
-    know. `inner` is the engine's group of the members on this host, in a group over several."""
+    """What one rank has once the group is made. `payloads` is what each rank published to the
+    others. `inner` is the engine's group of the members on this host, in a group over several."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Membership:
         self.inner = inner
 
     def close(self) -> None:
-        """Leave a group that was not made after all."""
+        """Leave a group that could not be made."""
         self.group.close()
         if self.inner is not None:
             self.inner.close()
@@ -102,33 +102,33 @@ class Membership:
         return [rank for rank in here if state_of(self.members[rank].pid).is_stopped]
 
     def ask_elsewhere(self, ranks: Sequence[int]) -> dict[int, str]:
-        """What these ranks of other hosts do, for a sentence that begins with each."""
+        """What these ranks on other hosts do: completes "rank 3 ..."."""
         return {}
 
     def partner_elsewhere(self, rank: int) -> int | None:
-        """The rank of another host with which a rank exchanges data; None on one host."""
+        """The rank on another host with which a rank exchanges data; None on one host."""
         return None
 
     def unheard(self, stopped: Sequence[int]) -> list[int]:
-        """The ranks of other hosts of which this one hears nothing, while these are stopped."""
+        """The ranks on other hosts from which this one receives nothing while these are stopped."""
         return []
 
 
 def check_size(name: str, size: int) -> None:
     if size > MOST_RANKS:
         raise RendezvousError(
-            f"group {name} has {size:,} ranks, and unisono's groups have {MOST_RANKS:,} at "
-            "most: start fewer ranks, with more threads each, or set UNISONO_HOSTS=gloo on all of "
-            "them where they are on several hosts"
+            f"group {name} has {size:,} ranks, more than unisono's limit of {MOST_RANKS:,}: start "
+            "fewer ranks, with more threads each, or set UNISONO_HOSTS=gloo on all of them if "
+            "they are on several hosts"
         )
 
 
 class JoinRequest:
-    """What one rank brings. `payload` is what the others shall know of this rank. `check` raises
-    once there is nobody to wait for any more: the parent group has ended. `segments` has, for each
-    segment that the leader makes, the rank there of everybody who meets, for how many ranks it is,
-    and how many of those share this machine's cores. `settle` decides, for members of a group,
-    whether the new one is made, once and for all: it says whether it is."""
+    """What one rank asks for. `payload` is what it publishes to the others. `check` raises once
+    waiting is pointless: the parent group has ended. `segments` has, for each segment that the
+    leader makes, the rank of each participant in it, its number of ranks, and how many of those
+    share this machine's cores. `settle` decides, for members of a group, once and for all
+    whether the new one is made, and returns that."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class JoinRequest:
     def open(
         self, descriptors: Sequence[int], pidfds: Sequence[int], invitation: dict[str, Any]
     ) -> Membership:
-        """Open the segments to which the leader invites, and have the engine watch the processes of
-        all others who met."""
+        """Open the leader's segments, and let the engine watch the processes of all other
+        participants."""
         members = tuple(Member(str(address), int(pid)) for address, pid in invitation["members"])
         payloads = tuple(map(str, invitation["payloads"]))
         nonce = int(invitation["nonce"])
@@ -180,12 +180,12 @@ class JoinRequest:
             pidfd = pidfds[at] if at < len(pidfds) else -1
             if at == self.rank or group.watch(ranks[at], member.identity, pidfd) or pidfd < 0:
                 continue
-            raise TooFewDescriptors(f"rank {self.rank} could not begin to watch rank {at}")
+            raise TooFewDescriptors(f"rank {self.rank} could not watch rank {at}")
 
 
 @contextlib.contextmanager
 def own_pidfd() -> Iterator[list[int]]:
-    """A descriptor of this process, by which peers learn of its end; none on old kernels."""
+    """A descriptor of this process, by which peers detect its end; none on old kernels."""
     try:
         with descriptors_needed():
             descriptor = os.pidfd_open(os.getpid())
@@ -201,11 +201,11 @@ def own_pidfd() -> Iterator[list[int]]:
 def meet_by(
     announcements: Announcements, server: RendezvousServer, request: JoinRequest
 ) -> Membership:
-    """Meet ranks that do not know each other: rank 0 leads, and has announced itself."""
+    """Meet ranks that do not know each other: rank 0 leads, and announces itself."""
     with descriptors_needed():
         me = about_me(server.address)
         if request.rank == 0:
-            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+            from unisono.comm.rendezvous.leading import Leader  # followers do not need it
 
             try:
                 announcements.announce(me)
@@ -216,7 +216,7 @@ def meet_by(
         try:
             connection = find_leader(announcements, request, me)
         except TooFewDescriptors as error:
-            server.close_socket()  # by what that frees rank 0 can be told
+            server.close_socket()  # frees a descriptor, with which rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
                 leader = announcements.look_up()
                 if leader is not None:
@@ -239,7 +239,7 @@ def meet_at(leader_address: str, server: RendezvousServer, request: JoinRequest)
     with descriptors_needed():
         me = about_me(server.address)
         if request.rank == 0:
-            from unisono.comm.rendezvous.leading import Leader  # followers need not load it
+            from unisono.comm.rendezvous.leading import Leader  # followers do not need it
 
             return Leader(server, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)
@@ -249,17 +249,17 @@ def meet_at(leader_address: str, server: RendezvousServer, request: JoinRequest)
 def call_leader(
     address: str, key: str, deadline: Deadline, check: Callable[[], None]
 ) -> Connection:
-    """Connect to rank 0, which is known, for what `key` names. Raises RendezvousError, or what
-    `check` raises."""
+    """Connect to rank 0, whose address is known, for what `key` names. Raises RendezvousError,
+    or what `check` raises."""
     while True:
         try:
             return Connection.connect(address)
-        except BlockingIOError as error:  # its queue is full until it looks at it again
+        except BlockingIOError as error:  # its queue is full until it accepts again
             check()
             if not deadline.left_s():
                 raise RendezvousError(
-                    f"{key}: rank 0 has let nobody in for {in_seconds(deadline.timeout_s)}: its "
-                    "queue of connections is full"
+                    f"{key}: rank 0 has accepted no connection for "
+                    f"{in_seconds(deadline.timeout_s)}: its queue is full"
                 ) from error
             time.sleep(0.001)
         except OSError as error:
@@ -271,8 +271,8 @@ def call_leader(
 
 
 def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
-    """Wait for rank 0's announcement and connect to its server, until `request.check` raises. Where
-    rank 0 is out of reach, it is told so."""
+    """Wait for rank 0's announcement and connect to its server, until `request.check` raises. If
+    rank 0 cannot be reached, it is told so."""
     refused_since: tuple[str, float] | None = None
     seen: Announcement | None = None
     waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
@@ -280,15 +280,15 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
         is_late = not request.deadline.left_s()
         leader = announcements.look_up()
         seen = leader or seen
-        complaint = f"rank 0 did not come within {limit}"
-        if is_late:  # what looked stale may be that of another host of this name
+        complaint = f"rank 0 did not join within {limit}"
+        if is_late:  # what looked stale may belong to another host of this name
             leader = seen
         if leader is not None and (is_late or not is_from_before(leader, me)):
             if leader.get("boot") != me["boot"]:
                 reason = (
                     f"rank {request.rank} is on host {me['host']}, rank 0 is on host "
-                    f"{leader.get('host')}: shared memory does not reach from one to the other; "
-                    "use a backend for several machines (gloo, nccl, mpi)"
+                    f"{leader.get('host')}: they cannot share memory; use a backend for several "
+                    "machines (gloo, nccl, mpi)"
                 )
                 announcements.object_to(leader, reason)
                 raise RendezvousError(reason)
@@ -297,8 +297,8 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                 return Connection.connect(address)
             except BlockingIOError:
                 complaint = (
-                    f"rank 0 (pid {leader.get('pid')}) is here, but its queue of connections is "
-                    f"full, and stayed so for {limit}"
+                    f"rank 0 (pid {leader.get('pid')}) has joined, but its queue of connections "
+                    f"has been full for {limit}"
                 )
             except OSError as error:
                 if is_over(error, leader, me):
@@ -308,8 +308,8 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                 elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     reason = (
                         f"rank {request.rank} (pid {me['pid']}) cannot reach rank 0 (pid "
-                        f"{leader.get('pid')}) on host {me['host']}, though both are on it: "
-                        f"do they live in different network namespaces? ({error.strerror})"
+                        f"{leader.get('pid')}) on host {me['host']}, though both are on it: are "
+                        f"they in different network namespaces? ({error.strerror})"
                     )
                     announcements.object_to(leader, reason)
                     raise RendezvousError(reason) from error
@@ -325,14 +325,14 @@ def follow(
     connection: Connection, request: JoinRequest, me: Announcement, is_announced: bool
 ) -> Membership:
     """Become a member of the group whose leader we have reached. Members of an existing group,
-    whose leader is not announced, have each other's pidfds already."""
+    whose leader is not announced, already have each other's pidfds."""
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
-    # A leader who was announced checks for all. One of an existing group may never come to lead.
+    # An announced leader checks for all. One of an existing group may never start to lead.
     check = (lambda: None) if is_announced else request.check
     membership: Membership | None = None
     try:
         try:
-            with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # told below, why
+            with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # reported below
                 connection.send(_hello(request, me), *(mine if is_announced else ()))
             invitation = _await_invitation(connection, patient, check, request)
         except TooFewDescriptors as error:
@@ -345,16 +345,16 @@ def follow(
             connection.try_send({"error": f"rank {request.rank}: {error}"})
             raise
         connection.try_send({"opened": True})
-        connection.receive(patient, check)  # or hear why there is nobody to send to any more
+        connection.receive(patient, check)  # or learn why there is no receiver any more
         return membership
     except BaseException as error:
         if membership is not None:
             if isinstance(error, Exception) and request.settle and request.settle(False):
-                return membership  # rank 0 had made the group, and is gone since
+                return membership  # rank 0 had made the group, and then ended
             membership.close()
         if isinstance(error, (OSError, ValueError, KeyError)):
             raise Departed(
-                f"group {request.key}: rank 0 went away while the group was made ({error})"
+                f"group {request.key}: rank 0 left while the group was made ({error})"
             ) from error
         raise
     finally:
@@ -364,7 +364,7 @@ def follow(
 def _await_invitation(
     connection: Connection, patient: Deadline, check: Callable[[], None], request: JoinRequest
 ) -> dict[str, Any]:
-    """Wait until rank 0 says that all are there; who is missing, it may say before."""
+    """Wait until rank 0 says that all have joined; it may first say which ranks are missing."""
     waiting = request.waiting()
     missing: list[int] = []
     try:
@@ -374,8 +374,8 @@ def _await_invitation(
     except TimeoutError as error:
         who = name_ranks(missing) if missing else "some rank"
         raise RendezvousError(
-            f"group {request.key}: rank 0 is here, but {who} of {request.size} did not come "
-            f"within {in_seconds(request.deadline.timeout_s)}"
+            f"group {request.key}: rank 0 joined, but {who} of {request.size} did not join within "
+            f"{in_seconds(request.deadline.timeout_s)}"
         ) from error
     return message
 
@@ -383,7 +383,7 @@ def _await_invitation(
 def _hello(
     request: JoinRequest, me: Announcement, error: RendezvousError | None = None
 ) -> Announcement:
-    """What a follower says first; with an error, that it will not come."""
+    """What a follower sends first; with an error, that it will not join."""
     hello = {"key": request.key, "rank": request.rank, "size": request.size}
     hello |= {"payload": request.payload}
     return me | hello | ({"error": f"rank {request.rank}: {error}"} if error else {})

@@ -1,6 +1,6 @@
-"""Who of the ranks is there at this moment, by a torch Store: for processes of several hosts that
-were started separately, and may start again. Every rank writes down that it waits. Whoever sees an
-entry of every rank agrees to begin with just these processes; once all have agreed, they begin."""
+"""Which ranks are present, through a torch Store: for processes on several hosts that were
+started separately, and may restart. Every rank publishes that it waits. A rank that sees an
+entry of every rank agrees to begin with these processes; once all agree, they begin."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def call_roll(
     about: Mapping[str, Any] = MappingProxyType({}),
     check: Callable[[], None] = lambda: None,
 ) -> tuple[str, list[dict[str, Any]]]:
-    """What the ranks that are there now have in common, and no others ever had; and what each of
-    them tells `about` itself.
+    """A token that the present ranks share, and no others ever had; and what each of them publishes
+    `about` itself.
 
-    Raises RendezvousError if they do not come by the deadline, come with another size, or if
-    another process comes as this rank; and what `check` raises.
+    Raises RendezvousError if they do not join by the deadline, join with another size, or if
+    another process joins as this rank; and what `check` raises.
     """
     call = _RollCall(BoundedStore(store, deadline.left_s), name, rank, size, about)
     try:
@@ -55,7 +55,7 @@ class _RollCall:
     def wait_until_all_agree(
         self, waiting: Waiting, check: Callable[[], None]
     ) -> tuple[str, list[dict[str, Any]]]:
-        """What names those who have agreed, and who they are."""
+        """The token of those that have agreed, and who they are."""
         waits = self._keys("waits")
         self._store.set(waits[self._rank], self._me)
         agreed: dict[str, tuple[list[str], list[str]]] = {}
@@ -68,7 +68,7 @@ class _RollCall:
                 if token not in agreed:
                     agreed[token] = wanted, here
                     self._store.set(wanted[self._rank], "agreed")
-            for token, (keys, texts) in agreed.items():  # it counts, whoever has come since
+            for token, (keys, texts) in agreed.items():  # even if others have joined since
                 if self._store.check(keys):
                     return token, [json.loads(text) for text in texts]
             check()
@@ -82,12 +82,12 @@ class _RollCall:
         self._store.compare_set(self._key("waits", self._rank), self._me, "-")
 
     def _look_who_waits(self, keys: list[str]) -> list[str]:
-        """What each rank that waits has written of itself; "" for others, once for all where some
-        never came."""
+        """What each waiting rank has published about itself; "" for others, for good if some
+        never joined."""
         if self._read(keys[self._rank]) != self._me:
             raise RendezvousError(
-                f"another process joins {self._name!r} as rank {self._rank} at this moment: every "
-                "rank is one process, and two jobs at once need two names"
+                f"another process is joining {self._name!r} as rank {self._rank} right now: each "
+                "rank must be one process, and two jobs at once need two names"
             )
         if not self._store.check(keys):
             return [""]
@@ -97,7 +97,7 @@ class _RollCall:
         return [rank for rank, key in enumerate(keys) if self._read(key) in ("", "-")]
 
     def _compare_sizes(self, here: list[str]) -> None:
-        """Raise RendezvousError if a rank came with another size; all are told."""
+        """Raise RendezvousError if a rank joined with another size; all ranks do."""
         everyone = [json.loads(text) for text in here]
         wrong = [rank for rank, about in enumerate(everyone) if about["size"] != self._size]
         if not wrong:
@@ -105,7 +105,7 @@ class _RollCall:
         theirs = everyone[wrong[0]]
         problem = (
             f"group {self._name}: rank {wrong[0]} (pid {theirs['pid']} on {theirs['machine']}) "
-            f"came to a group of {theirs['size']}, rank {self._rank} to one of {self._size}"
+            f"joined a group of {theirs['size']}, but rank {self._rank} a group of {self._size}"
         )
         for about in everyone:
             self._store.set(self._key("problem", about["number"]), problem)

@@ -1,23 +1,23 @@
-"""Who is left of a group that has ended: the survivors agree on it, and go on as a new group.
+"""After a group has ended, the survivors agree which ranks are left, and form a new group.
 
-They agree on a *board* that outlives the group: a place where each rank can say something, and
-where of several proposals the first one counts (compare-and-swap). On one host that is the old
-segment, which stays mapped until its last member has left it. No leader's death can matter.
+They agree through a *board* that outlives the group: a place where each rank can leave a text, and
+where the first of several proposals counts (compare-and-swap). On one host it is the old segment,
+which stays mapped until its last member has left it. No leader is needed whose death could matter.
 
-In attempt k = 1, 2, ... each rank says that it has come. Once every rank has come, is known to be
-gone, or is late, whoever sees that first proposes the *choice* of attempt k: who goes on. Those
-meet, and the first of them, once all have opened the new segment, settles the *outcome*: made.
-Whoever gives up before (a member has died or is stopped meanwhile) settles it the other way. If it
-was not made, attempt k + 1 follows, to which everybody comes anew. So:
+In attempt k = 1, 2, ... each rank publishes that it is present. Once every rank is present, known
+to be gone, or late, the first rank that sees this proposes the *choice* of attempt k: which ranks
+continue. Those meet, and the first of them, once all have opened the new segment, settles the
+*outcome*: made. A rank that gives up before (a member has died or is stopped) settles it as failed.
+Then attempt k + 1 follows, with all ranks again. So:
 
-- A decider that dies has decided, or has not: its proposal was written before it counts.
-- Ranks with different views (one has heard of a death, another has not) propose different choices,
-  and all take the first. If that one has a dead rank, its meeting fails, and the next has not.
-- Whoever wakes late reads what was decided. If it was left out, it waits for the outcome, and
-  raises NoQuorum once the others have gone on, or comes to the next attempt.
-- There is one board, so there are never two groups. Over hosts a rank may be out of its reach, and
-  then it does not go on; there only a strict majority may leave out those who are merely silent,
-  unless somebody has named the store that is the board (`StoreBoard.refusal`).
+- A decider that dies has either decided or not: its proposal is written before it counts.
+- Ranks with different views (one knows of a death, another does not) propose different choices, and
+  all take the first. If it contains a dead rank, its meeting fails, and the next one does not.
+- A rank that wakes late reads what was decided. If it was left out, it waits for the outcome, and
+  raises NoQuorum once the others have formed the group, or joins the next attempt.
+- There is one board, so there are never two groups. Over hosts a rank may be unable to reach it,
+  and then does not continue; there only a strict majority may leave out ranks that are merely
+  silent, unless the program has named the store that is the board (`StoreBoard.refusal`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
 from unisono.errors import GroupError, NoQuorum, RendezvousError, name_ranks
 
 STOPPED_S = 5.0
-"""How long a rank that is stopped is waited for, where the limit is not shorter."""
+"""How long to wait for a stopped rank, unless the limit is shorter."""
 
 _MEETING_S = 10.0
-"""How long those who have just come may take to meet."""
-_MOST_ATTEMPTS = 30  # each one takes the death of a rank; the segment remembers 32
+"""How long ranks that are present may take to meet."""
+_MOST_ATTEMPTS = 30  # each needs the death of a rank; the segment keeps 32
 _GLANCE_S = 0.25
 _LONGEST_PAUSE_S = 0.002
 _WITHDRAWN = -1
@@ -58,29 +58,29 @@ class Board(Protocol):
     name: str
 
     def say(self, text: str) -> None:
-        """Let the others read this of us, instead of what we said before."""
+        """Publish this text of ours, instead of the previous one."""
 
     def heard(self, rank: int) -> str:
-        """What a rank has said last; "" if nothing."""
+        """The latest text of a rank; "" if none."""
 
     def choose(self, attempt: int, text: str | None) -> str | None:
-        """The first proposal for an attempt; None where we have none and there is none. "" where
-        it is forgotten, since a later attempt has followed."""
+        """The first proposal for an attempt; None if we have none and there is none; "" if it
+        was replaced by a later attempt."""
 
     def settle(self, attempt: int, made: bool | None) -> bool | None:
-        """How an attempt ended, as `choose`."""
+        """How an attempt ended, in the same way as `choose`."""
 
     def is_gone(self, rank: int) -> bool:
-        """Whether a rank has certainly left the group, by its end or by closing it."""
+        """Whether a rank has certainly left the group: it ended, or closed the group."""
 
     def find_stopped(self) -> Sequence[int]:
-        """The ranks that are stopped, as far as the system tells."""
+        """The ranks that are stopped, as far as the system knows."""
 
     def find_cut_off(self) -> Sequence[int]:
-        """The ranks that nobody need wait for, since their host does not answer."""
+        """The ranks not worth waiting for, since their host does not answer."""
 
     def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
-        """Why these may not go on while those say nothing; "" if they may."""
+        """Why these may not continue while those are silent; "" if they may."""
 
 
 class SegmentBoard:
@@ -127,7 +127,7 @@ class SegmentBoard:
 
 
 class Attempt:
-    """One attempt to go on: its `members`, ranks of the old group, and their meeting's `key`."""
+    """One attempt to form a new group: its `members`, ranks of the old one, and its `key`."""
 
     def __init__(self, board: Board, number: int, members: Sequence[int], key: str) -> None:
         self.members, self.key = members, key
@@ -135,7 +135,7 @@ class Attempt:
         self._board, self._number = board, number
 
     def settle(self, made: bool) -> bool:
-        """Whether the new group is made, as was settled first."""
+        """Whether the new group is made, as settled first."""
         return bool(self._board.settle(self._number, made))
 
     def await_outcome(self) -> bool:
@@ -154,8 +154,8 @@ class Attempt:
 def await_outcome(
     settle: Callable[[bool | None], bool | None], check: Callable[[], None], deadline: Deadline
 ) -> bool:
-    """Whether a group is made, as whoever leads settles; nobody waits for that beyond the deadline,
-    or once `check` raises Departed."""
+    """Whether a group is made, as its leader settles; waits no longer than the deadline, or
+    until `check` raises Departed."""
     try:
         while (made := settle(None)) is None:
             check()
@@ -170,11 +170,11 @@ def await_outcome(
 def go_on(
     board: Board, at_least: int, timeout_s: float, meet: Callable[[Attempt], _Made]
 ) -> tuple[_Made, Sequence[int]]:
-    """What `meet` returns once the survivors have agreed on an attempt and made it, and who they
-    are. All who get anything get the same.
+    """What `meet` returns once the survivors have agreed on an attempt and made the group, and who
+    they are. All ranks that get a result get the same.
 
-    Raises NoQuorum where fewer than `at_least` are left, where the others have gone on without this
-    rank, and where nobody may go on."""
+    Raises NoQuorum if fewer than `at_least` are left, if the others formed the group without
+    this rank, or if no group may be formed."""
     try:
         for number in range(1, _MOST_ATTEMPTS + 1):
             made = _attempt(board, number, at_least, timeout_s, meet)
@@ -183,9 +183,9 @@ def go_on(
     except (NoQuorum, StoreGone):
         raise  # a rank that has lost the board may go on at another: here it must count as silent
     except BaseException:
-        board.say(json.dumps([_WITHDRAWN, at_least]))  # nobody needs to wait for this rank
+        board.say(json.dumps([_WITHDRAWN, at_least]))  # no rank needs to wait for this one
         raise
-    raise RendezvousError(f"group {board.name}: {_MOST_ATTEMPTS} attempts to go on have failed")
+    raise RendezvousError(f"group {board.name}: {_MOST_ATTEMPTS} attempts to form a group failed")
 
 
 def _attempt(
@@ -195,23 +195,23 @@ def _attempt(
     timeout_s: float,
     meet: Callable[[Attempt], _Made],
 ) -> tuple[_Made, Sequence[int]] | None:
-    """One attempt; None: it has failed for everybody."""
+    """One attempt; None: it has failed for all ranks."""
     board.say(json.dumps([number, at_least]))
     choice = _await_choice(board, number, timeout_s)
-    if not choice:  # it has failed long since
+    if not choice:  # it failed long ago
         _await_outcome(board, number, ())
         return None
     chosen = json.loads(choice)
     bits = base64.b85decode(chosen["members"])
     members = [rank for rank in range(board.size) if bits[rank // 8] >> rank % 8 & 1]
     if why := str(chosen["refusal"]):
-        text = f"group {board.name} does not go on: {why}"
+        text = f"group {board.name} cannot continue: {why}"
         raise NoQuorum(text, rank=board.rank, group=board.name)
     needed = max(_said(board, rank)[1] for rank in members)
     if len(members) < needed:
         raise NoQuorum(
-            f"group {board.name} does not go on: {name_ranks(members)} of {board.size} "
-            f"{'is' if len(members) == 1 else 'are'} left, and at_least={needed} is asked for",
+            f"group {board.name} cannot continue: only {name_ranks(members)} of {board.size} "
+            f"{'is' if len(members) == 1 else 'are'} left, and at_least={needed} is required",
             rank=board.rank,
             group=board.name,
         )
@@ -226,7 +226,7 @@ def _attempt(
         raise
     except (RendezvousError, GroupError):
         if attempt.settle(False):
-            raise  # it was made, but this rank could not stay
+            raise  # the group was made, but this rank could not stay in it
         return None
     except BaseException:
         attempt.settle(False)
@@ -234,7 +234,7 @@ def _attempt(
 
 
 def _await_choice(board: Board, number: int, timeout_s: float) -> str:
-    """Wait for every rank that may come, then choose those who have."""
+    """Wait for every rank that may join, then choose those that have."""
     limit, stopped_limit = Deadline(timeout_s), Deadline(min(timeout_s, STOPPED_S))
     pause_s, glance, stopped = 0.0001, Deadline(_GLANCE_S), frozenset[int]()
     while True:
@@ -270,9 +270,9 @@ def _await_outcome(board: Board, number: int, members: Sequence[int]) -> None:
         time.sleep(0.001)
     if made:
         raise NoQuorum(
-            f"{name_ranks(members)} of group {board.name} went on without this rank, which came "
-            "too late: it was stopped, or busy for longer than their limit. It can come back "
-            "where they let it in (grow)",
+            f"{name_ranks(members)} of group {board.name} continued without this rank, which was "
+            "too late: it was stopped, or busy for longer than their limit. It can join again if "
+            "they call grow",
             members=members,
             rank=board.rank,
             group=board.name,
@@ -280,7 +280,7 @@ def _await_outcome(board: Board, number: int, members: Sequence[int]) -> None:
 
 
 def _said(board: Board, rank: int) -> tuple[int, int]:
-    """To which attempt a rank has come, 0 if to none, and how many it wants at least."""
+    """Which attempt a rank has joined, 0 if none, and how many ranks it requires."""
     text = board.heard(rank)
     number, at_least = json.loads(text) if text else (0, 1)
     return int(number), int(at_least)

@@ -1,4 +1,4 @@
-"""Connections between processes of this user, and the socket at which they begin.
+"""Connections between processes of this user, and the socket that accepts them.
 
 No port is opened and nothing has a name in the file system: a process that makes groups has an
 abstract unix socket with a random name, its *rendezvous server*. A message is one packet of
@@ -24,33 +24,33 @@ from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 19
-_ROOM_FOR_DESCRIPTORS = socket.CMSG_LEN(253 * array("i").itemsize)  # as many as one may carry
+_ROOM_FOR_DESCRIPTORS = socket.CMSG_LEN(253 * array("i").itemsize)  # the most per message
 _SEND_S = 10.0
-"""How long the other side may take to read what was sent before."""
+"""How long the other side may take to read earlier messages."""
 _HELLO_S = 10.0
-"""How long a connection may stay silent before it is hung up."""
+"""How long a connection may stay silent before it is closed."""
 _GLANCE_S = 0.2
-"""How often whoever waits for a message checks that somebody can still send it."""
+"""How often a wait for a message checks that it can still arrive."""
 
 
 class Departed(RendezvousError):
-    """Somebody left while a group was made: those who stayed may try again."""
+    """A process left while a group was made: the others may try again."""
 
 
 class TooFewDescriptors(RendezvousError):
-    """This process may open no more files, or the machine has no more."""
+    """This process, or the machine, has no file descriptors left."""
 
     def __init__(self, reason: str) -> None:
-        limit = os.sysconf("SC_OPEN_MAX")  # the module `resource` may need one to be imported
+        limit = os.sysconf("SC_OPEN_MAX")  # importing the module `resource` may need one
         super().__init__(
             f"process {os.getpid()} has no file descriptors left for the group ({reason}; its "
-            f"limit is {limit}): raise it (ulimit -n), two for each rank and ten more will do"
+            f"limit is {limit}): raise it (ulimit -n); two for each rank and ten more are enough"
         )
 
 
 @contextlib.contextmanager
 def descriptors_needed() -> Iterator[None]:
-    """Raise TooFewDescriptors where the system's errors say so: no peer is to blame."""
+    """Raise TooFewDescriptors if the system's errors say so: no peer is at fault."""
     try:
         yield
     except OSError as error:
@@ -65,13 +65,13 @@ def new_socket() -> socket.socket:
 
 
 def peer_uid(connected: socket.socket) -> int:
-    """The user at the other end, as the kernel knows it."""
+    """The user at the other end, according to the kernel."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 class Connection:
-    """A connected unix socket. Whatever arrives that is not a message raises ValueError."""
+    """A connected unix socket. A malformed message raises ValueError."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -79,7 +79,7 @@ class Connection:
         self.descriptors: list[int] = []
         """Descriptors that came with messages; ours to close."""
         self.hello: dict[str, Any] = {}
-        """What a visitor said first: its group (`key`), its `rank`, and more."""
+        """What a visitor sent first: its group (`key`), its `rank`, and more."""
         self.key, self.rank = "", -1
 
     @classmethod
@@ -92,7 +92,7 @@ class Connection:
             caller.connect(b"\0" + address.encode())
             if peer_uid(caller) != os.geteuid():
                 raise RendezvousError(
-                    f"rank 0 runs as user {peer_uid(caller)}, this rank as {os.geteuid()}"
+                    f"rank 0 runs as user {peer_uid(caller)}, but this rank as {os.geteuid()}"
                 )
         except BaseException:
             caller.close()
@@ -107,19 +107,19 @@ class Connection:
         socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def try_send(self, message: dict[str, Any]) -> None:
-        """As `send`; whoever is gone needs no message."""
+        """As `send`, but do nothing if the other side is gone."""
         with contextlib.suppress(OSError):
             self.send(message)
 
     def poll(self) -> dict[str, Any] | None:
-        """The next message if it is there."""
+        """The next message if it has arrived."""
         self._socket.settimeout(0)
         read = self._socket.recvmsg
         limits = _LONGEST_MESSAGE_BYTES, _ROOM_FOR_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
         try:
             try:
                 data, extras, seen, _ = read(*limits)
-            except ConnectionResetError:  # said once, before what it sent and then hung up
+            except ConnectionResetError:  # raised once, before pending messages
                 data, extras, seen, _ = read(*limits)
         except BlockingIOError:
             return None
@@ -129,22 +129,22 @@ class Connection:
                 received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
                 self.descriptors += received
         if seen & socket.MSG_CTRUNC:  # the kernel dropped those for which there was no room
-            raise TooFewDescriptors("some that were sent have not arrived")
+            raise TooFewDescriptors("some descriptors that were sent did not arrive")
         if not data:
             raise ConnectionError("the other side closed the connection")
         try:
             message = json.loads(data)
         except RecursionError:
-            raise ValueError("a message that is nested too deeply") from None
+            raise ValueError("a message is nested too deeply") from None
         if not isinstance(message, dict):
-            raise ValueError("a message that is not an object")
+            raise ValueError("a message is not a JSON object")
         return message
 
     def receive(
         self, deadline: Deadline, check: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Wait for a message; an error that the other side reports is raised here. `check` is
-        called now and then, and raises when no message will come; one that is there counts.
+        called periodically, and raises when no message will come; one that has arrived counts.
         TimeoutError: the deadline has passed."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
@@ -163,8 +163,8 @@ class Connection:
         return message
 
     def is_closed(self) -> bool:
-        """Whether the other side, of which nothing is expected now, has hung up."""
-        self._socket.settimeout(0)  # with one, Python waits for it whatever the flags say
+        """Whether the other side, from which no message is expected now, has hung up."""
+        self._socket.settimeout(0)  # with a timeout, Python waits despite the flags
         try:
             return not self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -197,8 +197,8 @@ if hasattr(os, "register_at_fork"):  # the package also installs where the engin
 
 
 class RendezvousServer:
-    """A listening socket of this process, and the visitors that came too early. Shared by all
-    groups that grew out of one world."""
+    """A listening socket of this process, and early visitors. Shared by all groups that come
+    from one world."""
 
     def __init__(self) -> None:
         self.address = f"unisono-{os.urandom(16).hex()}"
@@ -219,7 +219,7 @@ class RendezvousServer:
         return self
 
     def close(self) -> None:
-        """Count one owner less; the last one closes the socket."""
+        """Count one owner fewer; the last one closes the socket."""
         self._owners -= 1
         if self._owners == 0 and self.pid == os.getpid():
             self.close_socket()
@@ -234,18 +234,18 @@ class RendezvousServer:
         self.use_spare()
 
     def keep_spare(self) -> None:
-        """Keep a descriptor back, by which the others are told if there are no more of them."""
+        """Reserve a descriptor, to tell the others if there are none left."""
         if not self._spares:
             self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def use_spare(self) -> None:
-        """Free the descriptor that was kept back; of several threads each frees what it took."""
+        """Free the reserved descriptor; each of several threads frees its own."""
         with contextlib.suppress(IndexError):
             while True:
                 os.close(self._spares.pop())
 
     def visitors_for(self, key: str, timeout_s: float) -> list[Connection]:
-        """Those who have come for this group; whoever comes for another waits for it."""
+        """The visitors for this group; visitors for other groups stay queued."""
         with self._lock:
             if key not in self._early:
                 for visitor in self._new_visitors(timeout_s):
@@ -253,23 +253,23 @@ class RendezvousServer:
             return self._early.pop(key, [])
 
     def keep_waiting(self, key: str, visitors: Sequence[Connection]) -> None:
-        """Let visitors for this group be found again by the next who asks."""
+        """Put visitors for this group back, for the next call."""
         self._early[key] = list(visitors)
 
     def answer_silent(self, answer: dict[str, Any]) -> None:
-        """Answer those who have not said yet for which group they come."""
+        """Answer visitors that have not said yet which group they come for."""
         for connection in self._silent:
             connection.try_send(answer)
 
     def _new_visitors(self, timeout_s: float) -> list[Connection]:
-        """Accept connections for a while; the visitors that have said who they are."""
+        """Accept connections for a while; returns the visitors that have said who they are."""
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         for connection in self._silent:
             poller.register(connection, select.POLLIN)
         if not poller.poll(max(1, int(timeout_s * 1000))):
             return []
-        with contextlib.suppress(OSError), descriptors_needed():  # nobody there, or gone again
+        with contextlib.suppress(OSError), descriptors_needed():  # none there, or gone again
             accepted, _ = self._socket.accept()
             if peer_uid(accepted) == os.geteuid():
                 self._silent[Connection(accepted)] = Deadline(_HELLO_S)
@@ -284,7 +284,7 @@ class RendezvousServer:
                     connection.key, connection.rank = str(hello["key"]), int(hello["rank"])
                     visitors.append(connection)
                 elif not patience.left_s():
-                    raise ValueError("it says nothing")
+                    raise ValueError("it sent no hello")
                 else:
                     continue
             except TooFewDescriptors as error:
@@ -292,6 +292,6 @@ class RendezvousServer:
                 del self._silent[connection]
                 raise
             except (OSError, ValueError, KeyError, TypeError, OverflowError):
-                connection.close()  # noise: not our business
+                connection.close()  # not one of ours
             del self._silent[connection]
         return visitors

@@ -1,7 +1,7 @@
 """Schedules on any Communicator, over messages.
 
-execute.py              a schedule, run, and a collective by an algorithm of the caller's choice
+execute.py              run a schedule, and a collective by a chosen algorithm
 workspace.py            where its chunks lie
 compiled_schedules.py   what one rank has to do in a schedule
-flat.py                 rows of elements of torch and NumPy, and what is computed with them
+flat.py                 rows of elements of torch and NumPy, and arithmetic on them
 """

@@ -1,4 +1,4 @@
-"""A schedule compiled for one rank: what it sends and receives, in order, proven right once."""
+"""A schedule compiled for one rank: what it sends and receives, in order, verified once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unisono.plan.proof import verify
 from unisono.plan.schedule import Schedule, Step
 
 BUSIEST = 8192
-"""How many chunks one rank may send another in a compiled schedule: csrc/unisono.h's UN_BUSIEST."""
+"""How many chunks one rank may send another in a compiled schedule: UN_BUSIEST."""
 
 _SEND, _COPY, _COMBINE = range(3)  # csrc/unisono.h's un_action
 
@@ -32,7 +32,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a rank sends and receives in one step, in the order in which the schedule lists it."""
+    """What a rank sends and receives in one step, in the order of the schedule."""
 
     sends: tuple[Move, ...]
     receives: tuple[Move, ...]
@@ -40,7 +40,7 @@ class Round:
 
 @dataclass(frozen=True)
 class CompiledSchedule:
-    """One rank's part of a schedule: a round for each step, many of them perhaps empty.
+    """One rank's part of a schedule: a round for each step, of which many may be empty.
     `fingerprint` is the same for equal schedules, on every rank. `busiest` is the largest number
     of chunks that any rank sends to any other one."""
 
@@ -58,8 +58,8 @@ class CompiledSchedule:
         """As the engine reads it (un_schedule_read in csrc/unisono.h)."""
         if self.busiest > BUSIEST:
             raise ValueError(
-                f"{self.title} sends up to {self.busiest} chunks between two ranks, and "
-                f"the engine takes {BUSIEST}: use unisono.execute"
+                f"{self.title} sends up to {self.busiest} chunks between two ranks, but the "
+                f"engine's limit is {BUSIEST}: use unisono.execute"
             )
         starts, moves = [0], []
         for round in self.rounds:
@@ -83,19 +83,19 @@ def schedule_for(collective: str, algorithm: str | Schedule, ranks: int, root: i
             built = _built[entry.make, ranks, root] = entry.schedule(ranks, root=root)
         return built
     if not isinstance(algorithm, Schedule):
-        raise ValueError(f"an algorithm is a name or a Schedule, not {type(algorithm).__name__}")
+        raise ValueError(f"algorithm= takes a name or a Schedule, not {type(algorithm).__name__}")
     if algorithm.collective != collective:
-        raise ValueError(f"{algorithm.title()}: that is not a schedule for {collective}")
+        raise ValueError(f"{algorithm.title()} is not a schedule for {collective}")
     if algorithm.ranks != ranks:
-        raise ValueError(f"{algorithm.title()}: this group has {ranks}")
+        raise ValueError(f"{algorithm.title()} does not fit this group of {ranks} ranks")
     if algorithm.root != root:
-        raise ValueError(f"{algorithm.title()}: the root of this call is {root}")
+        raise ValueError(f"{algorithm.title()} does not fit this call, whose root is {root}")
     return algorithm
 
 
 def compile_schedule(schedule: Schedule, rank: int) -> CompiledSchedule:
-    """What `rank` does in `schedule`. Raises ScheduleError if the schedule is not right: that is
-    proven once for each schedule object."""
+    """What `rank` does in `schedule`. Raises ScheduleError if the schedule is wrong: it is
+    verified once for each schedule object."""
     compiled = _compiled.get(id(schedule))
     if compiled is None:
         verify(schedule)

@@ -1,4 +1,4 @@
-"""Run a schedule on any Communicator, over point to point; and a collective by an algorithm."""
+"""Run a schedule on any Communicator, over messages; and a collective by an algorithm."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from unisono.comm.transport import Transport
 
 COMPILED = (Operation.ALL_REDUCE, Operation.BROADCAST)
-"""What a transport that runs compiled schedules does by them; the rest goes over messages."""
+"""The collectives for which a transport can run compiled schedules; the others use messages."""
 
 FIRST_TAG = 1 << 30
-"""Tags from here to 3 * 2**29 - 1 are for executions: a program's own messages take others."""
+"""Tags from here to 3 * 2**29 - 1 are for executions: use others for a program's own messages."""
 
 SLICE_BYTES = 1 << 20
 _MOST_SLICES = 64
@@ -56,15 +56,15 @@ def execute(
     input: Tensors | None = None,
     op: AnyReduction = "sum",
 ) -> None:
-    """Do what `schedule` says, on `comm`, by messages between its ranks.
+    """Run `schedule` on `comm`, by messages between its ranks.
 
     Arguments and results are those of the Communicator's method for the schedule's collective,
     `output` first, then `input`, and `op`; the root is the schedule's own (docs/execution.md has a
-    table). Every rank calls it with an equal schedule. Sums are taken in the schedule's order.
+    table). Every rank calls it with an equal schedule. Sums follow the schedule's order.
 
-    Raises ValueError or TypeError for arguments that make no sense (a schedule for another number
-    of ranks), ScheduleError for a schedule that `verify` refuses, CollectiveMismatch if the ranks'
-    schedules, sizes, types or reductions differ: before anything has moved, and the group goes on.
+    Raises ValueError or TypeError for invalid arguments (a schedule for another number of ranks),
+    ScheduleError for a schedule that `verify` rejects, CollectiveMismatch if the ranks' schedules,
+    sizes, types or reductions differ: before any data moves, and the group remains usable.
 
     >>> from unisono import plan
     >>> x = torch.full((4,), float(comm.rank))
@@ -74,13 +74,13 @@ def execute(
     """
     try:
         if schedule.ranks != comm.size:
-            raise ValueError(f"{schedule.title()}: group {comm.name} has {comm.size}")
+            raise ValueError(f"{schedule.title()} does not fit group {comm.name} of {comm.size}")
         compiled = compile_schedule(schedule, comm.rank)
         jobs, reduction = _check(schedule, comm, output, input, op)
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(schedule.collective, error)
     if not jobs:
-        comm.barrier()  # nothing to move, but peers that have something must learn of it
+        comm.barrier()  # nothing to move, but peers that have data must detect the difference
     for outputs, inputs in jobs:
         workspace = Workspace(schedule, comm.rank, compiled.receives, outputs, inputs, reduction)
         tag = _agree(comm, compiled, workspace)
@@ -91,7 +91,7 @@ def execute(
             workspace.end()
         except UnisonoError:
             raise
-        except Exception as error:  # the others must not wait for what this rank could not do
+        except Exception as error:  # the others must not wait for this rank
             comm.abort(f"{schedule.title()} failed on rank {comm.rank}: {error!r}")
             raise
 
@@ -107,39 +107,39 @@ def run_by(
     op: Any,
     async_op: bool,
 ) -> Work | None:
-    """What `comm.broadcast(tensor, algorithm=algorithm)` does, and its siblings."""
+    """What `comm.broadcast(tensor, algorithm=algorithm)` and the other collectives do."""
     name = operation.name.lower()
     try:
         root = check_root(root, comm.size)
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
-            raise ValueError("an algorithm is for CPU tensors: pass none with CUDA tensors")
+            raise ValueError("algorithm= is for CPU tensors: leave it out for CUDA tensors")
         schedule = schedule_for(name, algorithm, comm.size, root)
         if transport.run_schedule is not None and operation in COMPILED:
             call = check_call(operation, output, input, root, op, transport)
             return transport.run_schedule(call, schedule, async_op)
         if async_op:
-            raise ValueError(f"{schedule.algorithm} over messages has no async_op here")
+            raise ValueError(f"{schedule.algorithm} over messages does not support async_op")
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(name, error)
     execute(schedule, comm, output, None if name in IN_PLACE else input, op)
     return None
 
 
-# -- before anything moves -------------------------------------------------------------------------
+# -- before data moves -----------------------------------------------------------------------------
 
 _Job = tuple[list[Any], list[Any]]
-"""The tensors of both sides that travel together."""
+"""The tensors of both sides that move together."""
 
 
 def _check(
     schedule: Schedule, comm: Communicator, output: Any, input: Any, op: Any
 ) -> tuple[list[_Job], Reduction | None]:
-    """What is executed one after the other, and the reduction."""
+    """The jobs to execute one after the other, and the reduction."""
     if schedule.collective == "barrier":
         return [([] if output is None else [output], [])], None
     if schedule.collective in IN_PLACE and input is not None:
-        raise ValueError(f"{schedule.collective} works in place, and takes no input")
-    # Messages carry tensors of any device; what a group cannot send, they refuse.
+        raise ValueError(f"{schedule.collective} works in place and takes no input")
+    # Messages carry tensors of any device, and refuse those that a group cannot send.
     everywhere: Any = SimpleNamespace(
         rank=comm.rank, size=comm.size, devices=("cpu", "cuda"), check_call=lambda call: None
     )
@@ -153,12 +153,12 @@ def _check(
     for side in (*call.outputs, *call.inputs):
         if isinstance(side, WideSide) and len(set(side.counts)) > 1:
             raise ValueError(
-                f"parts of {list(side.counts)} elements: an algorithm cuts a wide side evenly; "
-                "leave out algorithm= for parts of different sizes"
+                f"the parts have {list(side.counts)} elements, but an algorithm cuts a wide side "
+                "evenly: leave out algorithm= for parts of different sizes"
             )
     jobs = _jobs(call)
     if any(len({flat.is_torch(tensor) for tensor in to + source}) > 1 for to, source in jobs):
-        raise TypeError("torch tensors and NumPy arrays in one call by an algorithm")
+        raise TypeError("a call by an algorithm takes torch tensors or NumPy arrays, not both")
     return jobs, call.reduction
 
 
@@ -175,7 +175,7 @@ def _jobs(call: Call) -> list[_Job]:
 
 
 def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace) -> int:
-    """Compare what all ranks are about to do; the tag of this execution's messages."""
+    """Compare the calls of all ranks; returns the tag of this execution's messages."""
     serial = _executions.get(comm, 0)
     _executions[comm] = serial + 1
     text = f"{compiled.title}, {workspace.text}"
@@ -199,8 +199,8 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
     listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
     raise CollectiveMismatch(
-        f"the ranks of group {comm.name} execute different things\n{listed}\n"
-        "Nothing was moved. Make every rank execute the same, in the same order.",
+        f"the ranks of group {comm.name} execute different schedules\n{listed}\n"
+        "No data was moved. Make every rank execute the same, in the same order.",
         rank=comm.rank,
         group=comm.name,
         calls=calls,
@@ -214,7 +214,7 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
 
 @dataclass(slots=True)
 class _Arrival:
-    """A message to us, how much of it has been taken, and whether it lies where it belongs."""
+    """A message to us, how much of it has been taken, and whether it is already in place."""
 
     row: Row
     elements: int
@@ -242,7 +242,7 @@ class _Execution:
             self._step([(part, self._rounds[time - part]) for part in range(first, last + 1)])
 
     def _step(self, active: list[tuple[int, Round]]) -> None:
-        """Everything of one time: all messages together, then take what has come in."""
+        """One step: all messages together, then take what has arrived."""
         outgoing = [
             (peer, self._spans(moves, part))
             for part, round in active
@@ -279,8 +279,8 @@ class _Execution:
     def _expect(
         self, moves: Sequence[Move], spans: list[tuple[int, int]], sent: list[tuple[int, int]]
     ) -> _Arrival:
-        """A message may arrive where it belongs if it overwrites what lies there, in one piece,
-        and that is not being sent meanwhile; else it arrives aside."""
+        """A message may arrive in place if its target is contiguous, is overwritten, and is not
+        being sent meanwhile; otherwise it arrives in a buffer."""
         if len(moves) == 1 and len(spans) == 1 and not moves[0].reduces:
             begin, end = spans[0]
             if not any(begin < last and first < end for first, last in sent):
@@ -301,7 +301,7 @@ class _Execution:
 
 
 def _by_peer(moves: Sequence[Move]) -> list[tuple[int, list[Move]]]:
-    """What goes to one peer, or comes from one, is one message."""
+    """All moves to or from one peer are one message."""
     peers: dict[int, list[Move]] = {}
     for move in moves:
         peers.setdefault(move.peer, []).append(move)

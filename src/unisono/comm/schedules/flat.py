@@ -18,15 +18,15 @@ def is_torch(tensor: Any) -> bool:
 
 
 def flat(tensor: Any) -> Row:
-    """Its elements as a row: the tensor's own memory where they lie there in one piece, as they
-    read; else a copy."""
+    """Its elements as a row: the tensor's own memory if it is contiguous and holds the values;
+    else a copy."""
     if is_torch(tensor):
         tensor = tensor.detach().resolve_conj().resolve_neg()
     return tensor.reshape(-1)
 
 
 def write_back(tensor: Any, row: Row) -> None:
-    """Write a row into a tensor of any shape, unless that is where it lies."""
+    """Write a row into a tensor of any shape, unless it is the tensor's own memory."""
     if not count(row) or address_of(flat(tensor)) == address_of(row):
         return
     if is_torch(tensor):
@@ -47,7 +47,7 @@ def empty_like(row: Row, elements: int) -> Row:
 
 
 def placed_like(array: Any, like: Any) -> Row:
-    """A new array as a row of the kind of `like`, where that lies."""
+    """A new array as a row of the same library and on the same device as `like`."""
     if like is None or not is_torch(like):
         return array
     import torch
@@ -80,7 +80,7 @@ _FUNCTIONS = {
     "bor": "bitwise_or",
     "bxor": "bitwise_xor",
 }
-_NUMPY_ADDS = ("uint16", "uint32", "uint64")  # and torch does not, on the CPU
+_NUMPY_ADDS = ("uint16", "uint32", "uint64")  # torch cannot, on the CPU
 
 
 def combine(into: Row, other: Row, op: str) -> None:
@@ -115,7 +115,7 @@ def scale(row: Row, factor: float) -> None:
             wide = row.float() if dtype in ("float16", "bfloat16") else row
             row.copy_(wide * factor)
             return
-        if row.device.type != "cpu":  # torch itself cannot multiply all integers
+        if row.device.type != "cpu":  # torch cannot multiply all integer types
             copy_here = row.cpu()
             scale(copy_here, factor)
             row.copy_(copy_here)
@@ -129,7 +129,7 @@ def scale(row: Row, factor: float) -> None:
 
 
 def _parts(row: Row) -> Row:
-    """Complex numbers as pairs of real ones, in the same memory; other rows as they are."""
+    """Complex numbers as pairs of real ones, in the same memory; other rows unchanged."""
     if not dtype_name(row).startswith("complex"):
         return row
     if not is_torch(row):

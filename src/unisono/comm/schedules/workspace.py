@@ -15,10 +15,11 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 class Workspace:
-    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some. It consists
-    of equal blocks: one for each rank, or each pair of ranks, or one in all. A block consists of
-    slices and a slice of chunks, both as equal as may be. `text` says in words what all ranks must
-    have in common beside the schedule. A side of several tensors is as one that holds them all."""
+    """All chunks of a schedule as one row, `whole`, of which a rank may hold only some. It
+    consists of equal blocks: one for each rank, or each pair of ranks, or one in all. A block
+    consists of slices and a slice of chunks, both as equal as possible. `text` says in words
+    what must be the same on all ranks besides the schedule. A side of several tensors counts as
+    one."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class Workspace:
         self.op, self._factor = "sum", 1.0
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
-            like = outputs[0] if outputs else None  # messages must lie where it does
+            like = outputs[0] if outputs else None  # messages must be on its device
             self.whole = flat.placed_like(np.ones(schedule.chunks, np.uint8), like)
             self._elements = schedule.chunks
             return
         if reduction is not None:
             self.op, self._factor = reduction.name, reduction.factor
         self.whole = self._make_whole(receives)
-        self._elements = len(self.whole)  # torch takes its time to tell
+        self._elements = len(self.whole)  # slow in torch
         self.text = f"{self._elements} elements of {dtype_name(self.whole)}"
         if reduction is not None:
             self.text += f", {reduction}"
@@ -90,7 +91,7 @@ class Workspace:
             row = _row(self._inputs)
             return flat.copy_of(row) if receives else row
         part = _row(self._outputs if collective == "scatter" else self._inputs)
-        return flat.empty_like(part, len(part) * self._ranks)  # memory that is used when written
+        return flat.empty_like(part, len(part) * self._ranks)  # allocated when written
 
     def _own(self) -> slice:
         part = len(self.whole) // self._ranks
@@ -99,7 +100,7 @@ class Workspace:
     # -- where chunks lie ------------------------------------------------------------------------
 
     def slices(self, slice_bytes: int, most: int) -> int:
-        """In how many slices to cut the row, so that they have about so many bytes."""
+        """How many slices to cut the row into, so that each has about so many bytes."""
         size_bytes = self._elements * int(self.whole.itemsize)
         return max(1, min(most, size_bytes // slice_bytes))
 
@@ -128,5 +129,5 @@ def _row(tensors: list[Any]) -> flat.Row:
 
 
 def _cut(elements: int, parts: int, part: int) -> int:
-    """Where part `part` begins; the first ones get what is left over."""
+    """Where part `part` begins; the first ones get the remainder."""
     return elements // parts * part + min(part, elements % parts)

@@ -1,8 +1,8 @@
-"""Memory that all ranks of a group have mapped: how they agree on it.
+"""Memory that all ranks of a group map: how they agree on it.
 
-Rank 0 makes a nameless file and tells the others where in /proc they find it. Whoever fails says so
-in the last agreement, and then all do. Where a rank cannot look there (it is in another PID
-namespace), the group has no memory in common.
+Rank 0 makes an anonymous file and tells the others where in /proc to find it. A rank that fails
+says so in the last agreement, and then all fail. If a rank cannot look there (it is in another PID
+namespace), the group has no shared memory for tensors.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _OPENED, _NO_ROOM, _FAILED, _OUT_OF_REACH = range(4)
 
 _ranges: list[tuple[int, int]] = []
-"""Where the blocks of this process begin and end, in order."""
+"""Where the blocks of this process begin and end, sorted."""
 
 
 def is_in_a_block(address: int) -> bool:
-    """Whether other processes may look at this memory: it lies in a block of some group."""
+    """Whether other processes can see this memory: it is in a block of some group."""
     index = bisect_right(_ranges, (address, math.inf)) - 1
     return index >= 0 and address < _ranges[index][1]
 
@@ -49,7 +49,7 @@ class Allocator:
         self._blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
     def find(self, address: int) -> tuple[Memory, int] | None:
-        """The memory in which an address lies, and how far into whose part."""
+        """The memory that contains an address, and the offset into which rank's part."""
         for block in list(self._blocks.values()):
             memory = Memory(block)
             offset = memory.find(address, self._size)
@@ -58,8 +58,8 @@ class Allocator:
         return None
 
     def own_parts(self) -> list[tuple[int, int, int]]:
-        """The number of each memory, and where this rank's part begins and how long it is; in the
-        order of their addresses."""
+        """The number of each memory, and where this rank's part begins and how long it is;
+        sorted by address."""
         parts = []
         for number, block in list(self._blocks.items()):
             start, size = block.part(self._rank)
@@ -80,9 +80,9 @@ class Allocator:
     def allocate(
         self, sizes: list[int], exchange: Callable[[array[int]], list[int]]
     ) -> Memory | None:
-        """Memory in which each rank has so many bytes; None where no rank wants any, or they can
-        have none in common. Raises SegmentError on every rank if one cannot have its part.
-        `exchange` gives every rank's integers to all, as a call of the group."""
+        """Memory in which each rank has so many bytes; None if no rank wants any, or they cannot
+        share memory. Raises SegmentError on every rank if one cannot get its part. `exchange`
+        shares every rank's integers with all, as a call of the group."""
         self._serial += 1
         if not any(sizes) or not self._is_possible:
             return None
@@ -104,7 +104,7 @@ class Allocator:
         return Memory(block)
 
     def _create(self, sizes: list[int]) -> tuple[int, tuple[int, int, int]]:
-        """Make the file. Returns its descriptor, and what to show the others: this process, the
+        """Make the file. Returns its descriptor, and what to tell the others: this process, the
         descriptor and the inode, or what went wrong."""
         try:
             made = native.create_block(sizes)
@@ -115,7 +115,7 @@ class Allocator:
     def _open(
         self, made: int, where: list[int], sizes: list[int]
     ) -> tuple[Block | None, tuple[int, int]]:
-        """This rank's block, if it could open it, and how it fared."""
+        """This rank's block, if it could open it, and the result for the others."""
         opened = -1
         try:
             if made < 0:
@@ -139,8 +139,8 @@ class Allocator:
 
 
 def _open_shown(process: int, number: int, inode: int) -> int:
-    """Open the file that rank 0 has shown. Raises LookupError if it is not where this process looks
-    for it, OSError if rank 0 could not make it or this rank may not open more files."""
+    """Open the file of rank 0. Raises LookupError if this process cannot find it, OSError if
+    rank 0 could not make it or this rank may not open more files."""
     if number < 0:
         raise OSError(inode, os.strerror(inode))
     try:
@@ -149,7 +149,7 @@ def _open_shown(process: int, number: int, inode: int) -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise
         raise LookupError from None
-    if os.fstat(opened).st_ino != inode:  # another namespace's process of this number
+    if os.fstat(opened).st_ino != inode:  # another namespace's process with this PID
         os.close(opened)
         raise LookupError
     return opened
@@ -157,10 +157,10 @@ def _open_shown(process: int, number: int, inode: int) -> int:
 
 def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
     total = sum(sizes)
-    lines = [f"no {total} bytes of shared memory for group {name} ({max(sizes)} for one rank)"]
+    lines = [f"no {total} bytes of shared memory for group {name} (up to {max(sizes)} per rank)"]
     for rank, (outcome, detail) in enumerate(zip(outcomes[::2], outcomes[1::2], strict=True)):
         if outcome == _NO_ROOM:
-            lines.append(f"rank {rank} wants {sizes[rank]}: its memory limits leave {detail}")
+            lines.append(f"rank {rank} needs {sizes[rank]} bytes: its memory limits leave {detail}")
         elif outcome == _FAILED:
             why = os.strerror(detail) if detail else "there is nothing to map"
             lines.append(f"rank {rank} cannot map it: {why}")

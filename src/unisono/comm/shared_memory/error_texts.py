@@ -40,18 +40,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _posted_hash(word: int) -> int:
-    """What a post shows of a hash."""
+    """The part of a hash that a descriptor holds."""
     return word * _GOLDEN >> 32 & 0xFFFFFFFF
 
 
 def _mixed(value: int) -> int:
-    """A hash of this alone: `mix` in csrc/collectives.c."""
+    """The hash of one value: `mix` in csrc/collectives.c."""
     product = value * _GOLDEN & 0xFFFFFFFFFFFFFFFF
     return product ^ product >> 32
 
 
 _RAGGED = _posted_hash(0x68656164)
-"""What a gather of tensors of any shapes posts as its hash: HEADS in csrc/ragged.c."""
+"""The hash that a ragged gather posts: HEADS in csrc/ragged.c."""
 _ORDERS = {
     _posted_hash(_mixed(number)): order
     for number, order in enumerate(
@@ -64,14 +64,14 @@ _ORDERS = {
         start=1,
     )
 }
-"""What a reduction over hosts posts, by the order of its sums: csrc/collectives.c."""
+"""The hash that a reduction over hosts posts, by the order of its sums: csrc/collectives.c."""
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
-class Waiting(NamedTuple):
-    """A message that a rank waits for. `is_started` says that it could have been waited for later
-    (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
-    with `unmatched_tag`."""
+class AwaitedMessage(NamedTuple):
+    """A message that a rank waits for. `is_started`: the rank could also have waited later
+    (isend, irecv); `unmatched` is how many messages of the peer have arrived with other tags,
+    the oldest with `unmatched_tag`."""
 
     sends: int
     is_started: int
@@ -93,7 +93,7 @@ def dtype_name(dtype: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def dtype_code(name: str) -> int:
-    """The reverse; of a type that is not known, that of bytes without a name."""
+    """The reverse; for an unknown type, the code of unnamed bytes."""
     if name == "bool":
         return _dtype(6, 8)
     for code, known in _FLOAT8.items():
@@ -111,8 +111,8 @@ def _dtype(code: int, bits: int) -> int:
 
 
 def describe_post(group: Group, rank: int, call: int) -> str | None:
-    """What `rank` posted for this call, in words; None if it has not arrived. Of a gather, scatter
-    or all_to_all without its sizes, which may differ."""
+    """What `rank` posted for this call, in words; None if it has not arrived. Without the sizes
+    of a gather, scatter or all_to_all, which may differ."""
     posted = group.posted(rank, call)
     if call == 0 or posted is None or posted[0] != call:
         return None
@@ -129,7 +129,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         return text
     if operation is Operation.ALL_GATHER and root == GPU_MARK:
         return "a call on CUDA tensors"
-    others = shape_hash >> 32  # the rest is the mark of the shapes
+    others = shape_hash >> 32  # the rest is the hash of the shapes
     if others == _RAGGED and operation in (Operation.ALL_GATHER, Operation.GATHER):
         to = "" if operation is Operation.ALL_GATHER else f", root {root}"
         return f"{text} of tensors of any shapes{to}"
@@ -156,8 +156,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
 
 
 def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
-    """What stands for the shape that `rank` posted for this call, None if it posted none; and the
-    shape for the end of a line, where it has told."""
+    """A mark of the shape that `rank` posted for this call, None if it posted none; and the
+    shape for the end of a line, if known."""
     posted = group.posted(rank, call)
     mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
     shape = group.read_note(rank, Note.SHAPE, call) if mark else None
@@ -172,7 +172,7 @@ def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | N
     operation, item_bytes, root = posted[1], max(1, (posted[3] >> 8 & 0xFF) // 8), posted[4]
 
     def counts(giver: int, taker: int) -> bool:
-        """Of a gather only what the root takes does, of a scatter only what it gives."""
+        """In a gather only what the root receives counts, in a scatter only what it sends."""
         if operation == Operation.GATHER:
             return taker == root
         return operation != Operation.SCATTER or giver == root
@@ -194,18 +194,18 @@ def mismatch_text(
     pairs: PairwiseSizes | None,
     hosts: Sequence[str],
 ) -> str:
-    """The text of a `CollectiveMismatch`: the verdict, then who called what and where. `pairs` are
-    the sizes of calls that are equal but for those; `hosts` has the name of each rank's host, ""
-    where there is only one."""
+    """The text of a `CollectiveMismatch`: the verdict, then which rank called what and where.
+    `pairs` are the sizes of calls that differ only in sizes; `hosts` has the name of each rank's
+    host, "" if there is only one."""
     who = name_on_hosts(culprits, hosts)
     if pairs is not None:
-        blamed = f"{who} brought other sizes: " if culprits else ""
+        blamed = f"{who} passed other sizes: " if culprits else ""
         verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
         calls = [f"{what}, {pairs.of_rank(rank)}" for rank, what in enumerate(calls)]
     elif culprits:
-        verdict = f"{who} called something else than the others in call #{call} of group {name}"
+        verdict = f"{who} made a different call than the others in call #{call} of group {name}"
     else:
-        verdict = f"the ranks called different things in call #{call} of group {name}"
+        verdict = f"the ranks made different calls in call #{call} of group {name}"
     lines = [verdict]
     posted_calls = list(zip(calls, sites, hosts, strict=True))
     for posted_call in dict.fromkeys(posted_calls):
@@ -213,38 +213,38 @@ def mismatch_text(
         ranks = [rank for rank, other in enumerate(posted_calls) if other == posted_call]
         at = f" at {site}" if site else ""
         lines.append(f"  {name_on_hosts(ranks, hosts)}: {text or 'has not arrived'}{at}")
-    lines.append("Nothing was moved. Make every rank call the same, in the same order.")
+    lines.append("No data was moved. Make every rank call the same, in the same order.")
     return "\n".join(lines)
 
 
 def name_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """ "ranks 2 and 3 on node7"; without a host where there is only one."""
+    """ "ranks 2 and 3 on node7"; without a host if there is only one."""
     names = filter(None, dict.fromkeys(hosts[rank] for rank in ranks))
     return " on ".join(filter(None, [name_ranks(ranks), " and ".join(names)]))
 
 
 def stalled_ranks(progress: Sequence[int]) -> list[int]:
-    """Who has finished fewer turns of moving data than the others, all being in one call."""
+    """The ranks that have finished fewer steps than the others, all in the same call."""
     behind = [rank for rank, turns in enumerate(progress) if turns == min(progress)]
     return behind if len(behind) < len(progress) else []
 
 
 def describe_ending(detail: int) -> str:
     if detail & ENDING_SILENT:
-        return "does not answer any more: its host is down, or the network to it"
+        return "no longer answers: its host, or the network to it, is down"
     if not detail & ENDING_KNOWN:
         return "has ended"
     return describe_exit(os.waitstatus_to_exitcode(detail & 0xFFFF))
 
 
-# -- messages: what ranks wait for, and what is there instead ------------------------------------
+# -- messages: what ranks wait for, and what arrived instead -------------------------------------
 
 
-def read_waiting(group: Group, rank: int) -> Waiting | None:
+def read_waiting(group: Group, rank: int) -> AwaitedMessage | None:
     """The message that a rank waits for, or waited for when the group ended; None: it waits for no
     message, or has not waited for long."""
     fields = group.waiting(rank)
-    return None if fields is None else Waiting(*fields)
+    return None if fields is None else AwaitedMessage(*fields)
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:
@@ -252,15 +252,15 @@ def describe_message(sends: bool, peer: int, tag: int) -> str:
 
 
 def describe_unmatched(count: int, tag: int, source: int) -> str:
-    """Messages that are there, but have other tags than the one that is waited for."""
-    of = f"of rank {source} " if source >= 0 else ""
+    """Messages that have arrived, but with other tags than the awaited one."""
+    of = f"from rank {source} " if source >= 0 else ""
     if count == 1:
-        return f"a message {of}is here with tag {tag}"
-    return f"{count} messages {of}are here with other tags, the oldest with tag {tag}"
+        return f"a message {of}has arrived with tag {tag}"
+    return f"{count} messages {of}have arrived with other tags, the oldest with tag {tag}"
 
 
-def describe_waiting(waiting: Waiting) -> str:
-    """What a rank waits for, and which messages of that peer it has got instead."""
+def describe_waiting(waiting: AwaitedMessage) -> str:
+    """What a rank waits for, and which messages of that peer have arrived instead."""
     text = describe_message(bool(waiting.sends), waiting.peer, waiting.tag)
     if not waiting.unmatched:
         return text
@@ -277,11 +277,11 @@ def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wa
     where = f"(tag {tag}, group {name})"
     return "\n".join(
         [
-            f"a message of rank {sender} does not fit its receiver, rank {receiver} {where}",
+            f"a message from rank {sender} does not match its receive on rank {receiver} {where}",
             f"  rank {sender} sends {sent}",
             f"  rank {receiver} receives {wanted}",
             "Both need the same dtype and number of elements. Messages of one tag are received in "
-            "the order in which they were sent: tags of their own keep them apart.",
+            "the order in which they were sent: use different tags to tell them apart.",
         ]
     )
 
@@ -289,12 +289,12 @@ def unfit_text(name: str, tag: object, sender: int, sent: str, receiver: int, wa
 def read_unfit(
     group: Group, name: str, sender: int, receiver: int, sites: Sequence[str | None]
 ) -> str:
-    """The same, by the notes that the two have left."""
+    """The same, from the notes of the two ranks."""
     given, taken = (
         group.read_note(rank, Note.SHAPE, ABOUT_MESSAGES) for rank in (sender, receiver)
     )
     tag, size_bytes, dtype, sent_bytes, sent_dtype, shape = (taken or "? ? 0 ? 0 ").split(" ", 5)
-    is_own = sender == receiver  # which leaves one note for both
+    is_own = sender == receiver  # it leaves one note for both sides
     sent_shape = "" if given is None or is_own else given.split(" ", 5)[5]
     sent = describe_side(dtype_name(int(sent_dtype)), sent_bytes, sent_shape, sites[0])
     site = None if is_own else sites[1]
@@ -303,7 +303,7 @@ def read_unfit(
 
 
 def timeout_details(group: Group, sends: bool, peer: int) -> list[str]:
-    """Why a message of this rank may not have been matched: what it has got from the peer instead,
+    """Why a message of this rank may not have been matched: what arrived from the peer instead,
     and what the peer itself waits for."""
     details = []
     count, tag = (0, 0) if sends else group.unmatched(peer)
@@ -311,7 +311,7 @@ def timeout_details(group: Group, sends: bool, peer: int) -> list[str]:
         details.append(f"  {describe_unmatched(count, tag, peer)}")
     waiting = read_waiting(group, peer) if peer >= 0 else None
     if waiting is not None:
-        details.append(f"  rank {peer} waits in {describe_waiting(waiting)}")
+        details.append(f"  rank {peer} is waiting in {describe_waiting(waiting)}")
     return details
 
 
@@ -334,7 +334,7 @@ def deadlock_text(
     waits = [read_waiting(group, rank) for rank in circle]
     lines = []
     for rank, waiting, site in zip(circle, waits, sites, strict=True):
-        doing = "went on" if waiting is None else describe_waiting(waiting)
+        doing = "continued" if waiting is None else describe_waiting(waiting)
         lines.append(f"  rank {rank}: {doing}{f' at {site}' if site else ''}")
     verdict = " -> ".join(map(str, [*circle, circle[0]]))
     advice = _advice([waiting for waiting in waits if waiting is not None])
@@ -343,24 +343,24 @@ def deadlock_text(
     )
 
 
-def _advice(waits: Sequence[Waiting]) -> str:
+def _advice(waits: Sequence[AwaitedMessage]) -> str:
     if any(waiting.unmatched for waiting in waits):
-        return "A recv takes messages with its own tag alone: give both sides the same tag."
+        return "A recv takes only messages with its own tag: use the same tag on both sides."
     if not any(waiting.sends for waiting in waits):
-        return "Everybody receives and nobody has sent: let one side send first."
+        return "All ranks receive and none has sent: let one side send first."
     if any(waiting.sends and not waiting.is_started for waiting in waits):
         return "A send waits until it is received: let one side receive first, or use isend."
     return "A send is over once it is received: start the receives before you wait for it."
 
 
-# -- ranks in texts ------------------------------------------------------------------------------
+# -- ranks in messages ---------------------------------------------------------------------------
 
 _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, | -> | and )\d+(?:-\d+)?\b(?! more))*)")
 
 
 def with_global_ranks(text: str, global_ranks: Sequence[int] | None) -> str:
-    """A text about ranks of a group, with those of the world beside them where they differ:
-    "rank 1 (global 3)". In the first line all, in the others, which may quote, the first."""
+    """A text about ranks of a group, with their global ranks if they differ: "rank 1 (global
+    3)". In the first line all ranks, in the others, which may quote, the first."""
     if global_ranks is None or list(global_ranks) == list(range(len(global_ranks))):
         return text
 

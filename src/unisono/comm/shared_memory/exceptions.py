@@ -1,4 +1,4 @@
-"""From the status of a call or a message to the exception that its caller gets."""
+"""From the status of a call or a message to the exception for its caller."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NEEDED_LATER = (
     "unisono.comm.rendezvous.leading",
     "unisono.comm.rendezvous.survivors",
 )
-"""What words exceptions, checks arguments, and makes a group of the survivors. A thread imports it
-once a group is made: every process would pay for it as it starts."""
+"""The modules that word exceptions, check arguments, and make a group of the survivors. A thread
+imports them once a group is made, so that processes start faster."""
 
 _Error = TypeVar("_Error", bound=GroupError)
 
 diagnose: Callable[[GroupError], Any] | None = None
-"""What the watch sets while it is on: gives the report that an exception carries."""
+"""Set by the watch while it is on: returns the report that an exception carries."""
 
 
 class GroupExceptions:
@@ -55,7 +55,7 @@ class GroupExceptions:
         self._why_unfinished = ""
 
     def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
-        """The exception for a message to or from `peer` (-1: anybody) whose status is not OK."""
+        """The exception for a message to or from `peer` (-1: any rank) whose status is not OK."""
         from unisono.comm.shared_memory import error_texts
         from unisono.comm.shared_memory.failures import whereabouts
 
@@ -91,7 +91,7 @@ class GroupExceptions:
     ) -> Exception:
         what = Operation(operation).name.lower()
         if status == Status.REFUSED:
-            # Imported here: it needs NumPy, which a launcher of ranks does not.
+            # Imported here: it needs NumPy, which a launcher does not.
             from unisono.comm.arguments import describe_meaningless
             from unisono.comm.shared_memory import error_texts
 
@@ -100,8 +100,8 @@ class GroupExceptions:
             return TypeError(f"{what} on group {self._name}: {why}")
         if status == Status.NO_MEMORY:
             return SegmentError(
-                f"no room for this rank's slice of shared memory (2 MiB) in group {self._name}: "
-                f"the memory limits leave {max(0, native.memory_room())} bytes"
+                "cannot allocate this rank's slice of shared memory (2 MiB) in group "
+                f"{self._name}: the memory limits leave {max(0, native.memory_room())} bytes"
             )
         if status == Status.NOT_YET:
             return self._under_way(what)
@@ -109,8 +109,8 @@ class GroupExceptions:
             return self.forked()
         if status == Status.REENTERED:
             return RuntimeError(
-                f"{what} on group {self._name}: this thread is in a call of the "
-                "group already (is this a signal handler?)"
+                f"{what} on group {self._name}: this thread is already in a call of the group (is "
+                "this a signal handler?)"
             )
         if status == Status.CLOSED or self._membership.group.failure()[0] == Status.CLOSED:
             return self.closed()
@@ -122,13 +122,13 @@ class GroupExceptions:
 
         if self.cause is None:
             self.cause = describe_failure(self._membership, self._name, doing)
-        if not self._is_worded:  # in whichever words
+        if not self._is_worded:  # however worded
             self._is_worded = True
             text = self._with_global_ranks(self.cause)
             if self.left_out_of and isinstance(self.cause, (CollectiveMismatch, CollectiveTimeout)):
                 text += (
                     f"\nrank {self._rank} got None from split({list(self.left_out_of)}), whose "
-                    "group it is not in: only members call, for group=None is the world"
+                    "group it is not in: only members may call, and group=None means the world"
                 )
             self.cause.args = (text,)
         if diagnose is not None and self.cause.report is None:
@@ -136,7 +136,7 @@ class GroupExceptions:
         return copy.copy(self.cause)  # a copy: the original would keep frames alive
 
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        """What to raise because one of these ranks has died, whatever else has ended the group."""
+        """What to raise because one of these ranks has died, even if not that ended the group."""
         group = self._membership.group
         lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
         if not lost:
@@ -151,8 +151,8 @@ class GroupExceptions:
         return error
 
     def _with_global_ranks(self, error: GroupError) -> str:
-        """The text of an exception of a group whose ranks have other numbers in the world. What a
-        rank wrote itself, the reason of an `abort`, stays as it is."""
+        """The text of an exception of a group whose ranks differ from their global ranks. The
+        reason that a rank passed to `abort` is not changed."""
         from unisono.comm.shared_memory.error_texts import with_global_ranks
 
         reason = error.reason if isinstance(error, GroupAborted) else ""
@@ -170,14 +170,14 @@ class GroupExceptions:
         return self._of_group(GroupClosed, f"group {self._name} is closed{self._why_unfinished}")
 
     def close_without(self, absent: Sequence[int]) -> str:
-        """The group closes before these ranks have come: what to tell the others."""
+        """The group closes before these ranks have joined: what to tell the others."""
         if absent:
             who = name_ranks(absent)
             self._why_unfinished = f": {who} never joined what rank {self._rank} had begun"
         return f"it closed the group{self._why_unfinished}"
 
     def _under_way(self, doing: str) -> CollectiveTimeout:
-        text = f"{doing} on group {self._name} is still under way"
+        text = f"{doing} on group {self._name} is still in progress"
         return self._of_group(CollectiveTimeout, text)
 
     def _of_group(self, kind: type[_Error], text: str, **fields: Any) -> _Error:

@@ -1,4 +1,4 @@
-"""From the way a group ended to the exception that its ranks raise."""
+"""From how a group ended to the exception that its ranks raise."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
 
 SITES_WAIT_S = 0.5
-"""How long an error waits for the peers to say where they are; they say it as they fail."""
+"""How long an error waits for the peers to publish where they are, as they fail."""
 
 
 def describe_failure(membership: Membership, name: str, doing: str) -> GroupError:
-    """The exception for the first fault of a group; `doing` is what this rank was about."""
+    """The exception for the first fault of a group; `doing` is what this rank was doing."""
     group, rank = membership.group, membership.rank
     status, culprit, call, detail = group.failure()
     if status == Status.MISMATCH:
@@ -63,10 +63,10 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
         text = error_texts.deadlock_text(group, name, circle, sites)
         return DeadlockError(text, rank=rank, group=name, cycle=circle)
     if status == Status.DAMAGED:
-        reason = "something in its process has written over it"
+        reason = "something in its process has overwritten it"
         text = (
-            f"what rank {culprit} has in the shared memory of group {name} makes no sense: "
-            f"{reason}. The group is over; start its processes anew."
+            f"rank {culprit}'s part of the shared memory of group {name} is corrupt: {reason}. The "
+            "group is over; restart its processes."
         )
         return GroupAborted(text, rank=rank, group=name, peer=culprit, reason=reason)
     reason = _reason(membership, culprit) if culprit >= 0 else ""
@@ -91,8 +91,8 @@ def describe_loss(
 def whereabouts(
     membership: Membership, ranks: Sequence[int], about: int, stopped: Sequence[int] | None = None
 ) -> list[str]:
-    """A line for each rank that did not come: where it says that it is, or what the system says.
-    `stopped` are ranks of which that is known."""
+    """A line for each missing rank: where it says that it is, or what the system says. `stopped`
+    are ranks known to be stopped."""
     members, read_note = membership.members, membership.group.read_note
     elsewhere = [rank for rank in ranks if not members[rank].is_here]
     if stopped is None:
@@ -116,12 +116,12 @@ def _on_this_host(membership: Membership, rank: int, about: int) -> str:
     )
     if answer and state.letter != "T":
         return f"is at {answer}"
-    return f"{state if state.letter else 'cannot be seen from here'} and did not answer"
+    return f"{state if state.letter else 'is not visible from here'} and did not answer"
 
 
 def _how_far(membership: Membership, peer: int) -> tuple[str, str]:
-    """After how many calls a rank left, and in which one this rank was; empty where that is not
-    known, or this rank was in a message."""
+    """After how many calls a rank left, and which call this rank was in; empty if unknown, or if
+    this rank was in a message."""
     group = read_segment(membership.group.descriptor)
     records = {member.rank: member.records for member in group.ranks} if group else {}
     own = records.get(membership.rank, ())[-1:]
@@ -135,7 +135,7 @@ def _how_far(membership: Membership, peer: int) -> tuple[str, str]:
 
 
 def _name_member(membership: Membership, rank: int) -> str:
-    """A rank, with its process and host in a group over several."""
+    """A rank, with its process and host in a group over several hosts."""
     member = membership.members[rank]
     return f"rank {rank} ({member})" if member.host else f"rank {rank}"
 
@@ -148,7 +148,7 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
     sites = [by_rank.get(rank) for rank in range(membership.size)]
     hosts = [member.host for member in membership.members]
     culprits, pairs = find_minority(calls), None
-    if len(set(calls)) == 1:  # then it is the sizes of pairs, or the shapes
+    if len(set(calls)) == 1:  # then the sizes of pairs, or the shapes, differ
         pairs = error_texts.read_pairwise_sizes(group, membership.size, call)
         if pairs is not None:
             culprits = pairs.culprits()
@@ -170,7 +170,7 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
 
 
 def _timeout(membership: Membership, name: str, call: int, awaited: int) -> CollectiveTimeout:
-    """`awaited` is the rank that the first one to give up was waiting for."""
+    """`awaited` is the rank that the first rank to time out was waiting for."""
     group, ranks = membership.group, range(membership.size)
     posted = {
         rank: what for rank in ranks if (what := error_texts.describe_post(group, rank, call))
@@ -183,8 +183,8 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
     stopped = None if partner is None else membership.find_stopped()
     missing = [rank for rank in missing if rank not in membership.unheard(stopped or [])]
     if missing:
-        here = list_ranks(list(posted)) or "nobody"
-        text += f"because {name_ranks(missing)} never came; here: {here}"
+        here = list_ranks(list(posted)) or "none"
+        text += f"because {name_ranks(missing)} never arrived; arrived: {here}"
     else:
         text += "although all ranks arrived: "
         stalled = _stalled(membership, awaited) if stopped is None else stopped
@@ -193,12 +193,12 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
         elif partner is not None:
             pair = [_name_member(membership, rank) for rank in sorted((awaited, partner))]
             text += (
-                f"{' and '.join(pair)} have both come, but the data between them does not arrive, "
-                "though short messages do. The network drops large packets (compare the MTU of all "
-                "interfaces on the way; try ping -M do -s 1472), or is too slow for this timeout"
+                f"{' and '.join(pair)} have both arrived, but the data between them does not get "
+                "through, though short messages do. The network drops large packets (compare the "
+                "MTU of all interfaces; try ping -M do -s 1472), or is too slow for this timeout"
             )
     where = whereabouts(membership, missing or stalled, call, stopped)
-    if stalled:  # a stopped process cannot tell its line, which is that of our own call
+    if stalled:  # a stopped process cannot report its line, but it is in our own call
         (site,) = _sites(group, [membership.rank], call)
         where = [f"{line}; the call is at {site}" if site else line for line in where]
     return CollectiveTimeout(
@@ -213,25 +213,25 @@ def _timeout(membership: Membership, name: str, call: int, awaited: int) -> Coll
 
 
 def _stalled(membership: Membership, awaited: int) -> list[int]:
-    """Who keeps the others of its host in a call that all have begun. (Between hosts it may be the
-    network that is behind: nobody is blamed who is not stopped.)"""
+    """The ranks that hold up the others of their host in a call that all have begun. (Between
+    hosts the network may be late: only a stopped rank is blamed.)"""
     group = membership.group
     stalled = error_texts.stalled_ranks([group.progress(rank) for rank in range(membership.size)])
     if awaited in stalled:
         return stalled
-    return membership.find_stopped() or [awaited]  # it went on meanwhile
+    return membership.find_stopped() or [awaited]  # it has resumed meanwhile
 
 
 def _reason(membership: Membership, rank: int) -> str:
-    """Why a rank ended the group. From another host that may come after the end."""
+    """Why a rank ended the group. From another host the reason may arrive after the end."""
     wait_s = 0.0 if membership.members[rank].is_here else SITES_WAIT_S
     read_note = membership.group.read_note
     return _once_whole(lambda: [read_note(rank, Note.REASON, ABOUT_MESSAGES)], wait_s)[0] or ""
 
 
 def _posts(membership: Membership, call: int) -> list[str | None]:
-    """What the ranks posted for a call, None for those who have not. From another host a failure
-    may come before what it is about."""
+    """What the ranks posted for a call, None for those that have not. From another host a
+    failure may arrive before the call that failed."""
     is_here = all(member.is_here for member in membership.members)
     group, ranks = membership.group, range(membership.size)
     return _once_whole(
@@ -241,7 +241,7 @@ def _posts(membership: Membership, call: int) -> list[str | None]:
 
 
 def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
-    """Where these ranks made the call that failed. Each tells as it fails."""
+    """Where these ranks made the call that failed. Each publishes it as it fails."""
     ranks = list(ranks)
     return _once_whole(lambda: [group.read_note(rank, Note.SITE, about) for rank in ranks])
 
@@ -249,7 +249,7 @@ def _sites(group: Group, ranks: Iterable[int], about: int) -> list[str | None]:
 def _once_whole(
     read: Callable[[], list[str | None]], wait_s: float = SITES_WAIT_S
 ) -> list[str | None]:
-    """What there is to read, once all of it has come, or after a moment."""
+    """What there is to read, once all of it has arrived, or after a moment."""
     end = time.monotonic() + wait_s
     while None in (found := read()) and time.monotonic() < end:
         time.sleep(0.001)

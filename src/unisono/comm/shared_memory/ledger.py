@@ -1,5 +1,5 @@
-"""A ledger: the records of a group whose calls another library carries out, in the shared memory of
-a group of ours. So whoever reads the records of our groups reads these too."""
+"""A ledger: the records of a group whose calls another library runs, in the shared memory of a
+group of ours. So readers of our groups' records read these too."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Ledger:
         self.begin = membership.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
         self.begin_given = membership.group.record_given
-        """(operation, tensors, torch's options, number): the same, in one step; None where the
-        tensors do not show what they are."""
+        """(operation, tensors, torch's options, number): the same, in one step; None if DLPack
+        cannot export the tensors."""
         self.end = membership.group.record_end
         """(record, status): it is over."""
         self._tell: Callable[[int, str], None] | None = None
@@ -56,7 +56,7 @@ class Ledger:
         places: Sequence[int] = (),
         of: int = 0,
     ) -> Ledger:
-        """Meet the other ranks of this host, which say of themselves what the `introduction` is. Of
+        """Meet the other ranks of this host, which publish the `introduction` as their name. In
         a group `of` more ranks, they have these `places`. Raises RendezvousError if they do not
         find each other."""
         places = places or range(size)
@@ -76,13 +76,13 @@ class Ledger:
     def check(
         self, operation: int, reduction: int, root: int, dtype: int, size_bytes: int, record: int
     ) -> None:
-        """Wait for all ranks and compare what they are about to call; before data moves."""
+        """Wait for all ranks and compare their calls, before data moves."""
         status = self.group.check(operation, reduction, root, dtype, size_bytes, record)
         if status != Status.OK:
             raise self._exceptions.call_error(status, Operation(operation), reduction, dtype)
 
     def endings(self) -> dict[int, str]:
-        """How a process of the group ended, by its number, as far as that is known."""
+        """How processes of the group ended, by rank, as far as known."""
         status, culprit, _, detail = self.group.failure()
         if status != Status.PEER_LOST or culprit < 0:
             return {}
@@ -90,7 +90,7 @@ class Ledger:
         return {member.pid: describe_ending(detail)}
 
     def tell(self, about: int, text: str) -> None:
-        """Leave a text about a call for the other ranks, instead of the last one."""
+        """Leave a text about a call for the other ranks, instead of the previous one."""
         if self._tell is None:
             self._tell = note_writer(self.group.descriptor, "answer")
         self._tell(about, text)

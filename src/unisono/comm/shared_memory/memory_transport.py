@@ -1,4 +1,4 @@
-"""Shared memory: the transport of ranks on one machine. The engine carries out every call whole."""
+"""Shared memory: the transport of ranks on one machine. The engine runs every call as a whole."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
 
 _LISTS = (list, tuple)
-GROWTHS = 64  # of the decisions that a segment remembers, one is for growing
-_MOST_BYTES = 2**63 - 1  # what ranks can tell each other that they want; nobody gets so much
+GROWTHS = 64  # one of the decisions that a segment keeps is for growing
+_MOST_BYTES = 2**63 - 1  # the most that a rank can ask for; none gets so much
 for _kind in works:
     Work.register(_kind)
 
@@ -70,7 +70,7 @@ class SharedMemory(Transport):
         self._membership = membership
         self._server: RendezvousServer | None = server.share()
         self.group: Group = membership.group
-        self.short = membership.group
+        self.fast_path = membership.group
         self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
@@ -87,7 +87,7 @@ class SharedMemory(Transport):
         end_abandoned_groups()
 
     def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
-        if hasattr(self, "group") and not is_finalizing():  # then this module's names are gone
+        if hasattr(self, "group") and not is_finalizing():  # else this module's names are gone
             abandon_group(self.group)
 
     @classmethod
@@ -106,9 +106,9 @@ class SharedMemory(Transport):
         check: Callable[[], None] = lambda: None,
     ) -> SharedMemory:
         """Meet the other `size - 1` ranks through `announcements` and make a group with them.
-        `payload` is what the others shall know of this rank: `payloads` has everybody's. The
-        meeting ends after `join_timeout_s`, or at a `deadline` that has begun already. `check` is
-        called while the others are awaited, and raises when they will not come."""
+        `payload` is what this rank publishes to the others: `payloads` has all ranks'. The
+        meeting ends after `join_timeout_s`, or at a `deadline` that has already begun. `check`
+        is called during the wait, and raises if the others will not join."""
         deadline = deadline or Deadline(join_timeout_s)
         request = JoinRequest(name, rank, size, deadline, timeout_s, payload, check)
         with contextlib.closing(RendezvousServer()) as server:
@@ -117,12 +117,12 @@ class SharedMemory(Transport):
             return cls(membership, server, name, global_ranks or tuple(range(size)), timeout_s)
 
     def _name_for_readers(self) -> str:
-        """What those who read the records are told of the group."""
+        """The name of the group for readers of its records."""
         return self.name
 
     @property
     def payloads(self) -> tuple[str, ...]:
-        """What each rank wanted the others to know when they met."""
+        """What each rank published to the others when they met."""
         return self._membership.payloads
 
     @property
@@ -139,8 +139,8 @@ class SharedMemory(Transport):
         return self._run_all(call, async_op, call.root, None)
 
     def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
-        """An all_reduce or a broadcast by a schedule. Raises ValueError for one that is too large
-        for the engine, ScheduleError for one that is not right: no peer has heard of the call."""
+        """An all_reduce or a broadcast by a schedule. Raises ValueError for one that is too
+        large for the engine, ScheduleError for a wrong one: no peer has seen the call then."""
         from unisono.comm.on_rows.mismatches import algorithm_mark
         from unisono.comm.schedules.compiled_schedules import compile_schedule
 
@@ -151,7 +151,7 @@ class SharedMemory(Transport):
             known = schedule, algorithm_mark(schedule.algorithm, most), encoded
             self._compiled_schedules[id(schedule)] = known
         _, mark, encoded = known
-        if call.reduction is None:  # its root is its own, and the schedule's mark goes elsewhere
+        if call.reduction is None:  # a broadcast has a root, so the schedule's mark goes elsewhere
             return self._run_all(call, async_op, call.root, encoded, mark)
         return self._run_all(call, async_op, mark, encoded)
 
@@ -163,8 +163,8 @@ class SharedMemory(Transport):
         schedule: bytes | None,
         mark: int | None = None,
     ) -> Work | None:
-        """One call of the engine, or of a coalesced call one for each dtype."""
-        if call.is_coalesced and not call.outputs:  # peers that have something must learn of it
+        """One call of the engine or, for a coalesced call, one for each dtype."""
+        if call.is_coalesced and not call.outputs:  # peers that have tensors must raise
             return self.barrier(None, async_op)
         op, group = call.reduction, self.group
         number, factor = (mark, 1.0) if op is None else (op.number, op.factor)
@@ -177,7 +177,7 @@ class SharedMemory(Transport):
             if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
                 self.refuse(call.name)
                 raise TypeError(
-                    f"{call.name} on group {self.name}: memory that the engine cannot read"
+                    f"{call.name} on group {self.name}: the engine cannot read this memory"
                 )
             if status:
                 raise self.call_error(status, call.operation, op, input)
@@ -193,7 +193,7 @@ class SharedMemory(Transport):
             return None
         usual_s = self.timeout_s
         self.timeout_s = usual_s if timeout_s is None else timeout_s
-        try:  # a work takes the group's limit when it is begun
+        try:  # a work takes the group's timeout when it is begun
             work = self.group.submit(self.exceptions, Operation.BARRIER, None, None, 0, None)
         finally:
             self.timeout_s = usual_s
@@ -249,8 +249,8 @@ class SharedMemory(Transport):
         return SharedMemory(membership, self._server, name, global_ranks, timeout_s)
 
     def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
-        """What raises if a member of a new group will not come. Followers may wait long for a
-        leader that lives."""
+        """A check that raises if a member of a new group will not join. Followers may wait long
+        for a live leader."""
         late_s = time.monotonic() + LATECOMERS_S
 
         def check() -> None:
@@ -303,7 +303,7 @@ class SharedMemory(Transport):
     def grow(
         self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
     ) -> Transport:
-        from unisono.comm.rendezvous.growing import let_in, number_newcomers
+        from unisono.comm.rendezvous.growing import admit, number_newcomers
 
         self.raise_if_ended()
         assert self._server is not None
@@ -316,28 +316,28 @@ class SharedMemory(Transport):
         about = {"global_ranks": self.global_ranks, "generation": generation}
         address = self._membership.members[0].address
         try:
-            membership, growth = let_in(
+            membership, growth = admit(
                 self, self._server, address, name, meeting, count, limit_s, about, settle
             )
         except (GroupError, RendezvousError):
             raise
-        except BaseException as error:  # the others wait for this rank's word
+        except BaseException as error:  # the others wait for this rank
             self.abort(f"growing failed: {type(error).__name__}")
             raise
         global_ranks = number_newcomers(self.global_ranks, growth.places)
         return SharedMemory(membership, self._server, name, global_ranks, self.timeout_s)
 
     def end_for_survivors(self) -> None:
-        """End the group, so that nobody stays in a call of it. Raises GroupClosed where this
-        process cannot go on."""
+        """End the group, so that no rank stays in a call of it. Raises GroupClosed if this
+        process cannot continue."""
         if self._server is None:
             raise self.exceptions.closed()
         if self.group.failure()[0] == Status.FORKED:
             raise self.exceptions.forked()
-        self.abort("it goes on in a smaller group (shrink)")
+        self.abort("it continues in a smaller group (shrink)")
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
-        """Meet those who go on; None: this rank is alone."""
+        """Meet the survivors; None: this rank is alone."""
         assert self._server is not None
         if len(attempt.members) == 1:
             attempt.settle(True)
@@ -358,11 +358,11 @@ class SharedMemory(Transport):
     def leave_out(self, members: tuple[int, ...]) -> None:
         self.exceptions.left_out_of = members
 
-    # -- memory that all ranks have mapped ------------------------------------------------------
+    # -- memory that all ranks map --------------------------------------------------------------
 
     @cached_property
     def _allocator(self) -> Allocator:
-        from unisono.comm.shared_memory.allocation import Allocator  # few share tensors
+        from unisono.comm.shared_memory.allocation import Allocator  # rarely needed
 
         return Allocator(self._membership, self.name)
 
@@ -372,7 +372,7 @@ class SharedMemory(Transport):
         try:
             try:
                 allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
-            except OSError as error:  # it is not imported yet, and no descriptor is left
+            except OSError as error:  # not imported yet, and out of descriptors
                 allocator, wanted = None, -(error.errno or 1)
             sizes = self._exchange(array("q", [wanted]))
             if allocator is None or min(sizes) < 0:
@@ -385,7 +385,7 @@ class SharedMemory(Transport):
             return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
-        except BaseException as error:  # the others wait for this rank's word
+        except BaseException as error:  # the others wait for this rank
             self.abort(f"making shared memory failed: {type(error).__name__}")
             raise
 
@@ -406,15 +406,15 @@ class SharedMemory(Transport):
         return self._allocator.memory(number)
 
     def check_call(self, call: Call) -> None:
-        """A peer's part of a block is the peer's to pass: it may be doing so in this very call."""
+        """Only the peer may pass its part of a block: it may be doing so in this very call."""
         from unisono.comm.arguments import flatten
 
         for tensor in flatten(call.outputs):
             owner = self.group.owner(address_of(tensor)) if count(tensor) else -1
             if owner not in (-1, self.rank):
                 raise ValueError(
-                    f"a result cannot go into the memory of rank {owner}: a view from peer() is "
-                    "read, or written by the program itself"
+                    f"a result cannot be written to the memory of rank {owner}: a view from peer() "
+                    "cannot be an output of a call"
                 )
 
     # -- life ------------------------------------------------------------------------------------
@@ -476,9 +476,8 @@ class SharedMemory(Transport):
         empty: Callable[[Any, int, tuple[int, ...]], Any],
     ) -> Gathered:
         """Every rank's tensor, in new tensors on `root`, or with None on every rank, if all are
-        small; if not all are, every rank's dtype and shape. `empty_like(tensor)` makes such a
-        tensor, and `empty(tensor, dtype, shape)` any other beside it, of the dtype with this
-        number."""
+        small; otherwise every rank's dtype and shape. `empty_like(tensor)` makes such a tensor,
+        and `empty(tensor, dtype, shape)` any other on its device, of the dtype with this number."""
         gathered = self.group.gather_ragged(tensor, -1 if root is None else root, empty_like, empty)
         if isinstance(gathered, tuple):
             return gathered
@@ -487,24 +486,24 @@ class SharedMemory(Transport):
             from unisono.comm.arguments import check_tensor
 
             check_tensor(tensor, False, self.devices)
-            raise TypeError("a tensor that DLPack does not show")
+            raise TypeError("DLPack cannot export this tensor")
         raise self.exceptions.call_error(gathered, operation, 0, "uint8")
 
 
 @contextlib.contextmanager
 def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
-    """Where ranks do not meet because one of them has died, raise that, by `check`."""
+    """If ranks do not meet because one of them has died, raise that, by `check`."""
     try:
         yield
     except RendezvousError:
-        for _ in range(50):  # if somebody has died, it is known in a moment
+        for _ in range(50):  # a death is known in a moment
             check()
             time.sleep(0.01)
         raise
 
 
 def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
-    """Output and input of each call of the engine that a call becomes."""
+    """Output and input of each of the engine's calls for a call."""
     outputs, inputs = list(map(_given, call.outputs)), list(map(_given, call.inputs))
     if call.operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
         inputs = outputs
@@ -523,7 +522,7 @@ def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
 
 
 def _given(side: Any) -> Any:
-    """A side as the engine has it: a tensor, or one for each rank."""
+    """A side as the engine takes it: a tensor, or one for each rank."""
     if not hasattr(side, "is_list"):
         return side
     return side.tensors if side.is_list else side.tensors[0]

@@ -1,6 +1,6 @@
 """Reading records from outside, while the job runs: a process of the same user finds the group's
-shared memory through /proc. `read_process` gives what is there now, a `RecordFollower` every record
-once, as they come."""
+shared memory through /proc. `read_process` returns the current records, a `RecordFollower` every
+record once, as they appear."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class RecordsLayout(NamedTuple):
     closed: int
 
     def control(self, rank: int) -> int:
-        """Where the control block of a rank begins; of the first rank too many, where all end."""
+        """Where the control block of a rank begins; for `ranks`, where all end."""
         return self.first_control + rank * self.control_bytes
 
 
 def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
-    """The records of every group in which process `pid` is, of all their ranks; `last` is how many
-    of each rank at most, the newest. Raises UnisonoError if it is gone, or somebody else's."""
+    """The records of all ranks of every group of process `pid`; at most the newest `last` of
+    each rank. Raises UnisonoError if the process is gone, or belongs to another user."""
     groups: dict[tuple[int, int], GroupRecords] = {}
     for path in segments_of(pid):
         try:
             group = read_segment(path, last)
         except OSError:
             continue  # closed meanwhile
-        if group is None or not group.ranks:  # nobody is to be seen there
+        if group is None or not group.ranks:  # no rank has joined
             continue
         # It may be reading another host's part, where hosts are namespaces of one machine.
         is_its_own = any(member.pid == pid for member in group.ranks)
@@ -80,14 +80,14 @@ def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
 
 
 def segments_of(pid: int) -> list[str]:
-    """Paths of what may be segments of groups in which process `pid` is. Raises as above."""
+    """Paths of possible segments of the groups of process `pid`. Raises the same."""
     try:
         with os.scandir(f"/proc/{pid}/fd") as links:
             paths = sorted(link.path for link in links)
     except (FileNotFoundError, ProcessLookupError):
         raise UnisonoError(f"there is no process {pid}") from None
     except PermissionError:
-        raise UnisonoError(f"process {pid} belongs to somebody else") from None
+        raise UnisonoError(f"process {pid} belongs to another user") from None
     return [path for path in paths if _may_be_segment(path)]
 
 
@@ -100,7 +100,7 @@ def _may_be_segment(path: str) -> bool:
 
 
 def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
-    """The records in the segment at a path, or behind a descriptor; None if it is none."""
+    """The records in the segment at a path, or behind a descriptor; None if it is not a segment."""
     with open(path, "rb", closefd=isinstance(path, str)) as file:
         try:
             follower = RecordFollower(file.fileno())
@@ -113,8 +113,8 @@ def read_segment(path: str | int, last: int | None = None) -> GroupRecords | Non
 def map_segment(
     descriptor: int, access: int = mmap.ACCESS_READ
 ) -> tuple[int, RecordsLayout, mmap.mmap] | None:
-    """How many ranks the segment behind a descriptor is for, where things lie in it, and its
-    control blocks; None if it is none. Raises UnisonoError if it was written by another version."""
+    """The number of ranks of the segment behind a descriptor, its layout, and its control
+    blocks; None if it is not a segment. Raises UnisonoError if another version wrote it."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         return None
@@ -137,7 +137,7 @@ _Identity = tuple[str, int, int, "_Clock"]
 
 
 def _read_identity(memory: mmap.mmap, layout: RecordsLayout, rank: int) -> _Identity | None:
-    """The identity of a rank; None where it has not joined."""
+    """The identity of a rank; None if it has not joined."""
     identity = _IDENTITY.unpack_from(memory, layout.control(rank) + layout.identity)
     opened_ticks, opened_ns, pid, global_rank, name = identity
     if not pid:
@@ -147,7 +147,7 @@ def _read_identity(memory: mmap.mmap, layout: RecordsLayout, rank: int) -> _Iden
 
 
 def leave_reason(text: str) -> None:
-    """Say in every group of this process why it ends, for those who read its records later."""
+    """Publish in every group of this process why it ends, for later readers of its records."""
     for path in segments_of(os.getpid()):
         with contextlib.suppress(OSError, ValueError, UnisonoError), open(path, "r+b") as file:
             leave = note_writer(file.fileno(), "reason")
@@ -155,8 +155,8 @@ def leave_reason(text: str) -> None:
 
 
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
-    """What writes this process's note of a kind ("reason", "answer") into a segment: (about, text).
-    Raises UnisonoError if it is none, or this process is not in the group."""
+    """A function that writes this process's note of a kind ("reason", "answer") into a segment:
+    (about, text). Raises UnisonoError if it is none, or this process is not in the group."""
     mapped = map_segment(descriptor, mmap.ACCESS_WRITE)
     if mapped is None:
         raise _NotASegment("this is not the shared memory of a group")
@@ -172,7 +172,7 @@ def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
 
 
 def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: bytes) -> Record:
-    """One record out of its bytes and the texts of its rank's sites."""
+    """One record from its bytes and the texts of its rank's sites."""
     number, call, signature, size_bytes, arrived, started, ended, state, where = _RECORD.unpack(
         record
     )
@@ -223,7 +223,7 @@ class _Clock:
 
 
 def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
-    """The text of a site; None where another text has been written over it."""
+    """The text of a site; None if another text has overwritten it."""
     at = number % layout.site_count * layout.site_bytes
     there, text = _SITE.unpack_from(sites, at)
     if there % (1 << _SITE_BITS) != number:
@@ -233,12 +233,12 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
 
 
 class _NotASegment(UnisonoError):
-    """Something else is behind a descriptor."""
+    """A descriptor refers to something else."""
 
 
 class _RankRing:
-    """One rank's records, and how far they have been read. `under_way` are those that were not over
-    when they were last seen, by their number."""
+    """One rank's records, and how far they have been read. `under_way` are those that were not
+    over when last seen, by number."""
 
     def __init__(
         self, memory: mmap.mmap, layout: RecordsLayout, rank: int, identity: _Identity
@@ -252,9 +252,9 @@ class _RankRing:
         self._under_way: dict[int, Record] = {}
 
     def read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
-        """What is new, and what was under way and is over now; at most the newest `last`."""
+        """New records, and those that have ended since; at most the newest `last`."""
         if not self._under_way and not to_the_end and self._number_at(self._next) < self._next:
-            return []  # nothing new, as most often
+            return []  # nothing new, the usual case
         self._clock.look_again()
         layout, start = self._layout, self._base + self._layout.sites
         sites = self._memory[start : start + layout.site_count * layout.site_bytes]
@@ -267,7 +267,7 @@ class _RankRing:
                 found.append(record)
         records = self._memory[self._base + layout.records : start]
         newest = max(number for (number,) in _NUMBER.iter_unpack(records))
-        # Whoever writes may be faster than we read.
+        # The writer may be faster than we are.
         if last is not None:
             self._next = max(self._next, newest - last + 1)
         while self._next <= newest:
@@ -279,7 +279,7 @@ class _RankRing:
                 self._next += 1
                 continue
             oldest = self._number_at(self._next) - layout.record_count + 1
-            if oldest > self._next:  # written over, with all that are as old
+            if oldest > self._next:  # overwritten, with all that are as old
                 self.dropped += oldest - self._next
                 self._next = oldest
             elif to_the_end:
@@ -290,14 +290,14 @@ class _RankRing:
         return found
 
     def known(self, records: tuple[Record, ...]) -> RankRecords:
-        """The rank, with these records and what else it has left behind."""
+        """The rank, with these records and its other notes."""
         about, reason = _NOTE.unpack_from(self._memory, self._base + self._layout.reason)
         text = reason.split(b"\0")[0].decode(errors="replace") if about else ""
         (progress,) = _WORD.unpack_from(self._memory, self._base + self._layout.progress)
         return RankRecords(self.rank, self.global_rank, self.pid, records, text, progress)
 
     def _number_at(self, number: int) -> int:
-        """Which record now stands where this number's was; 0 while one is being written."""
+        """The number of the record now in this number's slot; 0 while one is being written."""
         return int(_WORD.unpack_from(self._memory, self._offset(number))[0])
 
     def _offset(self, number: int) -> int:
@@ -305,7 +305,7 @@ class _RankRing:
         return self._base + layout.records + number % layout.record_count * layout.record_bytes
 
     def _record(self, number: int, sites: bytes) -> Record | None:
-        """The record of this number, if it stands there, whole."""
+        """The record of this number, if it is still there and complete."""
         at = self._offset(number)
         whole = self._memory[at : at + self._layout.record_bytes]
         if _WORD.unpack_from(whole)[0] != number or self._number_at(number) != number:
@@ -314,9 +314,9 @@ class _RankRing:
 
 
 class RecordFollower:
-    """Reads the segment behind a descriptor, which stays the caller's: what was recorded stays
-    readable when all members have left, up to the length of the ring. Raises UnisonoError if it is
-    not a segment."""
+    """Reads the segment behind a descriptor, which stays the caller's: records stay readable
+    when all members have left, up to the length of the ring. Raises UnisonoError if it is not a
+    segment."""
 
     def __init__(self, descriptor: int) -> None:
         self.segment = segment_key(descriptor)
@@ -330,20 +330,20 @@ class RecordFollower:
         self._memory.close()
 
     def group(self) -> GroupRecords:
-        """Who is in it, without records."""
+        """Its members, without records."""
         return self._identify([ring.known(()) for _, ring in sorted(self._rings.items())])
 
     def dropped(self) -> dict[int, int]:
-        """How many records of each rank were written over before they were read."""
+        """How many records of each rank were overwritten before they were read."""
         return {rank: ring.dropped for rank, ring in self._rings.items() if ring.dropped}
 
     def forget_dropped(self) -> None:
-        """What was lost up to now does not count."""
+        """Reset the count of lost records."""
         for ring in self._rings.values():
             ring.dropped = 0
 
     def is_left(self) -> bool:
-        """Whether every rank has joined and closed the group; of a part, every rank of its host."""
+        """Whether every rank (of a part: of its host) has joined and closed the group."""
         layout = self._layout
         ranks = range(self.size)
         joined = [r for r in ranks if _read_identity(self._memory, layout, r) is not None]
@@ -354,14 +354,14 @@ class RecordFollower:
         )
 
     def read(self, to_the_end: bool = False) -> list[tuple[int, Record]]:
-        """What is new, and what was under way and is over now, with its rank. `to_the_end` says
-        that nobody writes any more: what was never finished writing is passed over."""
+        """New records, and those that have ended since, with their rank. `to_the_end`: nothing
+        is written any more, so incomplete records are skipped."""
         return [
             (ring.rank, record) for ring in self._joined_rings() for record in ring.read(to_the_end)
         ]
 
     def read_group(self, last: int | None) -> GroupRecords:
-        """All that is there now, and of each rank the newest `last` records at most."""
+        """All current records, at most the newest `last` of each rank."""
         rings = self._joined_rings()
         return self._identify([ring.known(tuple(ring.read(True, last))) for ring in rings])
 
@@ -374,16 +374,16 @@ class RecordFollower:
         return [ring for _, ring in sorted(self._rings.items())]
 
     def _name_of(self, rank: int) -> str:
-        """What a rank calls its group, and perhaps its part of it; "" where it has not joined."""
+        """A rank's name for its group, with its part of it, if any; "" if it has not joined."""
         identity = _read_identity(self._memory, self._layout, rank)
         return "" if identity is None else identity[0]
 
     def _part(self, rank: int) -> Part | None:
-        """Which part of a group over hosts this is, as a rank says."""
+        """Which part of a group over hosts this is, according to a rank."""
         return read_name(self._name_of(rank))[2]
 
     def _identify(self, members: Sequence[RankRecords]) -> GroupRecords:
-        """The group of which this segment has these ranks."""
+        """The group of this segment, with these ranks."""
         name, backend, part = read_name(self._name_of(members[0].rank) if members else "?")
         if part is None:
             return GroupRecords(name, self.size, tuple(members), backend, self.segment)

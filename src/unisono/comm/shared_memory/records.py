@@ -1,4 +1,4 @@
-"""Records: what every call of a rank left behind."""
+"""Records of every call of a rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Record:
     """One call or message of one rank. Times are seconds of time.monotonic. `state` is "queued"
     (submitted, not begun), "waiting" (for the peers), "moving" (data), "finished" or "failed";
-    `started_s` is when all peers were there, or a message was matched."""
+    `started_s` is when all peers had arrived, or a message was matched."""
 
     number: int
     operation: str
@@ -27,30 +27,30 @@ class Record:
     ended_s: float | None
     site: str | None
     step: int = 0
-    """The step of its thread in which it was called, modulo 2**20; see `unisono.watch.step`."""
+    """The step of its thread in which it was made, modulo 2**20; see `unisono.watch.step`."""
     thread: int = 0
-    """Another number for each thread of its process that calls; 1 is the main thread."""
+    """A number for each calling thread of its process; 1 is the main thread."""
     creation: int = 0
-    """Its number among the calls of its process that make groups, where it is one of these; the
-    records of the world have them."""
+    """If it makes a group: its number among such calls of its process; in the records of the
+    world."""
     balance: int = 0
-    """Of an all_to_all of another library: over all ranks these are 0 together, modulo 2**24, if
-    everybody sends what its peer expects."""
+    """For an all_to_all of another library: the sum over all ranks is 0, modulo 2**24, if every
+    rank sends what its peer expects."""
 
     @property
     def count(self) -> int:
-        """How many elements this rank gave, or took where it gave none."""
+        """How many elements this rank sent, or received if it sent none."""
         bits = int("".join(filter(str.isdigit, self.dtype.partition("_")[0])) or 8)
         return self.bytes * 8 // bits
 
 
 Process = tuple[str, int]
-"""A host, "" where there is only this one, and a process id on it."""
+"""A host, "" if there is only this one, and a PID on it."""
 
 
 @dataclass(frozen=True)
 class RankRecords:
-    """What one rank of a group did, oldest first. `reason` is why it left, where it said so."""
+    """What one rank of a group did, oldest first. `reason` is why it left, if it said so."""
 
     rank: int
     global_rank: int
@@ -58,21 +58,21 @@ class RankRecords:
     records: tuple[Record, ...]
     reason: str = ""
     progress: int = 0
-    """Turns of moving data that it has finished, over all calls of a shared-memory group."""
+    """Steps of moving data that it has finished, over all calls of a shared-memory group."""
     host: str = ""
-    """The name of its host, in a group over several, or where records of several were read."""
+    """The name of its host, in a group over several hosts, or if records of several were read."""
 
     @property
     def process(self) -> Process:
-        """What tells its process from any other."""
+        """What identifies its process."""
         return self.host, self.pid
 
 
 @dataclass(frozen=True)
 class GroupRecords:
-    """What the ranks of one group did; one that has not joined yet is left out. `backend` says who
-    moves the data: "unisono", or the library whose calls are recorded. `segment` names the shared
-    memory that was read. `is_part`: the group is over several hosts, not all of them read."""
+    """What the ranks of one group did; one that has not joined yet is left out. `backend` is
+    what moves the data: "unisono", or the library whose calls are recorded. `segment` names the
+    shared memory that was read. `is_part`: not all hosts of the group were read."""
 
     name: str
     size: int

@@ -1,5 +1,5 @@
-"""Who is told of each new group's segment: whoever listens in this process, and the launcher, which
-gives its ranks a socket for a copy of every segment's descriptor, and for what the watch says."""
+"""What is told of each new group's segment: the listeners of this process, and the launcher,
+which gives its ranks a socket for a copy of every segment's descriptor, and the watch's reports."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _socket: tuple[socket.socket, int] | None = None
 
 
 def use_launcher_socket(descriptor: int) -> None:
-    """The socket to the launcher; this process's alone, and not its children's."""
+    """The socket to the launcher; for this process only, not for its children."""
     global _socket
     os.set_inheritable(descriptor, False)
     _socket = socket.socket(fileno=descriptor), os.getpid()
 
 
 def announce_segment(descriptor: int) -> None:
-    """A group has come to be; its segment is behind this descriptor."""
+    """A group was made, with the segment behind this descriptor."""
     _send(SEGMENT, [descriptor])
     for listener in tuple(listeners):
         listener(descriptor)
 
 
 def tell_launcher(report: str) -> bool:
-    """Send a report to the launcher; whether there is one that listens."""
+    """Send a report to the launcher; returns whether one listens."""
     text = report.encode()
     return len(text) < _LONGEST and _send(REPORT + text)
 
 
 def receive_message(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """What came, on the launcher's side, and descriptors that are the caller's now. Nothing where
-    all who could speak have ended."""
+    """On the launcher's side: a message, and descriptors that the caller now owns. Empty if all
+    senders have ended."""
     message, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 4)
     return message, descriptors
 
@@ -52,7 +52,7 @@ def new_socket_pair() -> tuple[socket.socket, socket.socket]:
 def _send(message: bytes, descriptors: list[int] | None = None) -> bool:
     if _socket is None or _socket[1] != os.getpid():
         return False
-    with contextlib.suppress(OSError):  # the launcher has ended, and we are about to
+    with contextlib.suppress(OSError):  # the launcher has ended, and so will we
         socket.send_fds(_socket[0], [message], descriptors or [])
         return True
     return False

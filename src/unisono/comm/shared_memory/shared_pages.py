@@ -1,6 +1,5 @@
-"""Tensors of other libraries, shared where they lie: the pages of their memory are exchanged for
-those of a shared tensor. What is left are the bytes before the first and behind the last whole
-page, which stay this rank's own."""
+"""Tensors of other libraries, shared in place: the pages of their memory are replaced by those
+of a shared tensor. The bytes before the first and after the last whole page stay private."""
 
 from __future__ import annotations
 
@@ -19,17 +18,17 @@ if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
 
 LEAST_BYTES = 64 * 1024
-"""Smaller tensors are not worth it: a call more, for the bytes that stay behind."""
+"""Smaller tensors are not worth the extra call for the bytes at the edges."""
 
 _in_use: weakref.WeakSet[SharedPages] = weakref.WeakSet()
 _kept_for_ever: list[Any] = []
 
 
 class SharedPages:
-    """Room for tensors of one dimension and `count` elements in memory that all ranks have mapped,
-    and the tensor that lies there now, which each rank decides for itself. `middle` is the part of
-    that tensor which is shared, over other addresses, and `edges` are what is before and behind it:
-    the same elements on all ranks."""
+    """Room for tensors of one dimension and `count` elements in memory that all ranks map, and
+    the tensor that is there now, which each rank chooses itself. `middle` is the shared part of
+    that tensor, at other addresses, and `edges` are the elements before and after it: the same
+    on all ranks."""
 
     def __init__(self, count: int, dtype: torch.dtype, comm: Communicator) -> None:
         import torch
@@ -40,14 +39,14 @@ class SharedPages:
         self._memory: Any = None
         self.edges: list[torch.Tensor] = []
         self.middle: Any = None
-        with contextlib.suppress(SegmentError):  # on every rank: there is not enough
+        with contextlib.suppress(SegmentError):  # raised on every rank: not enough memory
             memory = comm.empty(count * dtype.itemsize, torch.uint8)
             if comm.is_shared(memory):
                 self._memory = memory
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Let this tensor, which nobody else writes to at the moment, lie here, with its elements.
-        Where the system refuses that, `middle` is the tensor's own, and not shared."""
+        """Place this tensor here, with its elements; no other thread may write to it meanwhile.
+        If the system refuses, `middle` is the tensor's own memory, and not shared."""
         if self._tensor is not None and self._tensor.data_ptr() == tensor.data_ptr():
             return
         self.release()
@@ -67,7 +66,7 @@ class SharedPages:
             _in_use.add(self)
 
     def release(self) -> None:
-        """Give the tensor memory of its own again, with its elements, and let go of it."""
+        """Give the tensor private memory again, with its elements, and drop it."""
         if self._is_shared:
             self._is_shared = False
             _in_use.discard(self)
@@ -80,14 +79,14 @@ class SharedPages:
         self.release()
 
     def protect(self) -> None:
-        """In a forked child: what it wrote its parent would read, and the other ranks."""
+        """In a forked child: its parent and the other ranks would see its writes."""
         self._is_shared = False
         native.protect_pages(self._begin, self._bytes)
         _kept_for_ever.append(self)
 
     @staticmethod
     def can_hold(tensor: torch.Tensor, comm: Communicator) -> bool:
-        """Whether all ranks may make one for tensors like this; the same on every rank."""
+        """Whether all ranks can make one for tensors like this; the same on every rank."""
         return (
             comm.transport.is_on_one_host
             and comm.size > 1

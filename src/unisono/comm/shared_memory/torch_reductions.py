@@ -1,7 +1,7 @@
-"""torch's reductions as the options of its calls have them: known by name, whatever their numbers.
+"""torch's reductions in the options of its calls: identified by name, whatever their numbers.
 
-A ReduceOp out of `options.reduceOp` is a new object every time. Its hash is that of its kind, and
-takes a third of the time that its name does; so each kind's is asked once, by its name.
+A ReduceOp from `options.reduceOp` is a new object every time. Its hash depends only on its kind,
+and takes a third of the time of its name; so each kind's hash is looked up once, by name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def reductions_by_hash() -> dict[int, str]:
     hashes = tuple(map(hash, ops))
     if len(set(hashes)) < len(names) or hashes != tuple(map(hash, others)):
         raise RuntimeError(
-            "unisono cannot tell this torch's reductions apart: the hash of a ReduceOp no longer "
-            "depends on its kind alone. Use a torch that `unisono doctor` does not warn of"
+            "unisono cannot identify the reductions of this torch: the hash of a ReduceOp no "
+            "longer depends on its kind alone. See `unisono doctor` for versions that work"
         )
     native.know_torch(_profiler_enabled, hashes)
     return dict(zip(hashes, names, strict=True))
