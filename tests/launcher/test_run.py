@@ -167,7 +167,7 @@ def test_spawned_ranks_meet_by_setup(program: WriteProgram, way: str) -> None:
 
         def work(rank, world_size):
             for _ in range(2):
-                comm = unisono.setup(rank, world_size)
+                comm = unisono.init(rank=rank, size=world_size)
                 comm.all_reduce(array := numpy.ones(2))
                 assert array[0] == world_size and comm.rank == rank
                 unisono.shutdown()

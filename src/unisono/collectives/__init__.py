@@ -3,9 +3,8 @@
 primitives.py       all_reduce, all_gather, ...; reduce_tensor, gather_tensor, broadcast_tensor
 messages.py         send, recv, ...
 objects.py          broadcast_object, gather_object, all_gather_object
-shared.py           shared tensors: share, share_module
+shared.py           shared tensors: share_tensor, share_module
 differentiable.py   the same with gradients
-statistics.py       sums, means, norms and softmax of sharded tensors, and clipping
 structures.py       dicts, lists and dataclasses of tensors
 ragged.py           tensors whose shapes only their owners know
 encoding.py         plain data as bytes, without pickle

@@ -72,7 +72,7 @@ def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ..
     check_tensor(comm, operation, tensor)
     shape = tuple(tensor.shape)
     if not shape or shape[0] % comm.size:
-        comm.refuse(
+        comm.reject_call(
             operation,
             f"a tensor of shape {shape} cannot be cut evenly for {comm.size} ranks: pass a list of "
             "tensors",
@@ -83,7 +83,7 @@ def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ..
 def check_parts(comm: Communicator, operation: str, tensors: Any) -> None:
     """Refuse what is not a tensor for each rank, all of one dtype."""
     if len(tensors) != comm.size:
-        comm.refuse(operation, f"{len(tensors)} tensors for {comm.size} ranks")
+        comm.reject_call(operation, f"{len(tensors)} tensors for {comm.size} ranks")
     for tensor in tensors:
         check_tensor(comm, operation, tensor)
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
@@ -115,7 +115,7 @@ def in_given_type(given: Any, result: Any) -> Any:
 def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
     """Raise TypeError about this rank's arguments, once its peers know."""
     try:
-        comm.refuse(operation, why)
+        comm.reject_call(operation, why)
     except ValueError as error:
         raise TypeError(str(error)) from None
 
@@ -127,14 +127,14 @@ def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) 
     if rank is None:
         return 0
     if not isinstance(rank, int) or not 0 <= rank < comm.size:
-        comm.refuse(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
+        comm.reject_call(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
     return rank
 
 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
-        comm.refuse(operation, f"out is {given}, and the result {wanted}")
+        comm.reject_call(operation, f"out is {given}, and the result {wanted}")
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
@@ -158,10 +158,10 @@ def reduction(
     known = known_reduction(op)
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):
-            comm.refuse(
+            comm.reject_call(
                 operation, f"{op!r} is not a reduction: pass a group by its name, group=..."
             )
-        comm.refuse(operation, describe_unknown_reduction(op))
+        comm.reject_call(operation, describe_unknown_reduction(op))
     name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:
         if not has_meaning(name, dtype):

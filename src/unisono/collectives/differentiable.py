@@ -87,7 +87,7 @@ def reduce_scatter(
     parts = arguments.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max"):
-        comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
+        comm.reject_call("reduce_scatter", f"{known} has no gradient here: use all_reduce")
     return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -157,7 +157,7 @@ def _differentiable_op(
 ) -> Reduction:
     known = reduction(op, comm, operation, tensor)
     if known in ("product", "band", "bor", "bxor"):
-        comm.refuse(operation, f"{known} has no gradient")
+        comm.reject_call(operation, f"{known} has no gradient")
     return known
 
 

@@ -240,7 +240,7 @@ def scatter(
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
         why = f"only rank {src}, the source, passes tensors"
-        comm.refuse("scatter", f"{why}: pass None, and take what is returned")
+        comm.reject_call("scatter", f"{why}: pass None, and take what is returned")
     device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)

@@ -17,16 +17,16 @@ ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _LINE_BYTES = 64
 
 
-def share(tensor: TensorT, group: Group = None) -> TensorT:
+def share_tensor(tensor: TensorT, group: Group = None) -> TensorT:
     """A copy of `tensor`, a CPU tensor or array, in memory that every rank of `group` (None: the
     world) has mapped. All ranks call, each with its own. The copy is contiguous, and no part of
     autograd's graph.
 
     Raises TypeError for what is no such tensor, and what `Communicator.empty` raises.
 
-    >>> x = unisono.share(torch.arange(3) + comm.rank)
+    >>> x = unisono.share_tensor(torch.arange(3) + comm.rank)
     >>> comm.barrier()
-    >>> comm.peer(x, 1)
+    >>> comm.get_peer_tensor(x, 1)
     tensor([1, 2, 3])
     """
     comm = resolve(group)
@@ -55,7 +55,7 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
     >>> comm.is_shared(layer.weight)
     True
     >>> comm.barrier()
-    >>> comm.peer(layer.bias.detach(), comm.next).shape
+    >>> comm.get_peer_tensor(layer.bias.detach(), comm.next).shape
     torch.Size([1])
     """
     comm = resolve(group)

@@ -82,7 +82,7 @@ def _take_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
         refuse_type(comm, operation, str(error))
     for number in tree.numbers:
         if type(number) is int and not -(2**63) <= number < 2**63:
-            comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
+            comm.reject_call(operation, f"{number} does not fit into 64 bits: pass a float")
     return tree
 
 

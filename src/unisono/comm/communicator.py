@@ -783,14 +783,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     # -- refusing, failing and ending --------------------------------------------------------------
 
-    def refuse(self, operation: str, why: str) -> NoReturn:
+    def reject_call(self, operation: str, why: str) -> NoReturn:
         """Raise ValueError about this rank's arguments of a collective, the `operation`, once its
         peers know that it will not take part: `why` is what the exception says.
 
         Raises ValueError always. If all ranks refuse the same call, the group goes on; otherwise
         the others raise CollectiveMismatch.
 
-        >>> comm.refuse("all_reduce", "three is too many")
+        >>> comm.reject_call("all_reduce", "three is too many")
         Traceback (most recent call last):
             ...
         ValueError: ...three is too many...
@@ -818,7 +818,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         raise self._worded(operation, why) from None
 
     def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
-        """As `refuse`, with an exception of another type; one about a schedule keeps its words."""
+        """`reject_call` with another type of exception; a ScheduleError keeps its text."""
         self._raise_if_ended(operation)
         self.transport.refuse(operation)
         raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None

@@ -2,7 +2,7 @@
 
 `Memory` is one allocation of the group's, with a part for each rank. Where the ranks have no memory
 in common there is none, and tensors are ordinary ones: programs run the same everywhere, but for
-`peer`.
+`get_peer_tensor`.
 """
 
 from __future__ import annotations
@@ -98,9 +98,10 @@ class SharedTensors:
         of NumPy's for an array; None: torch's default.
 
         It is an ordinary tensor. Calls to which every rank gives such tensors, whole or slices in
-        one piece, move large ones with one copy less (docs/shared.md); `peer` gives another rank's.
-        The memory is given back when all ranks have dropped their tensors. Where ranks have no
-        memory in common, on several hosts or over torch, the tensor lies in this rank's own.
+        one piece, move large ones with one copy less (docs/shared.md); `get_peer_tensor` returns
+        another rank's. The memory is given back when all ranks have dropped their tensors. Where
+        ranks have no memory in common, on several hosts or over torch, the tensor lies in this
+        rank's own.
 
         Raises ValueError or TypeError for a shape or dtype that makes no sense, SegmentError on all
         ranks where the memory limits of one leave no room.
@@ -130,7 +131,7 @@ class SharedTensors:
         made[...] = 0  # memory that was given back comes back zeroed, but ordinary one does not
         return made
 
-    def peer(self, tensor: TensorT, rank: int) -> TensorT:
+    def get_peer_tensor(self, tensor: TensorT, rank: int) -> TensorT:
         """Rank `rank`'s memory where `tensor` lies in this rank's: a view of the same shape, over
         the peer's own elements, where all ranks made theirs in the same call. `tensor` is one of
         `empty` or `zeros`, or a slice of one. This is no call: nobody else takes part, and
@@ -140,19 +141,20 @@ class SharedTensors:
 
         >>> x = comm.zeros(3).fill_(comm.rank)
         >>> comm.barrier()
-        >>> comm.peer(x, 1)[1:]
+        >>> comm.get_peer_tensor(x, 1)[1:]
         tensor([1., 1.])
         >>> comm.barrier()  # before anybody changes its own again
         """
         if type(rank) is not int or not 0 <= rank < self.size:
-            raise ValueError(f"peer on group {self.name}: {rank!r} is not a rank of {self.size}")
+            raise ValueError(f"get_peer_tensor on group {self.name}: it has no rank {rank!r}")
         found = self.transport.find_memory(address_of(tensor))
         if found is None:
             if rank == self.rank:
                 return tensor
             raise ValueError(
-                f"peer on group {self.name}: this tensor is not in memory that the group shares: "
-                "make it with empty or zeros of this group, or with unisono.share"
+                f"get_peer_tensor on group {self.name}: this tensor is not in memory that the "
+                "group shares: make it with empty or zeros of this group, or with "
+                "unisono.share_tensor"
             )
         memory, offset = found
         given: Any = tensor

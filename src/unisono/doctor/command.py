@@ -55,7 +55,7 @@ def doctor(
     says in one sentence what to do about each that is not well. Then starts RANKS processes that
     run every collective and message on each backend and compare the results with what they must
     be. The exit code is 1 if anything is red. In a program of your own the same test is
-    unisono.debug_communication().
+    unisono.self_test().
 
     With --hosts, as a program that torchrun, srun or mpirun starts on several hosts (`torchrun
     --nnodes 2 ... -m unisono doctor --hosts`), it measures the latency of every link between two

@@ -10,7 +10,7 @@ from typing import cast
 
 from unisono import variables
 from unisono.comm.shared_memory.memory_transport import SharedMemory
-from unisono.doctor.self_test import Check, SelfTest, debug_communication
+from unisono.doctor.self_test import Check, SelfTest, self_test
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch
 from unisono.world.environment import read_rank_info
@@ -67,7 +67,7 @@ def _run(backend: str, folder: str) -> SelfTest:
         backend, store=store, rank=info.rank, world_size=info.size, timeout=limit
     )
     try:
-        result = debug_communication(show=False)
+        result = self_test(show=False)
         if backend == "unisono" and info.size > 1 and result.ok:
             result = replace(result, checks=(*result.checks, _exchange_large_tensors()))
         return result

@@ -1,4 +1,4 @@
-"""`unisono.debug_communication`, the self-test: call every primitive, check every result."""
+"""`unisono.self_test`, the self-test: call every primitive, check every result."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Check:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What `debug_communication` found: the same verdicts on every rank, times of this one.
+    """What `self_test` found: the same verdicts on every rank, times of this one.
 
     `group` is the name of the group, `backend` what moves its data, `rank` and `size` this rank and
     the number of ranks; `checks` has an entry for each primitive.
 
-    >>> test = unisono.debug_communication(repeats=1, show=False)
+    >>> test = unisono.self_test(repeats=1, show=False)
     >>> test.ok, test.size
     (True, 2)
     """
@@ -64,7 +64,7 @@ class SelfTest:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON.
 
-        >>> unisono.debug_communication(repeats=1, show=False).as_dict()["ok"]
+        >>> unisono.self_test(repeats=1, show=False).as_dict()["ok"]
         True
         """
         return {**asdict(self), "ok": self.ok}
@@ -80,7 +80,7 @@ class SelfTest:
         return "\n".join(lines)
 
 
-def debug_communication(
+def self_test(
     group: Group = None,
     *,
     device: torch.device | str | None = None,
@@ -98,11 +98,11 @@ def debug_communication(
 
     Raises UnisonoError if there is no such group, and nothing else.
 
-    >>> test = unisono.debug_communication(show=False)
+    >>> test = unisono.self_test(show=False)
     >>> [check.primitive for check in test.checks if not check.ok]
     []
     """
-    require_torch("unisono.debug_communication")
+    require_torch("unisono.self_test")
     import torch
 
     comm = resolve(group)
@@ -120,6 +120,10 @@ def debug_communication(
     if show and (comm.rank == 0 or (comm.errored is not None and not result.ok)):
         print(result, file=sys.stderr if comm.rank else sys.stdout, flush=True)
     return result
+
+
+debug_communication = self_test
+"""The name that course notes use."""
 
 
 # -- what is called --------------------------------------------------------------------------------

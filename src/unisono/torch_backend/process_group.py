@@ -278,7 +278,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             wide_output = _cut(output, output_splits, self.comm.size)
             wide_input = _cut(input, input_splits, self.comm.size)
         except ValueError as error:
-            self.comm.refuse("all_to_all", str(error))
+            self.comm.reject_call("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
     @accept_short_signatures(BarrierOptions)

@@ -1,6 +1,7 @@
 """What training programs do with the collectives (docs/training.md).
 
 gradients.py    gradients averaged while backward runs
+clipping.py     gradients clipped by their norm over all ranks
 buckets.py      which gradients travel together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
 memory.py       who else sees the memory of a tensor
@@ -22,6 +23,7 @@ require_torch(__name__)
 from unisono.training.agreement import all_ranks, any_rank, main_process_first, sync_seed
 from unisono.training.attention import ring_attention
 from unisono.training.catching_up import catch_up
+from unisono.training.clipping import clip_grad_norm
 from unisono.training.ddp_buckets import share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
@@ -66,6 +68,7 @@ __all__ = [
     "all_ranks",
     "any_rank",
     "catch_up",
+    "clip_grad_norm",
     "combine_tokens",
     "dispatch_tokens",
     "gather_in_order",

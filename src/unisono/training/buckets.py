@@ -18,11 +18,11 @@ import torch
 
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
-from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.communicator import Communicator
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
+from unisono.math import HALF_DTYPES
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.memory import shares_storage, zeros_for
 

@@ -140,13 +140,13 @@ def combine_tokens(
     """
     comm, shape = dispatched._comm, dispatched.dropped.shape
     if len(outputs) != len(dispatched._order):
-        comm.refuse(
+        comm.reject_call(
             "all_to_all",
             f"{len(outputs)} outputs for {len(dispatched._order)} tokens: pass a row for each of "
             "dispatched.tokens, in their order",
         )
     if weights is not None and weights.shape != shape:
-        comm.refuse(
+        comm.reject_call(
             "all_to_all", f"weights of shape {tuple(weights.shape)}, but experts of {tuple(shape)}"
         )
     if comm.size > 1 and torch.is_grad_enabled():
@@ -246,17 +246,19 @@ def _check(
     if experts.is_floating_point() or experts.is_complex() or experts.dtype is torch.bool:
         refuse_type(comm, refuse, f"experts are numbers of experts, not {experts.dtype}")
     if experts.dim() != 2 or not tokens.dim() or len(experts) != len(tokens):
-        comm.refuse(
+        comm.reject_call(
             refuse,
             f"experts of shape {tuple(experts.shape)} for tokens of shape {tuple(tokens.shape)}: "
             "pass a row of choices for each token",
         )
     if num_experts < 1 or num_experts % comm.size:
-        comm.refuse(refuse, f"{num_experts} experts cannot be cut evenly over {comm.size} ranks")
+        comm.reject_call(
+            refuse, f"{num_experts} experts cannot be cut evenly over {comm.size} ranks"
+        )
     if factor is not None and not (factor > 0 and math.isfinite(factor)):
-        comm.refuse(refuse, f"capacity_factor must be more than 0, not {factor!r}")
+        comm.reject_call(refuse, f"capacity_factor must be more than 0, not {factor!r}")
     if experts.numel() and not -1 <= int(experts.min()) <= int(experts.max()) < num_experts:
-        comm.refuse(
+        comm.reject_call(
             refuse,
             f"experts lie in {int(experts.min())} to {int(experts.max())}, but there are only 0 "
             f"to {num_experts - 1} (and -1 for none)",

@@ -128,7 +128,7 @@ class GradientSync:
                 isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
             ):
                 why = f"{parameter.name} belongs to another GradientSync: close() that one first"
-                self._comm.refuse("all_gather", why)
+                self._comm.reject_call("all_gather", why)
 
     def _arrange(self, order: list[NamedParameter]) -> None:
         self._buckets = buckets_of(

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from unisono.collectives.arguments import refuse_type
-from unisono.collectives.statistics import clip_grad_norm
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
@@ -24,6 +23,7 @@ from unisono.training.buckets import (
     group_alike,
     named_parameters_of,
 )
+from unisono.training.clipping import clip_grad_norm
 from unisono.training.deferral import defer_signals
 from unisono.training.memory import zeros_for
 from unisono.world.world import resolve
@@ -49,7 +49,7 @@ class _Row:
         for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if parameter.tensor.data_ptr() != self.parts[index].data_ptr():
                 why = f"{parameter.name} was given other memory after its ShardedOptimizer was made"
-                comm.refuse("all_reduce", f"{why}: move and convert models before that")
+                comm.reject_call("all_reduce", f"{why}: move and convert models before that")
             gradient = parameter.tensor.grad
             self.absent[index] = float(gradient is None)
             if gradient is None:

@@ -37,24 +37,27 @@ def init(
     """Join the ranks of this program and return the Communicator of all of them.
 
     Without arguments, rank and size come from the environment that `unisono.launch`, `unisono run`,
-    torchrun, srun or mpirun has set; in a program that nobody launched the world is this one
-    process. `rank` and `size` say it instead, both or neither. `rendezvous` is a path that all
-    ranks know and may write to, an inherited descriptor of a file, or a torch Store.
+    torchrun, srun or mpirun has set; a program started without a launcher is a world of one
+    process. A program that starts its ranks itself, as torch.multiprocessing.spawn does, passes
+    `rank` and `size` in each. `rendezvous` is where such ranks meet: a path that all of them can
+    write to, an inherited file descriptor, or a torch Store; by default the store at MASTER_ADDR
+    and MASTER_PORT where these are set, else a file that belongs to their common parent process.
 
     `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
-    run --backend`), else nccl where every rank has a GPU of its own, else unisono, on one host or
-    several. On nccl the rank's GPU becomes torch's current device.
+    run --backend`), else nccl if every rank has its own GPU, else unisono, on one host or several.
+    On nccl the rank's GPU becomes torch's current device.
 
-    torch's default process group is made as well, over the same Communicator, if any rank has
-    imported torch (`with_torch` says otherwise: True always, False never); one that is there
-    already is taken as it is.
+    init also makes torch's default process group, over the same Communicator, if any rank has
+    imported torch; `with_torch` overrides this: True always, False never. If a default process
+    group exists, init uses it.
 
-    `timeout_s` is how long each call waits for the other ranks, and how long they may take to come;
-    unless it is given, 30 minutes and 300 s. A rank that has waited 5 s for others to come says for
-    whom (logger `unisono`, a warning).
+    `timeout_s` limits how long each call waits for the other ranks, and how long the ranks may take
+    to meet; the defaults are 30 minutes and 300 s. After 5 s a waiting rank logs a warning that
+    names the missing ranks (logger `unisono`).
 
-    Raises RendezvousError if the ranks do not find each other; UnisonoError if there is a world
-    already or the backend is not available.
+    Raises RendezvousError if the ranks do not find each other; UnisonoError if a world exists or
+    the backend is not available; ValueError if `rank` does not lie in a world of `size`, or differs
+    from what the launcher set.
 
     >>> def work():
     ...     with unisono.init() as comm:
@@ -75,12 +78,16 @@ def init(
         return _enter(_adopt(existing, backend, rank, size))
     info = read_rank_info() or RankInfo(0, 1)
     if rank is not None and size is not None:
-        info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
-        if size > 1 and rendezvous is None:
+        _check_rank(rank, size)
+        launched = variables.RANK.read(), variables.SIZE.read()
+        if rendezvous is not None or launched[0] is None:
+            info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
+        elif launched != (rank, size):
             raise ValueError(
-                f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
+                f"rank {rank} of {size}"
             )
-    elif info.launcher == "unisono" and rendezvous is None:
+    if info.launcher == "unisono" and rendezvous is None:
         rendezvous = variables.RENDEZVOUS.read()
     return _enter(_start_world(info, rendezvous, backend, timeout_s, with_torch))
 
@@ -88,43 +95,8 @@ def init(
 def setup(
     rank: int, world_size: int, backend: str = "auto", *, timeout_s: float | None = None
 ) -> Communicator:
-    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does:
-    each passes its `rank` and the `world_size`, and has the Communicator of all.
-
-    The ranks meet in the store at MASTER_ADDR and MASTER_PORT where these are set, and otherwise
-    without a port: they know each other by the process that started them all. `backend` and
-    `timeout_s` are those of `init`.
-
-    Raises what `init` raises, and ValueError for a rank that does not lie in the world.
-
-    >>> from multiprocessing import get_context
-    >>> def work(rank, queue):
-    ...     queue.put(unisono.setup(rank, world_size=2).size)
-    ...     unisono.cleanup()
-    >>> context = get_context("fork")  # in place of unisono.launch(work, 2)
-    >>> queue = context.SimpleQueue()
-    >>> ranks = [context.Process(target=work, args=(rank, queue)) for rank in range(2)]
-    >>> for process in ranks:
-    ...     process.start()
-    >>> for process in ranks:
-    ...     process.join()
-    >>> queue.get(), queue.get()
-    (2, 2)
-    """
-    _check_rank(rank, world_size)
-    launched = (variables.RANK.read(), variables.SIZE.read())
-    if launched[0] is not None:
-        if launched != (rank, world_size):
-            raise ValueError(
-                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
-                f"rank {rank} of {world_size}"
-            )
-        return init(backend, timeout_s=timeout_s)
-    if world_size == 1 or _world is not None or _default_group() is not None:
-        return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
-    local_rank = read_local_rank() if "LOCAL_RANK" in os.environ else rank
-    info = RankInfo(rank, world_size, local_rank)
-    return _enter(_start_world(info, None, backend, timeout_s, None))
+    """`init` by the name that course notes use: `init(backend, rank=rank, size=world_size)`."""
+    return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
 
 
 def set_world(comm: Communicator) -> Communicator:
@@ -156,8 +128,7 @@ def set_world(comm: Communicator) -> Communicator:
 
 def shutdown() -> None:
     """Leave the world: destroy the torch groups that `init` made, then close the Communicator. Does
-    nothing where `init` has not been called, or twice. `cleanup`, the other half of `setup`, is the
-    same.
+    nothing if there is no world.
 
     >>> comm = unisono.init()  # in a program of one process
     >>> unisono.shutdown()
@@ -171,7 +142,7 @@ def shutdown() -> None:
 
 
 cleanup = shutdown
-"""The other half of `setup`: the same as `shutdown`."""
+"""The name that course notes use."""
 
 
 def _enter(started: StartedWorld) -> Communicator:

@@ -59,7 +59,7 @@ class CompiledSchedule:
         if self.busiest > BUSIEST:
             raise ValueError(
                 f"{self.title} sends up to {self.busiest} chunks between two ranks, and "
-                f"the engine takes {BUSIEST}: use unisono.execute"
+                f"the engine takes {BUSIEST}: use unisono.run_schedule"
             )
         starts, moves = [0], []
         for round in self.rounds:

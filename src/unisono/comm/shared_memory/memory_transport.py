@@ -413,8 +413,8 @@ class SharedMemory(Transport):
             owner = self.group.owner(address_of(tensor)) if count(tensor) else -1
             if owner not in (-1, self.rank):
                 raise ValueError(
-                    f"a result cannot go into the memory of rank {owner}: a view from peer() is "
-                    "read, or written by the program itself"
+                    f"the output lies in the memory of rank {owner}: a collective cannot write to "
+                    "a tensor from get_peer_tensor()"
                 )
 
     # -- life ------------------------------------------------------------------------------------
