@@ -84,3 +84,13 @@ def test_to_import_it_imports_neither_torch_nor_numpy() -> None:
     program = "import sys, unisono; print({'torch', 'numpy'} & {*sys.modules})"
     done = run_python("-c", program)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/unisono").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(places) > 100
+    assert not {name: where for name, where in places.items() if len(where) > 1}

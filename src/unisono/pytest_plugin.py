@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from unisono.comm.communicator import Communicator
+    from unisono.testing.assignment import RankAssignment
     from unisono.testing.controller import Controller
-    from unisono.testing.membership import Membership
 
 _CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 
@@ -108,9 +108,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     """The Communicator of this test's ranks: a world of its own, closed after the test."""
-    from unisono.testing import membership
+    from unisono.testing import assignment
 
-    with membership.world(_membership(request)) as communicator:
+    with assignment.world(_assignment(request)) as communicator:
         yield communicator
 
 
@@ -119,16 +119,16 @@ def process_group(
     request: pytest.FixtureRequest,
 ) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over this test's ranks, destroyed after the test."""
-    from unisono.testing import membership
+    from unisono.testing import assignment
 
-    with membership.process_group(_membership(request)) as group:
+    with assignment.process_group(_assignment(request)) as group:
         yield group
 
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A temporary folder that all ranks of this test share; `tmp_path` is each rank's own."""
-    folder = Path(_membership(request).shared)
+    folder = Path(_assignment(request).shared)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
@@ -144,14 +144,14 @@ def _in_a_rank(config: pytest.Config) -> bool:
     return config.pluginmanager.has_plugin("unisono-rank")
 
 
-def _membership(request: pytest.FixtureRequest) -> Membership:
-    from unisono.testing.membership import MEMBERSHIP
+def _assignment(request: pytest.FixtureRequest) -> RankAssignment:
+    from unisono.testing.assignment import ASSIGNMENT
 
-    membership = request.config.stash.get(MEMBERSHIP, None)
-    if membership is None:
+    assignment = request.config.stash.get(ASSIGNMENT, None)
+    if assignment is None:
         pytest.fail(
             f"the fixture {request.fixturename} needs ranks: mark the test with "
             "@pytest.mark.ranks(4), or with @pytest.mark.ranks(1) for a world of one",
             pytrace=False,
         )
-    return membership
+    return assignment

@@ -473,8 +473,8 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
 
         @pytest.fixture
         def fails_on_one(request):
-            from unisono.testing.membership import MEMBERSHIP
-            assert request.config.stash[MEMBERSHIP].rank
+            from unisono.testing.assignment import ASSIGNMENT
+            assert request.config.stash[ASSIGNMENT].rank
 
         @pytest.mark.ranks(2, timeout_s=3)
         def test_half_a_setup(fails_on_one, comm): pass

@@ -28,7 +28,7 @@ _TWO_SIDED_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Summary:
+class SampleSummary:
     """Samples in a few numbers, all in the samples' own unit."""
 
     p50: float
@@ -54,7 +54,7 @@ class Summary:
         return (self.high - self.low) / 2 / self.p50 if self.p50 else 0.0
 
 
-def summarise(samples: Sequence[float] | Any) -> Summary:
+def summarise(samples: Sequence[float] | Any) -> SampleSummary:
     ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
     count = len(ordered)
     if count == 0:
@@ -66,7 +66,7 @@ def summarise(samples: Sequence[float] | Any) -> Summary:
     reach = _TWO_SIDED_95 * math.sqrt(count) / 2
     low = max(0, math.floor(count / 2 - reach) - 1)
     high = min(count - 1, math.ceil(count / 2 + reach))
-    return Summary(
+    return SampleSummary(
         p50=p50,
         p25=p25,
         p75=p75,
@@ -98,7 +98,7 @@ class Row:
     """-1 where each rank is the root in turn, as in nccl-tests."""
     backend: str
     ranks: int
-    time_us: Summary
+    time_us: SampleSummary
     skew_us: float | None
     """How far apart the ranks arrived, median; None where their clocks cannot be compared."""
     transfer_us: float | None
@@ -125,7 +125,7 @@ class Row:
     def from_dict(cls, values: dict[str, Any]) -> Row:
         names = [item.name for item in dataclasses.fields(cls)]
         known = {name: values[name] for name in names if name in values}  # older files lack some
-        return cls(**known | {"time_us": Summary(**values["time_us"])})
+        return cls(**known | {"time_us": SampleSummary(**values["time_us"])})
 
     @property
     def key(self) -> tuple[str | int, ...]:

@@ -17,7 +17,7 @@ import numpy
 from unisono.bench import machine
 from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.measurer import Control, Measurer
-from unisono.bench.results import Row, Run, Skipped, Summary
+from unisono.bench.results import Row, Run, SampleSummary, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import show_files
@@ -234,7 +234,7 @@ class Forecast:
     """What each row should take, by models fitted to the rows of the same run that calibrate."""
 
     def __init__(self) -> None:
-        self._times: defaultdict[tuple[str, str], dict[int, Summary]] = defaultdict(dict)
+        self._times: defaultdict[tuple[str, str], dict[int, SampleSummary]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -6,6 +6,6 @@ pool.py, process.py   warm ranks, and their processes as the controller sees the
 nursery.py            where ranks are born: imports what takes long, and forks
 rank.py               the pytest session of a rank
 protocol.py           what controller and rank say to each other
-membership.py         a rank's membership in a test, and the worlds made of it
+assignment.py         a rank's assignment in a test, and the worlds made of it
 results.py            one result from the results of many ranks
 """

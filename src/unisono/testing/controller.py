@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from unisono.testing import results
+from unisono.testing.assignment import RankAssignment
 from unisono.testing.mark import BadMark, Plan, plan_of
-from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
-from unisono.testing.protocol import Ran, Run
+from unisono.testing.protocol import Ran, RunTest
 
 
 class Controller:
@@ -55,25 +55,25 @@ class Controller:
             ]
         self._tests += 1
         runs = [
-            Run(
+            RunTest(
                 str(item.nodeid),
                 str(test.nodeid) if test else None,
-                self._membership(rank, item, plan),
+                self._assignment(rank, item, plan),
             )
             for rank, test in enumerate(following)
         ]
         try:
             endings = self._pool.run(runs, plan.timeout_s)
         finally:
-            for file in runs[0].membership.files():
+            for file in runs[0].assignment.files():
                 file.unlink(missing_ok=True)
         self._warn(endings)
         return [self._reports(item, ending) for ending in endings]
 
-    def _membership(self, rank: int, item: pytest.Item, plan: Plan) -> Membership:
+    def _assignment(self, rank: int, item: pytest.Item, plan: Plan) -> RankAssignment:
         folder = self._pool.folder
         name = re.sub(r"\W", "_", item.name)[:30]
-        return Membership(
+        return RankAssignment(
             rank,
             plan.size,
             plan.backend,

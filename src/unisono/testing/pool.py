@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing.process import Nursery, RankProcess, let_write
-from unisono.testing.protocol import Collected, Exit, Ran, Run, Unable
+from unisono.testing.process import Nursery, PooledRank, let_write
+from unisono.testing.protocol import Collected, Exit, Ran, RunTest, Unable
 
 START_S = 120.0
 """How long a rank may take to start and collect a file: it imports what the tests import."""
@@ -32,7 +32,7 @@ class Pool:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._ranks: dict[int, RankProcess] = {}
+        self._ranks: dict[int, PooledRank] = {}
         self._nursery: Nursery | None = None
         factory = getattr(config, "_tmp_path_factory", None)
         self._own_folder = factory is None  # -p no:tmpdir
@@ -94,7 +94,7 @@ class Pool:
             self._nursery = None
         if self._nursery is None:
             self._nursery = Nursery(self.folder)
-        self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
+        self._ranks[number] = PooledRank(number, self._config, self.folder, self._nursery)
 
     def _await_files(self, number: int, path: str, missing: list[str]) -> Unable | None:
         rank = self._ranks[number]
@@ -109,7 +109,7 @@ class Pool:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def run(self, runs: Sequence[Run], timeout_s: float) -> list[Ending]:
+    def run(self, runs: Sequence[RunTest], timeout_s: float) -> list[Ending]:
         """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended."""
         waiting = {number: self._ranks[number] for number in range(len(runs))}
         for number, run in enumerate(runs):
@@ -142,7 +142,7 @@ class Pool:
             return answer
         return self._lost(number, answer, "no answer")
 
-    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Unable]:
+    def _give_up(self, ranks: list[PooledRank], why: str) -> dict[int, Unable]:
         for rank in ranks:
             rank.ask_for_stacks()
         let_write(ranks)

@@ -75,7 +75,7 @@ class Nursery:
         self._process.wait()
 
 
-class RankProcess:
+class PooledRank:
     """A process that runs tests. It has the controller's command line, folder and environment."""
 
     def __init__(self, number: int, config: pytest.Config, folder: Path, nursery: Nursery) -> None:
@@ -159,7 +159,7 @@ class RankProcess:
         return _without_pytest(_read(self._stacks))
 
 
-def let_write(ranks: Sequence[RankProcess]) -> None:
+def let_write(ranks: Sequence[PooledRank]) -> None:
     """Wait until all have written their stacks, for a second at most."""
     end = time.monotonic() + 1.0
     before: list[str] = []

@@ -1,7 +1,7 @@
 """What the controller and the session of a rank say to each other, over a socket of their own.
 
 The controller sends a Start, then requests: the path of a file to collect, answered by Collected; a
-Run, answered by Ran, Unable or Exit; None, with which the session ends.
+RunTest, answered by Ran, Unable or Exit; None, with which the session ends.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.testing.membership import Membership
+from unisono.testing.assignment import RankAssignment
 
 Warned = tuple[str, tuple[str, str], str, int, str, str, tuple[str, int, str] | None]
 """A warning that a test gave: text, module and name of its category, file and line; when, node id
@@ -37,12 +37,12 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunTest:
     """Run one test; `next_nodeid` is the rank's next one, as far as is known."""
 
     nodeid: str
     next_nodeid: str | None
-    membership: Membership
+    assignment: RankAssignment
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ import pytest
 
 from unisono import variables
 from unisono.processes import STACK_SIGNAL
-from unisono.testing import membership
+from unisono.testing import assignment
 from unisono.testing.nursery import CHANNEL
-from unisono.testing.protocol import Collected, Exit, Ran, Run, Start, Unable, Warned
+from unisono.testing.protocol import Collected, Exit, Ran, RunTest, Start, Unable, Warned
 
 # The controller has chosen the tests, stops after failures, talks to the user and writes files;
 # its own command line must not make a rank do any of it.
@@ -169,7 +169,7 @@ class RankSession:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | Exit:
+    def _run(self, session: pytest.Session, run: RunTest) -> Ran | Unable | Exit:
         item = self._items.get(run.nodeid)
         if item is None:
             return Unable(
@@ -183,8 +183,8 @@ class RankSession:
             following = item.parent
         self._reports.clear()
         self._warnings.clear()
-        session.config.stash[membership.MEMBERSHIP] = run.membership
-        membership.set_environment(run.membership)
+        session.config.stash[assignment.ASSIGNMENT] = run.assignment
+        assignment.set_environment(run.assignment)
         try:
             session._setupstate.teardown_exact(item)  # where another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
@@ -194,7 +194,7 @@ class RankSession:
             headline = f"the test ended the rank's session: {type(error).__name__}"
             return Unable(headline, traceback.format_exc(), broken=True)
         finally:
-            del session.config.stash[membership.MEMBERSHIP]
+            del session.config.stash[assignment.ASSIGNMENT]
         return Ran(tuple(self._reports), tuple(self._warnings))
 
     @pytest.fixture(autouse=True)
@@ -202,7 +202,7 @@ class RankSession:
         """A plugin's fixture begins before those of tests and ends after them, so that what it
         finds, and warnings about it, are this test's and not the next one's."""
         yield
-        membership.close_groups()
+        assignment.close_groups()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config

@@ -74,7 +74,7 @@ def _why_not(pid: int) -> str:
 
 
 @dataclass(frozen=True)
-class Column:
+class TopColumn:
     """A column, and how wide a terminal must be to show it. Figures are never cut; words go on in
     the next line."""
 
@@ -85,18 +85,18 @@ class Column:
 
 
 COLUMNS = (
-    Column("group", lambda row: _group(row), 60, is_figure=False),
-    Column("rank", lambda row: str(row.rank)),
-    Column("host", lambda row: row.host, 60, is_figure=False),
-    Column("pid", lambda row: str(row.pid), 70),
-    Column("in", lambda row: _doing(row), is_figure=False),
-    Column("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
-    Column("at", lambda row: row.site, is_figure=False),
-    Column("calls", lambda row: f"{row.calls:,}", 150),
-    Column("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
-    Column("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
-    Column("wait", lambda row: f"{row.wait_share:.0%}", 80),
-    Column("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
+    TopColumn("group", lambda row: _group(row), 60, is_figure=False),
+    TopColumn("rank", lambda row: str(row.rank)),
+    TopColumn("host", lambda row: row.host, 60, is_figure=False),
+    TopColumn("pid", lambda row: str(row.pid), 70),
+    TopColumn("in", lambda row: _doing(row), is_figure=False),
+    TopColumn("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
+    TopColumn("at", lambda row: row.site, is_figure=False),
+    TopColumn("calls", lambda row: f"{row.calls:,}", 150),
+    TopColumn("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
+    TopColumn("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
+    TopColumn("wait", lambda row: f"{row.wait_share:.0%}", 80),
+    TopColumn("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
 )
 
 

@@ -34,7 +34,7 @@ class _Refused(RendezvousError):
     """This process cannot come in as it wants to."""
 
 
-class Door:
+class HostsDoor:
     """Where a group grows that newcomers know by a name: a place in a store."""
 
     def __init__(self, store: Any, name: str) -> None:
@@ -116,7 +116,7 @@ def grow(
 ) -> Transport:
     """A group of all ranks and so many new processes of any host; all ranks call."""
     group.raise_if_ended()
-    door = Door(store, known_as)
+    door = HostsDoor(store, known_as)
     about = {"name": name, "generation": generation, "global_ranks": group.global_ranks}
     about |= {"members": group.size, "size": group.size + count, "timeout_s": group.timeout_s}
     if group.rank == 0:
@@ -139,7 +139,7 @@ def come_in(
     limit: Deadline,
 ) -> Transport:
     """Wait until the members of a group let this process in."""
-    door, why = Door(store, name), ""
+    door, why = HostsDoor(store, name), ""
     while limit.left_s():
         about = door.look()
         if about and about["generation"] >= generation:
@@ -160,7 +160,7 @@ def come_in(
     raise RendezvousError(f"group {name} did not let this process in within {limit_s}{why}")
 
 
-def _check(door: Door, about: dict[str, Any]) -> None:
+def _check(door: HostsDoor, about: dict[str, Any]) -> None:
     """Raise Departed if the group will be another."""
     if door.look() != about:
         raise Departed(f"group {about['name']} does not grow any more")

@@ -68,7 +68,7 @@ _ORDERS = {
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
-class Waiting(NamedTuple):
+class PendingMessage(NamedTuple):
     """A message that a rank waits for. `is_started` says that it could have been waited for later
     (isend, irecv); `unmatched` how many messages of the peer are there with other tags, the oldest
     with `unmatched_tag`."""
@@ -240,11 +240,11 @@ def describe_ending(detail: int) -> str:
 # -- messages: what ranks wait for, and what is there instead ------------------------------------
 
 
-def read_waiting(group: Group, rank: int) -> Waiting | None:
+def read_waiting(group: Group, rank: int) -> PendingMessage | None:
     """The message that a rank waits for, or waited for when the group ended; None: it waits for no
     message, or has not waited for long."""
     fields = group.waiting(rank)
-    return None if fields is None else Waiting(*fields)
+    return None if fields is None else PendingMessage(*fields)
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:
@@ -259,7 +259,7 @@ def describe_unmatched(count: int, tag: int, source: int) -> str:
     return f"{count} messages {of}are here with other tags, the oldest with tag {tag}"
 
 
-def describe_waiting(waiting: Waiting) -> str:
+def describe_waiting(waiting: PendingMessage) -> str:
     """What a rank waits for, and which messages of that peer it has got instead."""
     text = describe_message(bool(waiting.sends), waiting.peer, waiting.tag)
     if not waiting.unmatched:
@@ -343,7 +343,7 @@ def deadlock_text(
     )
 
 
-def _advice(waits: Sequence[Waiting]) -> str:
+def _advice(waits: Sequence[PendingMessage]) -> str:
     if any(waiting.unmatched for waiting in waits):
         return "A recv takes messages with its own tag alone: give both sides the same tag."
     if not any(waiting.sends for waiting in waits):

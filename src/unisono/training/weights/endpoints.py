@@ -20,8 +20,8 @@ from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.shards import Held, Place, WeightReader, WeightShard
-from unisono.training.weights.staging import Staging, do_all_or_none, view_of
+from unisono.training.weights.shards import Held, MappedPlace, WeightReader, WeightShard
+from unisono.training.weights.staging import WeightStaging, do_all_or_none, view_of
 from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
 
@@ -151,13 +151,15 @@ class _Endpoint(ABC):
             mine, is_as_before = self._reader.read(self._weights, parts)
         if not self._text or not is_as_before:
             before, self._text = self._text, ""
-            self._text = self._description(mine, partial(Place.of, parts)).text()
+            self._text = self._description(mine, partial(MappedPlace.of, parts)).text()
             is_as_before = self._text == before
         transfers = self._protocol.transfers
         return mine, is_as_before and transfers is not None and self._is_ready(transfers, mine)
 
     @abstractmethod
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
+    def _description(
+        self, mine: Held, place_of: Callable[..., MappedPlace | None]
+    ) -> Description: ...
 
     @abstractmethod
     def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
@@ -252,7 +254,7 @@ class WeightSender(_Endpoint):
         super().close()
         self._exported.close()
 
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+    def _description(self, mine: Held, place_of: Callable[..., MappedPlace | None]) -> Description:
         ties = self._reader.ties
         return Description.of("sender", mine, ties, place_of, options=self._options)
 
@@ -332,7 +334,7 @@ class WeightReceiver(_Endpoint):
         self._reuse = reuse
         self._partial = partial
         self._alias = alias
-        self._staging = Staging()
+        self._staging = WeightStaging()
         self._served_by: Transfers | None = None
         """The plan by which the engine serves the trainer's memory. Where its tensors lie there
         still, an update by the same plan changes nothing but the version."""
@@ -365,7 +367,7 @@ class WeightReceiver(_Endpoint):
         self._staging.hand_over()
         self._served_by = None
 
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+    def _description(self, mine: Held, place_of: Callable[..., MappedPlace | None]) -> Description:
         return Description.of(
             "receiver",
             mine,

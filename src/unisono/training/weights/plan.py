@@ -17,7 +17,7 @@ from unisono.collectives.encoding import torch_dtype
 from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, name_number
 from unisono.training.weights import gpu_memory
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, MappedPlace
 
 _MOST_ROWS = 40  # of a table of differences
 
@@ -49,7 +49,7 @@ class DescribedTensor:
     whole: Lengths
     box: Box
     first: str
-    place: Place | None = None
+    place: MappedPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Description:
         role: Any,
         weights: Mapping[str, HeldTensor],
         ties: Mapping[str, str],
-        place_of: Callable[[torch.Tensor], Place | None] = lambda tensor: None,
+        place_of: Callable[[torch.Tensor], MappedPlace | None] = lambda tensor: None,
         **more: Any,
     ) -> Description:
         """The description of what a rank holds; `ties` are the `tied_names` of it."""
@@ -96,7 +96,7 @@ class Description:
         """The other way. JSON has lists for tuples."""
         read = json.loads(text, object_hook=_with_tuples)
         for name, entry in read["weights"].items():
-            place = entry["place"] and Place(**entry["place"])
+            place = entry["place"] and MappedPlace(**entry["place"])
             read["weights"][name] = DescribedTensor(
                 **entry | {"box": Box(**entry["box"]), "place": place}
             )
@@ -144,7 +144,7 @@ class Unit:
     box: Box
     sender: int
     held: Box
-    place: Place | None = None
+    place: MappedPlace | None = None
     """Where an engine serves it in shared memory."""
     gpu: str = ""
     """The GPU on which an engine serves it."""

@@ -86,7 +86,7 @@ Held = Mapping[str, HeldTensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class MappedPlace:
     """Where a tensor lies that all ranks of a group have mapped: `offset` bytes into its rank's
     part of the shared memory `number`."""
 
@@ -95,7 +95,7 @@ class Place:
     strides: Lengths
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
+    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> MappedPlace | None:
         """The place of one of this rank's tensors in `parts`, its own ones of the group's memories,
         in the order of their addresses; None: others do not have it mapped."""
         if not parts or tensor.device.type != "cpu" or not tensor.numel():

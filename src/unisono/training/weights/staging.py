@@ -20,7 +20,7 @@ from unisono.training.weights.shards import HeldTensor, held_tensors
 Step = Callable[[], object]
 
 
-class Staging:
+class WeightStaging:
     """A second copy of an engine's weights. After a change-over the old memory serves the next
     update: taking 2 GB from the system anew costs as much as filling them."""
 

@@ -1,4 +1,4 @@
-"""A rank's membership in the test at hand, and the worlds that fixtures make of it."""
+"""A rank's assignment in the test at hand, and the worlds that fixtures make of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONNECTING_S = 5.0
 
 
 @dataclass(frozen=True)
-class Membership:
+class RankAssignment:
     """This rank in one test. `meeting` begins the names of the files by which the ranks meet,
     `shared` is the folder that they share; neither exists before it is needed."""
 
@@ -47,21 +47,21 @@ class Membership:
         return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
 
 
-MEMBERSHIP = pytest.StashKey[Membership]()
-"""Where a rank's session keeps the membership in the test at hand, in its config."""
+ASSIGNMENT = pytest.StashKey[RankAssignment]()
+"""Where a rank's session keeps the assignment in the test at hand, in its config."""
 
 
 @contextlib.contextmanager
-def world(membership: Membership) -> Iterator[Communicator]:
+def world(assignment: RankAssignment) -> Iterator[Communicator]:
     """A fresh world of the test's ranks, as by `unisono.init()`."""
     from unisono.world import world as worlds
 
     try:
         yield worlds.init(
-            rank=membership.rank,
-            size=membership.size,
-            rendezvous=membership.meeting + "-comm",
-            timeout_s=membership.timeout_s * _PATIENCE,
+            rank=assignment.rank,
+            size=assignment.size,
+            rendezvous=assignment.meeting + "-comm",
+            timeout_s=assignment.timeout_s * _PATIENCE,
             backend="unisono",
             with_torch=False,  # `process_group` is for that
         )
@@ -70,24 +70,24 @@ def world(membership: Membership) -> Iterator[Communicator]:
 
 
 @contextlib.contextmanager
-def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessGroup]:
+def process_group(assignment: RankAssignment) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over the test's ranks, with the mark's backend."""
     require_torch("the fixture process_group")
     import torch.distributed as dist
 
-    for part in membership.backend.split(","):
+    for part in assignment.backend.split(","):
         if problem := backend_problem(part.rpartition(":")[2].strip().lower()):
             raise BadMark(f"pytest.mark.ranks: {problem}")
-    store = dist.FileStore(membership.meeting + "-store", membership.size)  # type: ignore[attr-defined]
+    store = dist.FileStore(assignment.meeting + "-store", assignment.size)  # type: ignore[attr-defined]
     dist.init_process_group(
-        membership.backend,
+        assignment.backend,
         store=store,
-        rank=membership.rank,
-        world_size=membership.size,
-        timeout=timedelta(seconds=membership.timeout_s * _PATIENCE),
+        rank=assignment.rank,
+        world_size=assignment.size,
+        timeout=timedelta(seconds=assignment.timeout_s * _PATIENCE),
     )
     try:
-        _await_connections(store, membership.size)
+        _await_connections(store, assignment.size)
         group = dist.group.WORLD
         assert group is not None
         yield group
@@ -106,10 +106,10 @@ def _await_connections(store: Any, size: int) -> None:
         arrived = store.add("unisono/connected", 0)
 
 
-def set_environment(membership: Membership) -> None:
-    os.environ["UNISONO_RANK"] = str(membership.rank)
-    os.environ["UNISONO_SIZE"] = str(membership.size)
-    os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"
+def set_environment(assignment: RankAssignment) -> None:
+    os.environ["UNISONO_RANK"] = str(assignment.rank)
+    os.environ["UNISONO_SIZE"] = str(assignment.size)
+    os.environ["UNISONO_RENDEZVOUS"] = assignment.meeting + "-init"
 
 
 def close_groups() -> None:
