@@ -81,7 +81,7 @@ SABOTAGE = {
     "evaluation": "unisono.training.gather_in_order",
     "generation": "unisono.training.gather_in_order",
     "gradient_averaging": "unisono.all_reduce",
-    "gradient_norms": "clip_grad_norm",
+    "gradient_norms": "unisono.training.clip_grad_norm",
     "helper_functions": "unisono.reduce_tensor",
     "identity": "unisono.reduce_scatter",
     "learning_rate": "unisono.broadcast_object",

@@ -1,9 +1,9 @@
-"""What makes failures readable, prepared while all is well.
+"""Short tracebacks, and modules that failures need, imported in advance.
 
-Tracebacks of errors that unisono raises end at the user's line: its own frames are left out. And
-the modules that word exceptions are imported ahead. Once something fails, files may be out of
-reach: the process has no descriptors left, or a file system hangs. So a thread imports them a
-moment after the first group is made, which does not wait for it.
+Tracebacks of errors that unisono raises end at the user's line, without its own frames. Modules
+that build error messages are imported in advance: after a failure, files may be out of reach
+because the process has no descriptors left or a file system hangs. A thread imports them shortly
+after the first group is made, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _FOLDER = os.path.dirname(__file__) + os.sep
 
 
 def is_shortened(error: BaseException) -> bool:
-    """Whether unisono raised it on purpose. Others may be bugs, for which every frame counts."""
+    """Whether unisono raised it on purpose. Any other error may be a bug, and keeps every frame."""
     purpose = isinstance(error, UnisonoError)
     *_, last = [None, *_frames_of(error)]
     if isinstance(error, (TypeError, ValueError)) and last is not None and _is_ours(last):
-        import opcode  # every start would pay for it above
+        import opcode  # not at the top: every start would pay for it
 
         purpose = last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
     return purpose and variables.TRACEBACK.read_or_warn() is None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those from which it was raised."""
-    for _ in range(20):  # a chain may be a circle
+    """An error and its causes."""
+    for _ in range(20):  # a chain may have a cycle
         if error is not None:
             yield error
             error = error.__cause__
 
 
 def shorten(error: BaseException) -> None:
-    """Take unisono's frames out of an error that it raised on purpose, and of what led to it."""
+    """Remove unisono's frames from an error that it raised on purpose, and from its causes."""
     for link in causes(error) if is_shortened(error) else ():
         rest = None
         for frame in [frame for frame in _frames_of(link) if not _is_ours(frame)][::-1]:
@@ -55,7 +55,7 @@ def shorten(error: BaseException) -> None:
 
 @functools.cache
 def shorten_uncaught() -> None:
-    """From now on do so for what ends the program; a hook that was there is called as before."""
+    """Do so for uncaught exceptions; an earlier excepthook is still called."""
 
     @functools.wraps(before := sys.excepthook)
     def show(kind: type[BaseException], error: BaseException, frames: object) -> None:
@@ -76,23 +76,24 @@ def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(_FOLDER)
 
 
-# -- modules imported ahead ----------------------------------------------------------------------
+# -- modules imported in advance
+# ----------------------------------------------------------------------
 
 DELAY_S = 0.1
-"""How long a process is left to its start."""
+"""How long after the start the thread waits."""
 
 _names: list[str] = []
 _importing = _thread.allocate_lock()
-"""Held during an import. A fork and the end of the interpreter wait for it: the thread would be
-gone, and the lock of the module that it was importing would never be released."""
+"""Held during an import. A fork and the end of the interpreter wait for it; otherwise the thread
+would vanish with the import lock of a module held."""
 
 
 def load_soon(*names: str) -> None:
-    """Have these modules imported by a thread. Where that fails, whoever needs one tries again."""
+    """Import these modules in a thread. If that fails, they are imported when needed."""
     missing = [name for name in names if name not in sys.modules and name not in _names]
     _names.extend(missing)
     if missing:
-        with contextlib.suppress(RuntimeError):  # no thread can be started
+        with contextlib.suppress(RuntimeError):  # the system has no threads left
             _thread.start_new_thread(_load, ())
 
 

@@ -66,7 +66,7 @@ def weighted_sum(
 def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
+    """The mean of x over `dim` and all ranks, on every rank: the mean of all elements, not of the
     ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
     every rank unless `x` is a floating-point or complex tensor.
 
@@ -129,8 +129,8 @@ def l2_norm(
 def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
-    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` where that is
-    smaller; each rank has its shard's part. Raises what `l2_norm` raises.
+    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` if that is
+    larger; each rank has its shard's part. Raises what `l2_norm` raises.
 
     >>> unisono.math.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
     tensor([3.])
@@ -158,13 +158,15 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, norm = ctx.saved_tensors
         total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
-        slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
+        slope = total / norm.masked_fill(norm == 0, torch.inf)  # the gradient at zero is zero
         return (x * slope).to(x.dtype), None, None
 
 
-# -- softmax and its kin ------------------------------------------------------------------------
+# -- softmax and related functions
+# ------------------------------------------------------------------------
 # Each rank computes the maximum m and the sum s of exp(x - m) of its shard; together they give the
-# maximum M and the sum S over all ranks, so that nothing overflows that would not in one process.
+# maximum M and the sum S over all ranks, so that nothing overflows that would not overflow in one
+# process.
 
 
 def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
@@ -173,8 +175,8 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
     `x` is this rank's shard of a tensor that is cut along `dim`; shards may differ in length. With
     `dim=None` the sum is over the ranks of `group` (None: the world), element by element.
 
-    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch where
-    the shards' other dimensions differ.
+    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch if the
+    shards' other dimensions differ.
 
     >>> p = unisono.math.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
     >>> p[0]
@@ -254,7 +256,7 @@ class _Softmax(torch.autograd.Function):
     ) -> torch.Tensor:
         x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
-        # In one process +inf gives NaN everywhere along dim; so it does here.
+        # As in one process, +inf gives NaN everywhere along dim.
         total = total.masked_fill(total.isposinf(), torch.nan)
         y = (x - shift) - total.log() if is_log else torch.exp(x - shift) / total
         ctx.dim, ctx.comm, ctx.is_log = dim, comm, is_log
@@ -293,7 +295,7 @@ class _LogSumExp(torch.autograd.Function):
 # -- shards ----------------------------------------------------------------------------------------
 
 _GATHERED_BYTES = 64 * 1024
-"""Up to so many bytes over all ranks, one all_gather takes less time than two all_reduces."""
+"""Up to this many bytes over all ranks, one all_gather is faster than two all_reduces."""
 
 _64_BITS = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -302,11 +304,11 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 def shard_of(
     comm: Communicator, operation: str, x: Any, dim: int | None, complexes: bool = False
 ) -> tuple[torch.Tensor, int]:
-    """The shard and the dimension along which it is one. Refuses what has no fractions."""
+    """The shard and the dimension along which it is cut. Rejects integer tensors."""
     if not isinstance(x, torch.Tensor):
         refuse_type(comm, "all_reduce", f"{operation} takes a torch tensor, not {type(x).__name__}")
     if not x.is_floating_point() and not (complexes and x.is_complex()):
-        why = f"{operation} of {x.dtype}: pass a floating tensor (x.float())"
+        why = f"{operation} of {x.dtype}: pass a floating-point tensor (x.float())"
         refuse_type(comm, "all_reduce", why)
     if dim is None:
         return x.unsqueeze(0), 0
@@ -318,17 +320,17 @@ def shard_of(
 
 
 def keep_or_squeeze(result: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
-    """A result whose dimension `dim` has one element: with that dimension, or without it."""
+    """A result whose dimension `dim` has one element, with or without that dimension."""
     return result if keepdim else result.squeeze(dim)
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype to compute in: halves in float32."""
+    """The same numbers in a dtype to compute in: float32 for float16 and bfloat16."""
     return x.float() if x.dtype in HALF_DTYPES else x
 
 
 def widen_to_64_bits(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in 64 bits, in which sums of shards lose nothing that matters."""
+    """The same numbers in 64 bits, to add up shards without losing precision."""
     return x.to(_64_BITS.get(x.dtype, torch.float64))
 
 

@@ -1,6 +1,6 @@
-"""Processes as /proc shows them, and texts for how they end.
+"""Processes as /proc shows them, and how they end, in words.
 
-The engine reads for itself what it needs; all Python reads here.
+The engine reads /proc itself; Python code uses this module.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ _PR_SET_PTRACER = 0x59616D61
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
-"""Makes a rank of a launch or a test write down where it is; no program uses this number."""
+"""Makes a rank of a launch or a test write its stacks; programs do not use this signal."""
 
-# where in /proc/PID/stat, counted from the end of the command's name
+# fields of /proc/PID/stat, counted from the end of the command's name
 _STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
 
 
 @functools.cache
 def boot_id() -> str:
-    """What tells this machine since its start from every other one. Raises OSError where there is
-    no /proc."""
+    """Identifies this machine and its boot. Raises OSError without /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -40,13 +39,13 @@ def namespace(kind: str) -> int:
 
 
 def start_time(pid: int) -> str:
-    """The moment at which a process started, by which it differs from a later one of its number.
-    Raises OSError where it cannot be seen."""
+    """When a process started, which tells it from a later one with the same pid. Raises OSError if
+    it is not visible."""
     return _read_stat(pid)[_START_TIME]
 
 
 def parent_of(pid: int) -> int:
-    """The process that started this one; 0 where that is not known."""
+    """The process that started this one; 0 if unknown."""
     try:
         return int(_read_stat(pid)[_PARENT])
     except OSError:
@@ -54,7 +53,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that this one has started and that it has not collected."""
+    """This process's children that it has not reaped."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -63,8 +62,8 @@ def children_of(pid: int) -> list[int]:
 
 
 class ProcessState:
-    """What a process does. `letter` is ps's, and "" where the process cannot be seen: it is gone,
-    or in another PID namespace."""
+    """The state of a process. `letter` is ps's, or "" if the process is not visible: it is gone, or
+    in another PID namespace."""
 
     def __init__(self, letter: str) -> None:
         self.letter = letter
@@ -78,14 +77,14 @@ class ProcessState:
         return self.letter in ("T", "t")
 
     def __str__(self) -> str:
-        """For a sentence that begins with the process."""
+        """Completes a sentence that begins with the process."""
         return (
             _STATES.get(self.letter, f"is in state {self.letter}") if self.letter else "has ended"
         )
 
 
 def state_of(pid: int) -> ProcessState:
-    """What a process does."""
+    """The state of a process."""
     try:
         return ProcessState(_read_stat(pid)[_STATE])
     except OSError:
@@ -93,7 +92,7 @@ def state_of(pid: int) -> ProcessState:
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Whether a process would survive a signal: it has a handler for it."""
+    """Whether a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -103,8 +102,8 @@ def handles_signal(pid: int, number: int) -> bool:
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Have a rank write down where it is. Whether it does: a program may have given every signal
-    its default back, as Lightning's Trainer does, and would die of this one."""
+    """Ask a rank to write its stacks. Returns whether it can: a program may have reset all signal
+    handlers, as Lightning's Trainer does, and this signal would kill it."""
     if not handles_signal(pid, STACK_SIGNAL):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -113,7 +112,7 @@ def ask_for_stack(pid: int) -> bool:
 
 
 def kernel_function(pid: int) -> str:
-    """In which function of the kernel a process sleeps; "" where that is not known."""
+    """The kernel function in which a process sleeps; "" if unknown."""
     try:
         name = Path(f"/proc/{pid}/wchan").read_text().strip()
     except OSError:
@@ -143,13 +142,13 @@ def end_with_parent(parent_pid: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before we could ask
+    if os.getppid() != parent_pid:  # it ended before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_siblings_read(parent_pid: int) -> None:
-    """Where Yama lets only ancestors read a process's memory, let the one that started this rank do
-    so and whatever it started: the other ranks."""
+    """Where Yama lets only ancestors read a process's memory, allow it for the process that started
+    this rank and for its other children, the other ranks."""
     import ctypes
 
     with contextlib.suppress(OSError):
@@ -172,8 +171,8 @@ def signal_name(number: int) -> str:
 
 
 def describe_zombie(pid: int) -> str:
-    """How a process failed that has ended and whose parent has not collected it; "" where that is
-    not known, or it did not fail."""
+    """How a process failed that has ended and has not been reaped; "" if unknown, or if it did not
+    fail."""
     try:
         status = int(_read_stat(pid)[_EXIT_STATUS])
         return describe_exit(os.waitstatus_to_exitcode(status)) if status else ""
@@ -182,9 +181,10 @@ def describe_zombie(pid: int) -> str:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """What follows the command's name, which may hold spaces and brackets, in /proc/PID/stat."""
+    """The part of /proc/PID/stat after the command's name, which may contain spaces and
+    brackets."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     fields = text.rpartition(")")[2].split()
     if not fields:
-        raise ProcessLookupError(f"process {pid} ended while it was looked at")
+        raise ProcessLookupError(f"process {pid} ended while its state was read")
     return fields

@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.ranks` and the fixtures of a test on several ranks.
 
-Every pytest run of every project loads this module, so it imports nothing but pytest; what it
-needs comes with the first marked test.
+Every pytest run of every project loads this module, so it imports nothing but pytest; the rest is
+imported with the first marked test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "ranks_timeout_s",
-        "seconds after which a test with @pytest.mark.ranks is ended, where the mark gives none",
+        "default time limit of tests with @pytest.mark.ranks, in seconds",
         default="60",
     )
 
@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(count, backend=..., timeout_s=...): run the test on so many ranks, processes that "
-        "share a world; a list of counts repeats it (unisono)",
+        "ranks(count, backend=..., timeout_s=...): run the test on this many ranks, processes of "
+        "one world; a list of counts repeats the test (unisono)",
     )
 
 
@@ -62,7 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     from unisono.testing.mark import BadMark, plan_of
 
     if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
-        return None  # nothing is to run
+        return None  # only collecting
     try:
         plan = plan_of(item)
     except BadMark:
@@ -85,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """Errors of unisono are shown without the frames of unisono, as elsewhere."""
+    """Show unisono's errors without its own frames, as elsewhere."""
     if call.excinfo is not None:
         from unisono.failures import is_shortened
 

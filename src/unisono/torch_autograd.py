@@ -1,4 +1,4 @@
-"""What autograd must know of tensors that are written, or made to last, behind its back."""
+"""What autograd must know about tensors that are written, or kept, without its knowledge."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch.autograd.graph import increment_version
 
-# What stands behind torch's function takes half of its time.
+# The function behind torch's takes half the time.
 mark_written: Callable[[Iterable[torch.Tensor]], None] = getattr(
     torch._C, "_increment_version", increment_version
 )
-"""Count a write to each of these tensors, so that backward raises where it needs what was there
-before. Tensors made in inference mode have no such count, and are passed over."""
+"""Count a write to each of these tensors, so that backward raises if it needs the old values.
+Tensors made in inference mode have no such counter and are skipped."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-"""What the package asks about torch: is it installed, which version, has it been imported.
+"""Whether torch is installed, which version, and whether it has been imported.
 
-It is part of every `import torch`, and so imports next to nothing, least of all torch.
+Every `import torch` imports this module, so it imports almost nothing, and never torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 OLDEST_TORCH = "2.11"
 NEWEST_TRIED_TORCH = "2.15"
-"""The newest that `make test-torch` was run with."""
+"""The newest version that `make test-torch` has run with."""
 
 listener: Callable[[], None] | None = None
 """Called by torch_backend/autoload.py at the end of `import torch`: the watch's, while it is on."""
@@ -25,7 +25,9 @@ def require_torch(what: str) -> None:
     """Raise TorchMissing unless torch is installed; `what` is the thing that needs it. Imports
     nothing."""
     if importlib.util.find_spec("torch") is None:
-        from unisono.errors import TorchMissing  # every `import torch` would pay for it above
+        from unisono.errors import (
+            TorchMissing,
+        )  # not at the top: every `import torch` would pay for it
 
         raise TorchMissing(what)
 
@@ -40,9 +42,9 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Let torch.compile leave the methods of a class, and what they call, as they are.
+    """Make torch.compile skip the methods of a class and what they call.
 
-    What `torch.compiler.disable` does, but that imports the compiler, which takes seconds.
+    `torch.compiler.disable` does the same but imports the compiler, which takes seconds.
     """
     import torch
 

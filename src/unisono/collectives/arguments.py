@@ -1,5 +1,5 @@
-"""What the functions are given, checked and taken apart: tensors, arrays, ranks and reductions.
-What is refused, the other ranks hear of. And what they return: works that have a result."""
+"""Checks of the functions' arguments: tensors, arrays, ranks and reductions. An invalid argument is
+reported to the other ranks, too. Also the works that the functions return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_tensor(tensor: Any) -> bool:
-    """Whether it is a tensor or an array: what is neither is a structure."""
+    """Whether it is a tensor or an array; anything else is a structure."""
     return isinstance(tensor, (_Tensor, numpy.ndarray))
 
 
@@ -43,7 +43,7 @@ def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
 
 
 def copy_of(tensor: Any) -> Any:
-    """A contiguous copy without history."""
+    """A contiguous copy, detached from autograd's graph."""
     if isinstance(tensor, _Tensor):
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensor.copy()
@@ -52,7 +52,7 @@ def copy_of(tensor: Any) -> Any:
 def copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
     """`out`, with the elements of `tensor`."""
     if type(out) is not type(tensor) and not is_tensor(out):
-        refuse_type(comm, operation, f"out is {type(out).__name__}, not a tensor or an array")
+        refuse_type(comm, operation, f"out must be a tensor or an array, not {type(out).__name__}")
     check_out(comm, operation, out, tensor.dtype, tensor.shape)
     if isinstance(out, _Tensor):
         out.detach().copy_(tensor.detach())
@@ -68,7 +68,7 @@ def empty(like: Any, shape: Any) -> Any:
 
 
 def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ...]:
-    """The shape of a rank's part of a tensor that is cut along its first dimension."""
+    """The shape of one rank's part of a tensor that is cut along its first dimension."""
     check_tensor(comm, operation, tensor)
     shape = tuple(tensor.shape)
     if not shape or shape[0] % comm.size:
@@ -81,14 +81,16 @@ def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ..
 
 
 def check_parts(comm: Communicator, operation: str, tensors: Any) -> None:
-    """Refuse what is not a tensor for each rank, all of one dtype."""
+    """Check that there is one tensor per rank, all of one dtype."""
     if len(tensors) != comm.size:
         comm.reject_call(operation, f"{len(tensors)} tensors for {comm.size} ranks")
     for tensor in tensors:
         check_tensor(comm, operation, tensor)
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
-        refuse_type(comm, operation, f"tensors of one call have one dtype, not {dtypes}")
+        refuse_type(
+            comm, operation, f"all tensors of a call must have the same dtype, not {dtypes}"
+        )
 
 
 def parts(comm: Communicator, operation: str, tensors: Any) -> list[torch.Tensor]:
@@ -113,7 +115,7 @@ def in_given_type(given: Any, result: Any) -> Any:
 
 
 def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
-    """Raise TypeError about this rank's arguments, once its peers know."""
+    """Raise TypeError about this rank's arguments, after telling its peers."""
     try:
         comm.reject_call(operation, why)
     except ValueError as error:
@@ -121,7 +123,7 @@ def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
 
 
 def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
-    """The rank that was passed, by whichever name; 0 if none was. Refuses what is not one."""
+    """The rank that was passed, under either name; 0 by default. Rejects an invalid rank."""
     if root is not None:
         rank = one_root(comm, operation, rank, root)
     if rank is None:
@@ -138,7 +140,8 @@ def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: A
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
-    """A tensor, or an array as a tensor of the same memory. Refuses what has no plain memory."""
+    """A tensor, or an array as a tensor over the same memory. Rejects sparse tensors and the
+    like."""
     if not isinstance(tensor, torch.Tensor):
         try:
             return torch.from_numpy(tensor)
@@ -146,15 +149,15 @@ def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Te
             refuse_type(comm, operation, str(error))
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"{tensor.layout} of {tensor.dtype}"
-        refuse_type(comm, operation, f"{kind} has no plain memory: pass a dense tensor")
+        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
     return tensor
 
 
 def reduction(
     op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
 ) -> Reduction:
-    """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
-    at `where` in a structure. Refuses what is unknown, or has no meaning for a tensor's dtype."""
+    """The Communicator's name for `op`. `where` says where in a structure the tensors are. Rejects
+    an unknown reduction, and one that is not defined for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):
@@ -203,17 +206,19 @@ class ResultWork(Work[Any]):
 def result_or_work(
     work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of a call, by `finish` if given; with `async_op`, a work that returns it."""
+    """The result of a call, passed through `finish` if given; with `async_op`, a work that returns
+    it."""
     if async_op:
         return ResultWork(work, result, finish)
     return result if finish is None else finish()
 
 
-# -- torch's order, outputs before inputs: refused with the right call, on every rank --------------
+# -- torch's order, outputs before inputs: rejected on every rank, with the right call
+# --------------
 
 
 def inputs_first(function: Function) -> Function:
-    """Have a function refuse torch's order, outputs before inputs."""
+    """A decorator: reject torch's order of arguments, outputs before inputs."""
     name, code = function.__name__, function.__code__
     second, most = code.co_varnames[1], code.co_argcount
 
@@ -227,7 +232,7 @@ def inputs_first(function: Function) -> Function:
 
 
 def _is_foreign(function: str, second: str, value: Any) -> bool:
-    """Whether this cannot be the second argument of our function, which is called `second`."""
+    """Whether this cannot be the second argument of our function, named `second`."""
     if second == "group":
         is_object = function.endswith("_object") and isinstance(value, (str, dict, set))
         return is_object or may_be_output_first(value)
@@ -235,7 +240,7 @@ def _is_foreign(function: str, second: str, value: Any) -> bool:
 
 
 def _refuse(function: str, second: str, given: Any, named: dict[str, Any]) -> NoReturn:
-    """Say what was meant, on the group that the call names, or else in the world."""
+    """Say what was probably meant, on the group of the call, or else on the world."""
     what = {"group": "a group", "op": "a reduction"}.get(second, "a rank")
     why = f"{name_type(given[1])} is not {what}: {describe_output_first(function)}"
     group = next((each for each in (*given[2:], *named.values()) if hasattr(each, "rank")), None)

@@ -23,8 +23,8 @@ def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None
 
 
 def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0) -> TensorT:
-    """Receive into `tensor` from rank `src` of `group`, or from anybody, the first message with
-    that `tag`, and return it. Raises what `Communicator.recv` raises.
+    """Receive the first message with this `tag` from rank `src` of `group`, or from any rank, into
+    `tensor`, and return it. Raises what `Communicator.recv` raises.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2))
@@ -36,7 +36,7 @@ def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: i
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Work:
-    """As `send` of `tensor` to `dst` in `group` with a `tag`, but go on at once. Raises what
+    """Like `send` of `tensor` to `dst` in `group` with a `tag`, but returns at once. Raises what
     `Communicator.isend` raises.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
@@ -50,7 +50,7 @@ def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Wor
 def irecv(
     tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0
 ) -> Work[TensorT]:
-    """As `recv` into `tensor` from `src` in `group` with a `tag`, but go on at once: the work's
+    """Like `recv` into `tensor` from `src` in `group` with a `tag`, but returns at once: the work's
     `wait()` returns the tensor. Raises what `Communicator.irecv` raises.
 
     >>> work = unisono.irecv(torch.empty(2))
@@ -62,8 +62,8 @@ def irecv(
 
 
 def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
-    """Start many `messages` in `group` together, with a work for each; no order among them can make
-    them block each other. Raises what `Communicator.batch_isend_irecv` raises.
+    """Start several `messages` in `group` together; returns a work for each. Their order does not
+    matter: they cannot block each other. Raises what `Communicator.batch_isend_irecv` raises.
 
     >>> x = torch.empty(1)
     >>> receive = unisono.Message("recv", x, peer=comm.prev)

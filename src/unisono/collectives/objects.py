@@ -1,5 +1,5 @@
-"""Objects between ranks: plain data by an encoding of our own (encoding.py), so that a peer can
-send data and nothing else; anything else is pickled, and only if asked for."""
+"""Objects between ranks: plain data in our own encoding (encoding.py), so that a peer can only send
+data; anything else is pickled, and only on request."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def broadcast_object(
 ) -> Any:
     """Rank `src`'s `obj`, on every rank; what the others pass is ignored.
 
-    Plain data travels without pickle, all else only with `allow_pickle`, which is the same on every
-    rank of `group` (None: the world); a peer can then run code here.
+    Plain data travels without pickle. Anything else needs `allow_pickle` on every rank of `group`
+    (None: the world); a peer can then run code here.
 
-    Raises TypeError on every rank, with the path, where it is not plain data, and ValueError on
-    every rank where some allow pickle and some do not.
+    Raises TypeError on every rank, with the path, if `obj` is not plain data, and ValueError on
+    every rank if only some allow pickle.
 
     >>> unisono.broadcast_object({"lr": 0.1} if comm.rank == 0 else None)
     {'lr': 0.1}
@@ -90,7 +90,7 @@ def _gather(comm: Communicator, obj: Any, dst: int | None, allow_pickle: bool) -
 def _encode_all(
     comm: Communicator, obj: Any, allow_pickle: bool, has_part: bool = True
 ) -> tuple[bytearray, list[int]]:
-    """This rank's bytes, and how many bytes every rank has. Where one cannot go on, nobody does."""
+    """This rank's bytes, and how many bytes each rank has. If one rank fails, all raise."""
     data, state = bytearray(), _FINE
     if has_part:
         try:
@@ -112,7 +112,7 @@ def _encode_all(
     if len(set(allowing)) > 1:
         ranks = [rank for rank, allows in enumerate(allowing) if allows]
         raise ValueError(
-            f"allow_pickle=True comes only from {name_ranks(ranks)} of group {comm.name}: pass it "
-            "on every rank or on none"
+            f"only {name_ranks(ranks)} of group {comm.name} passed allow_pickle=True: pass it on "
+            "every rank or on none"
         )
     return data, list(lengths)

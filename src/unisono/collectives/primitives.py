@@ -1,11 +1,10 @@
-"""The collectives as plain functions: input first, results returned, inputs left alone.
+"""The collectives as plain functions: input first, results returned, inputs unchanged.
 
-`all_reduce`, `broadcast` and `recv` work in place, and return what they were given. `group` is a
-Communicator, a torch process group or None for the world; `src` and `dst`, or `root` as their
-other name, are ranks of that group.
-With `async_op` a function returns a Work at once, whose `wait()` returns the result; until then
-its tensors must not be touched. `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max",
-"band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
+`all_reduce`, `broadcast` and `recv` work in place and return their argument. `group` is a
+Communicator, a torch process group or None for the world; `src` and `dst` (also called `root`) are
+ranks of that group. With `async_op` a function returns a Work at once, whose `wait()` returns the
+result; do not touch the tensors before that. `op` is "sum", "mean" ("avg"), "product" ("prod"),
+"min", "max", "band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ def all_reduce(
     in one message per dtype: its tensors in place, its numbers in the structure that is returned.
     With `out` the result goes there and `tensor` stays as it is. `op` and `group` are as above;
     with `async_op` a Work is returned, whose `wait()` returns the result. `algorithm`, the same on
-    all ranks, is "ring" or another name of `unisono.plan.catalog("all_reduce")`, or a Schedule;
-    without one the engine takes its own way, or what UNISONO_ALGO names.
+    all ranks, is "ring" or another name from `unisono.plan.catalog("all_reduce")`, or a Schedule;
+    by default UNISONO_ALGO decides, else the engine.
 
-    Raises TypeError on every rank for the mean of integers, and ValueError on every rank for an
-    algorithm that there is not and, with the path to the difference, where structures differ.
+    Raises TypeError on every rank for the mean of integers; ValueError on every rank for an unknown
+    algorithm, or if structures differ, with the path to the difference.
 
     >>> unisono.all_reduce(torch.tensor([1.0, 2.0]), "mean")
     tensor([1., 2.])
@@ -73,7 +72,7 @@ def all_reduce(
     comm = resolve(group)
     if type(tensor) is not _Tensor and not is_tensor(tensor):
         if out is not None:
-            why = "out= is for tensors: it does not go with a structure"
+            why = "out= takes a tensor: it cannot be used with a structure"
             refuse_type(comm, "all_reduce", why)
         return structures.all_reduce(comm, tensor, op, async_op, algorithm)
     if op != "sum":
@@ -98,8 +97,8 @@ def reduce(
     async_op: bool = False,
 ) -> TensorT | Work[TensorT | None] | None:
     """Combine `tensor` over all ranks of `group` by `op`; returns the result on rank `dst` (or
-    `root`), in `out` where that is given, and None elsewhere. `tensor` stays as it is. With
-    `async_op` a Work is returned, whose `wait()` returns the same.
+    `root`), in `out` if given, and None elsewhere. `tensor` stays as it is. With `async_op` a Work
+    is returned, whose `wait()` returns the same.
 
     Raises what `all_reduce` raises, and ValueError if `dst` is not a rank of the group.
 
@@ -132,8 +131,7 @@ def broadcast(
     In a structure all tensors travel together; the numbers in the structure that is returned are
     those of `src`.
 
-    Raises ValueError on every rank, with the path, where structures differ, or if `src` is not a
-    rank.
+    Raises ValueError on every rank if structures differ, with the path, or if `src` is not a rank.
 
     >>> unisono.broadcast(torch.full((2,), comm.rank), src=1)
     tensor([1, 1])
@@ -163,7 +161,8 @@ def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: boo
     fits, no shapes are exchanged, and `out` is returned. `all_gather_object` gathers structures.
     With `async_op` shapes are exchanged at once and only the elements later.
 
-    Raises TypeError on every rank for what cannot be sent; ValueError if `out` does not fit.
+    Raises TypeError on every rank for anything that cannot be sent; ValueError if `out` does not
+    fit.
 
     >>> unisono.all_gather(torch.ones(comm.rank))
     [tensor([]), tensor([1.])]
@@ -239,8 +238,8 @@ def scatter(
     if comm.rank == src:
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
-        why = f"only rank {src}, the source, passes tensors"
-        comm.reject_call("scatter", f"{why}: pass None, and take what is returned")
+        why = f"only rank {src}, the source, may pass tensors"
+        comm.reject_call("scatter", f"{why}: pass None, and use the return value")
     device = device_of(comm) if mine is None else mine[0].device
     buffer = None if out is None else as_dense_tensor(comm, "scatter", out)
     result = ragged.scatter(comm, mine, src, buffer, device, async_op)
@@ -258,12 +257,13 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> TensorT | Work[TensorT]:
     """Combine `tensors` over all ranks of `group` by `op`; rank r has part r of the result, in
-    `out` where that is given. With `async_op` a Work is returned, whose `wait()` returns the part.
+    `out` if given. With `async_op` a Work is returned, whose `wait()` returns the part.
 
     `tensors` is a list with a tensor for each rank, or one tensor that is cut evenly along its
     first dimension.
 
-    Raises what `all_reduce` raises, and ValueError for tensors that cannot be shared out.
+    Raises what `all_reduce` raises, and ValueError for tensors that cannot be divided among the
+    ranks.
 
     >>> unisono.reduce_scatter(torch.tensor([1.0, 2.0])) / (comm.rank + 1)  # [2] and [4]
     tensor([2.])
@@ -297,12 +297,13 @@ def all_to_all(
 def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
     """Part i of rank j's `tensors` is part j of rank i's result.
 
-    Of a list with a tensor for each rank of `group`, of one dtype and any shapes, the result is a
-    list; of a tensor that is cut evenly along its first dimension, a tensor of the same shape. With
-    `out`, on every rank, the result goes there, and no shapes are exchanged. With `async_op` a Work
-    is returned, whose `wait()` returns the result.
+    `tensors` is a list with a tensor for each rank of `group`, of one dtype and any shapes, and the
+    result is a list; or one tensor that is cut evenly along its first dimension, and the result has
+    the same shape. With `out`, on every rank, the result goes there, and no shapes are exchanged.
+    With `async_op` a Work is returned, whose `wait()` returns the result.
 
-    Raises ValueError for tensors that cannot be shared out, TypeError for those of several dtypes.
+    Raises ValueError for tensors that cannot be divided among the ranks, TypeError for several
+    dtypes.
 
     >>> unisono.all_to_all(torch.tensor([10, 20])) - 10 * comm.rank  # [10, 10] and [20, 20]
     tensor([10, 10])
@@ -318,13 +319,14 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
     return in_given_type(tensors[0], result)
 
 
-# -- for training loops; one process is enough -----------------------------------------------------
+# -- for training loops; they also work in one process
+# -----------------------------------------------------
 
 
 def reduce_tensor(
     tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
 ) -> TensorT | Work[TensorT]:
-    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
+    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input is unchanged.
     With `async_op` a Work is returned, whose `wait()` returns the result.
 
     Raises what `all_reduce` raises.
