@@ -154,7 +154,7 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     options: Any = {"alias": True} if comm.rank else {}
     update = partial(weight_update, group=comm, **options)
     error: Exception = raised(WeightMismatch, update, weights)
-    assert "rank 1: alias=True, but it is no shared tensor of this group" in str(error)
+    assert "rank 1: alias=True, but it is not a shared tensor of this group" in str(error)
     assert "share_module" in str(error)
     shared = {"w": unisono.share_tensor(weights["w"], comm)}
     double = {"w": torch.zeros(3, dtype=torch.float64)}
@@ -164,7 +164,7 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     whole = torch.zeros(6)
     seen = {"w": whole[:3]}  # somebody else looks at the engine's memory
     error = raised(WeightUpdateError, update, seen if comm.rank else shared)
-    assert "cannot be exchanged for the trainer's" in str(error)
+    assert "cannot be replaced by the trainer's" in str(error)
     assert "serve the trainer's memory as it is" in str(error)
     assert weights["w"].tolist() == [comm.rank] * 3
 

@@ -247,7 +247,7 @@ class ProcessGroupManager:
     @property
     def world_group(self) -> ProcessGroup:
         """torch's process group of all ranks of this manager. Raises UnisonoError if
-        torch.distributed is not initialized.
+        torch.distributed is not initialised.
 
         >>> import torch.distributed as dist  # initialised
         >>> unisono.ProcessGroupManager(pp_size=2).world_group is dist.group.WORLD
@@ -267,7 +267,7 @@ class ProcessGroupManager:
         manager; a dimension for each axis. Every rank must call it because it makes all groups
         along one axis.
 
-        Raises UnisonoError if torch.distributed is not initialized.
+        Raises UnisonoError if torch.distributed is not initialised.
 
         >>> import torch.distributed as dist  # initialised
         >>> manager = unisono.ProcessGroupManager(tp_size=2)

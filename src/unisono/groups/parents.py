@@ -63,7 +63,7 @@ class AxisGroup:
 
     @property
     def group(self) -> ProcessGroup:
-        """The torch process group. Raises UnisonoError if torch.distributed is not initialized."""
+        """The torch process group. Raises UnisonoError if torch.distributed is not initialised."""
         with self._lock:
             self._check()
             if self._group is None:

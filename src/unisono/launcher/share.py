@@ -14,7 +14,7 @@ from unisono.processes import boot_id
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 _LEAST_BYTES = 30 << 20
-"""What a rank needs at least: Python, NumPy and unisono."""
+"""The least memory of a rank: Python, NumPy and unisono."""
 
 
 def cores() -> list[int]:
@@ -25,7 +25,7 @@ def cores() -> list[int]:
 
 
 def core_count() -> int:
-    """How many cores' time this process may use: its affinity, cut by the CPU quota."""
+    """How many cores this process may use: its affinity, limited by the CPU quota."""
     try:
         return max(1, min(len(cores()), int(engine.native.cpu_quota())))
     except EngineUnavailable:
@@ -33,7 +33,7 @@ def core_count() -> int:
 
 
 def check_room(ranks: int) -> None:
-    """Refuse ranks that could not even start: too many, or (FileNotFoundError) without /proc."""
+    """Raise if the ranks could not even start: too many, or (FileNotFoundError) no /proc."""
     boot_id()  # without /proc no rank could read its instructions
     try:
         room = engine.native.memory_room()
@@ -41,8 +41,8 @@ def check_room(ranks: int) -> None:
         return
     if ranks * _LEAST_BYTES > room:
         raise UnisonoError(
-            f"{ranks} ranks need at least {_gib(ranks * _LEAST_BYTES)} of memory, and "
-            f"{_gib(room)} are free: start fewer"
+            f"{ranks} ranks need at least {_gib(ranks * _LEAST_BYTES)} of memory, but only "
+            f"{_gib(room)} is free: start fewer"
         )
 
 
@@ -51,20 +51,20 @@ def thread_variables(
 ) -> dict[str, str]:
     """The variables that keep `ranks` ranks from using more threads than there are cores.
 
-    A number that was asked for wins, then what the user has set in the environment.
+    An explicit number wins, then the user's environment.
     """
     if threads is not None:
         return dict.fromkeys(THREAD_VARIABLES, str(threads))
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
     fitting = max(1, core_count() // ranks)
-    if fitting < core_count():  # else each would take as many by itself
+    if fitting < core_count():  # otherwise each rank would use all cores
         _say_once(ranks, fitting)
     return {name: str(fitting) for name in THREAD_VARIABLES if name not in environment}
 
 
 def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
-    """For each rank the cores that it is bound to: its own, or one for several if they are few."""
+    """The cores of each rank: its own, or one core for several ranks if there are few."""
     available = cores()
     each = len(available) // ranks
     if each == 0:
@@ -77,7 +77,7 @@ def _say_once(ranks: int, threads: int) -> None:
     each = (
         f"{ranks} ranks share {core_count()} cores, so each gets {name_number(threads, 'thread')}"
     )
-    print(f"unisono: {each}; set OMP_NUM_THREADS to change that", file=sys.stderr)
+    print(f"unisono: {each}; set OMP_NUM_THREADS to change this", file=sys.stderr)
 
 
 def _gib(count: int) -> str:

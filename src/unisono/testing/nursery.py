@@ -36,7 +36,7 @@ def main() -> None:
         with contextlib.suppress(Exception):  # the tests will show the error
             importlib.import_module(name)
     gc.enable()
-    gc.freeze()  # otherwise every rank's first garbage collection would touch, and so copy, all of it
+    gc.freeze()  # otherwise every rank's first collection would touch, and copy, all of it
     wakeup, woken = socket.socketpair()
     for end in (wakeup, woken):
         end.setblocking(False)

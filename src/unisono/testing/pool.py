@@ -101,7 +101,7 @@ class Pool:
         for file in missing:
             answer = rank.answer(START_S)
             if not isinstance(answer, Collected):
-                late = f"not started, or {file} not collected, in {START_S:g} s"
+                late = f"starting it and collecting {file} took longer than {START_S:g} s"
                 return self._lost(number, answer, late)
             rank.files[file] = answer.error
         error = rank.files[path]

@@ -168,8 +168,8 @@ def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> b
     if others:
         asked = ",".join(f"{device}:{name}" for device, name in config.items())
         raise UnisonoError(
-            f'"{asked}": a group of unisono serves tensors of all devices itself, and takes NCCL '
-            f'where every rank has a GPU of its own. Ask for "{NAME}", or make the default group '
+            f'"{asked}": a group of unisono serves tensors of all devices, and uses NCCL if every '
+            f'rank has its own GPU. Use "{NAME}", or make the default group '
             f'with "{others[0]}" and one for CPU tensors with new_group(backend="{NAME}"), or '
             "install torch 2.15"
         )

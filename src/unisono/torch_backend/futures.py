@@ -88,10 +88,10 @@ def _in_backward() -> bool:
 
 @never_compiled
 class WorkFuture(torch.futures.Future[Any]):
-    """The Future of a work, or of what was to be done `then`.
+    """The Future of a work, or of a `then`.
 
-    Whoever waits for it in Python waits for the work, so that our exceptions come as they are and
-    Ctrl-C is heard. In a backward pass it never holds an exception: `finish` raises it.
+    To wait for it in Python is to wait for the work, so that our exceptions and Ctrl-C get through.
+    In a backward pass it never holds an exception: `finish` raises it.
     """
 
     def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
@@ -166,11 +166,11 @@ class WorkFuture(torch.futures.Future[Any]):
 
 
 class Completer:
-    """Completes the Futures of a group's collectives where the program does not wait for them: in
-    one thread, for they end in the order in which they began.
+    """Completes the Futures of a group's collectives if the program does not wait for them, in one
+    thread because they finish in the order in which they started.
 
-    It also keeps the latest works on one element. DDP's join starts one in each forward pass, holds
-    its C++ half alone, and waits for that in backward: for ever, if the Python half is gone.
+    It also keeps the latest one-element works alive: DDP's join starts one in each forward pass,
+    holds only its C++ half, and waits for it in backward, forever if the Python half is gone.
     """
 
     def __init__(self, comm: Communicator) -> None:

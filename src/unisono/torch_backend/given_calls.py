@@ -107,9 +107,9 @@ def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
 
 
 def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
-    """Make a method that takes tensors and options of this kind be called by every signature.
+    """Make a method that takes tensors and options of this kind accept every signature.
 
-    `tensors` says for each of its arguments how to bring it into the full signature.
+    `tensors` says for each argument how to convert it to the full signature.
     """
 
     def decorate(method: Method) -> Method:

@@ -22,7 +22,7 @@ def moves_data_elsewhere(group: Any) -> bool:
 
 
 def check_started() -> None:
-    """Raise UnisonoError unless torch.distributed is initialized."""
+    """Raise UnisonoError unless torch.distributed is initialised."""
     if not dist.is_initialized():
         raise UnisonoError(
             "a torch process group needs torch.distributed: call "
@@ -39,7 +39,7 @@ def connect_group(
     name: str = "outside",
 ) -> UnisonoProcessGroup:
     """A torch process group of `size` processes that meet in a torch Store, or a PrefixStore, used
-    for nothing else. torch.distributed need not be initialized and does not know the group. `abort`
+    for nothing else. torch.distributed need not be initialised and does not know the group. `abort`
     and `shutdown` end it. Raises RendezvousError if not all arrive within `timeout`, which also
     limits calls."""
     limits: Any = dict.fromkeys(("timeout_s", "join_timeout_s"), timeout.total_seconds())
@@ -48,10 +48,10 @@ def connect_group(
 
 
 def group_over(comm: Communicator) -> Any:
-    """A torch process group whose data `comm` moves, for `torch.distributed` and DDP. Nobody talks
-    to anybody. To destroy the group is to close the Communicator.
+    """A torch process group over `comm`, for `torch.distributed` and DDP. No communication takes
+    place. Destroying the group closes the Communicator.
 
-    Raises UnisonoError where torch.distributed is not initialised, or numbers its ranks otherwise.
+    Raises UnisonoError if torch.distributed is not initialised, or has other ranks.
     """
     check_started()
     ranks = comm.global_ranks

@@ -381,8 +381,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         *args: Any,
         written: Tensors | None = None,
     ) -> Any:
-        """Make the call; a work for torch, or None where it is over and torch wants none. This rank
-        has `written` afterwards, `result` unless it is given."""
+        """Make the call; returns a work for torch, or None if it is finished and torch wants none.
+        The call writes `written`, by default `result`."""
         if _profiler_enabled():
             call = _seen_by_profiler(call, result)
         work = self._begin(call, opts, result, *args) if opts.asyncOp else call(*args)
@@ -392,8 +392,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
     ) -> Any:
-        """Make the call asynchronous. A timeout of its own holds for it alone: a work keeps the
-        one that it began with."""
+        """Make the call asynchronously. Its own timeout applies to it alone: a work keeps the
+        timeout that it started with."""
         limit_s = opts.timeout.total_seconds()
         if limit_s <= 0:
             work = call(*args, async_op=True)
@@ -412,18 +412,18 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._work(work, result, completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
-        """A Future that holds `result` once a work of the group's Communicator is over; None: it
-        is. For hooks of DDP: what holds for the Futures of our works holds for it."""
+        """A Future that holds `result` once a work of the group's Communicator has finished; None:
+        it already has. For DDP's hooks; it behaves like the Futures of our works."""
         from unisono.torch_backend.futures import future_of
 
         return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Any:
-        """The reduction that torch asks for. Its average of integers is their sum divided."""
+        """The reduction for one of torch's. torch averages integers by dividing their sum."""
         reduce_op = options.reduceOp
         name = self._names_of_ops.get(hash(reduce_op))
         if name is None:
-            raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+            raise ValueError(f"unisono does not have the reduction {reduce_op.op}")
         if name == "avg" and any(map(_is_integer, tensors)):
             return TRUNCATED_AVG if self.comm.size > 1 else "sum"
         if name == "premul_sum":
@@ -437,10 +437,10 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         work = None
         for output, input in zip(wide, inputs, strict=True):
             work = self.comm.all_gather(output, input, async_op=async_op)
-        return work  # they are carried out in order: the last one ends them all
+        return work  # they run in order, so the last one ends last
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
-        """Every rank's entries side by side; the sum of what has one index."""
+        """All ranks' entries, those with the same index added up."""
         if self._op_of(opts, [tensor]) != "sum":
             raise ValueError("a sparse tensor can only be summed")
         mine = tensor.coalesce()
@@ -456,7 +456,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         tensor.copy_(total.coalesce())
         return self._work(FinishedWork(), [tensor], self._completer)
 
-    # -- made when they are needed: a program whose calls all block has no works -------------------
+    # -- made on first use: a program whose calls all block has no works -------------------
 
     @functools.cached_property
     def _work(self) -> type[TorchWork]:
@@ -484,7 +484,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
 
 def our_group(group: Any) -> UnisonoProcessGroup | None:
-    """The group of ours that serves a torch process group, or its CPU tensors; None: there is
+    """The group of ours behind a torch process group, or behind its CPU tensors; None if there is
     none."""
     if HAS_PYTHON_BACKENDS and type(group) is ProcessGroup:
         try:
@@ -497,7 +497,7 @@ def our_group(group: Any) -> UnisonoProcessGroup | None:
 def _cut(
     tensor: torch.Tensor, splits: Sequence[int], ranks: int
 ) -> torch.Tensor | list[torch.Tensor]:
-    """The parts of a tensor along its first dimension; itself where they are even."""
+    """The parts of a tensor along its first dimension; the tensor itself if they are even."""
     if splits:
         if len(splits) != ranks or min(splits) < 0 or sum(splits) != tensor.size(0):
             raise ValueError(

@@ -2,16 +2,16 @@
 
 gradients.py    gradients averaged while backward runs
 clipping.py     gradients clipped by their norm over all ranks
-buckets.py      which gradients travel together, and which ranks had none
+buckets.py      which gradients are reduced together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
-memory.py       who else sees the memory of a tensor
-sharded.py      an optimizer whose work and state are cut over the ranks
-attention.py    attention over a sequence that is cut over the ranks
-experts.py      tokens that travel to the ranks of their experts, and back
-catching_up.py  a newcomer gets the state of the training
+memory.py       memory that a group shares, and tensors that share storage
+sharded.py      an optimizer whose work and state are sharded over the ranks
+attention.py    attention over a sequence that is sharded over the ranks
+experts.py      tokens sent to the ranks of their experts, and back
+catching_up.py  gives a newcomer the training state
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
-deferral.py     signals that wait until something is done
+deferral.py     signals deferred until a block is done
 ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """

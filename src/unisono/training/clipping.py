@@ -23,11 +23,11 @@ def clip_grad_norm(
     """Scale gradients down, in place, so that their norm over all ranks is at most `max_norm`.
 
     Each rank of `group` (None: the world) passes the `parameters` of its own shard: the norm, of
-    order `norm_type`, is that of all ranks' gradients together, so a parameter that lies on several
-    ranks counts several times. Where all ranks have the same gradients, as with data parallelism,
-    torch's own clip_grad_norm_ is right. Returns the norm before clipping, the same on every rank.
+    order `norm_type`, is that of all ranks' gradients together, so a parameter that is on several
+    ranks counts several times. If all ranks have the same gradients, as with data parallelism, use
+    torch's own clip_grad_norm_. Returns the norm before clipping, the same on every rank.
 
-    Raises RuntimeError on every rank if that is not finite and `error_if_nonfinite`.
+    Raises RuntimeError on every rank if the norm is not finite and `error_if_nonfinite` is set.
 
     >>> weight = torch.zeros(1, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0 + comm.rank])  # 3 and 4: together a norm of 5

@@ -125,7 +125,7 @@ def describe_this_rank(info: RankInfo) -> RankDescription:
 
 
 def device_index(torch: Any, local_rank: int) -> int:
-    """The GPU of a rank: its local rank among the GPUs that it can see."""
+    """The GPU of a rank: its local rank, modulo the number of visible GPUs."""
     return int(local_rank % torch.cuda.device_count())
 
 
