@@ -133,8 +133,8 @@ def test_a_group_for_several_devices_is_left_alone_and_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--nnodes=1", "this machine alone"),
-        ("--rdzv_endpoint=localhost:29400", "without an address"),
+        ("--nnodes=1", "this machine only"),
+        ("--rdzv_endpoint=localhost:29400", "needs no address"),
         ("--max-restarts=3", "use torchrun"),
         ("--nonsense", "unknown option"),
     ],

@@ -1,4 +1,4 @@
-"""Measure collectives on any backend, and say what is normal (docs/bench.md).
+"""Measure collectives on any backend, and compare them with a model (docs/bench.md).
 
 api.py             `unisono.bench.measure`: rows in a program
 command.py         `unisono bench`, and what becomes of a run; show.py: while it goes on

@@ -102,7 +102,7 @@ def bench(
     html_path: Path | None,
     **asked: Any,
 ) -> None:
-    """Measure collectives on any backend, and say what is normal.
+    """Measure collectives on any backend, and compare them with a model.
 
     COLLECTIVES are all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
     all_to_all, barrier, ping_pong and stream (messages), all_reduce_async (begun and awaited),
