@@ -90,8 +90,8 @@ def test_ranks_that_have_not_met_meet_for_it() -> None:
         ({"backends": ["glue"]}, "there is no backend glue"),
         ({"device": "tpu"}, "there is no device tpu: choose from cpu, cuda"),
         ({"root": 7, "ranks": 2}, "root 7 is not a rank"),
-        ({"budget_s": 0}, "a row needs more than 0 s"),
-        ({"ranks": 0}, "0 ranks measure nothing"),
+        ({"budget_s": 0}, "must be more than 0 s"),
+        ({"ranks": 0}, "cannot measure on 0 ranks"),
     ],
 )
 def test_what_cannot_be_met_is_a_value_error(arguments: dict[str, object], said: str) -> None:

@@ -18,9 +18,10 @@ _SETTINGS: dict[str, dict[str, str]] = {
     "info": _INFO,
     "detail": _INFO | {"NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,GRAPH,TUNING,COLL,P2P"},
 }
-# x Variables that are not set here have good defaults: NCCL's choice of subsystems at INFO, an end
-# of the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000
-# calls.
+# Not torch's DETAIL: with it torch 2.13 crashes when DDP is made on gloo, and what it adds, a
+# comparison of all ranks' calls on gloo and nccl, is also in `watch.start(check=True)`.
+# Variables that are not set here have good defaults: NCCL's choice of subsystems at INFO, an end of
+# the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000 calls.
 
 _set_here: dict[str, str] = {}
 """What `debug` has set in this process: everything else in the environment is the user's."""
