@@ -1,4 +1,4 @@
-"""`unisono.math`: sums, means, norms and softmax of tensors whose parts lie on different ranks.
+"""`unisono.math`: sums, means, norms and softmax of tensors that are sharded over ranks.
 
 A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors are combined element
 by element. Shards may differ in length, and may be empty. float16 and bfloat16 are computed in

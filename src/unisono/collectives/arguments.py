@@ -174,7 +174,7 @@ def reduction(
 
 
 class ResultWork(Work[Any]):
-    """An operation under way. `wait()` returns what the blocking form would have returned."""
+    """An operation in progress. `wait()` returns what the blocking form would have returned."""
 
     __slots__ = ("_finish", "_result", "_work")
 

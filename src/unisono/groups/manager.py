@@ -61,7 +61,7 @@ class ProcessGroupManager:
       `x_ranks` as a list.
 
     `global_rank` and `local_rank` are this process's own: among all, and on its machine as its
-    launcher says (the global rank where nobody says).
+    launcher says (the global rank if unknown).
 
     `along("ep", "dp")` has the same for any combination of axes. Groups are made on first use, by
     their members only. Any number of managers may exist at once if all ranks make them in the same

@@ -90,7 +90,7 @@ _OF_TORCHRUN = (
 @click.option(
     "--check-equal",
     is_flag=True,
-    help="Compare what the ranks' DDP models hold every 100 passes. Implies --watch.",
+    help="Compare the ranks' DDP models every 100 passes. Implies --watch.",
 )
 @click.option(
     "--trace",
@@ -128,7 +128,7 @@ def run(
     In the program, unisono.init() joins the ranks, and so does torch.distributed's
     init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
     variables are set as torchrun sets them. You do not need to choose a port, and several runs can
-    go on at once.
+    run at once.
 
     Every line of output is prefixed with the rank's name. If a rank fails, the others are ended and
     each traceback is shown once. The exit code is that of the first rank to fail (128 + N for

@@ -39,7 +39,7 @@ class Guardian:
     def guard(self, groups: list[int]) -> None:
         """If this process is killed, kill these process groups and no others."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # somebody has killed it: there is no guard then
+        with contextlib.suppress(OSError):  # it was killed: there is no guard then
             self._process.stdin.write((" ".join(map(str, groups)) + "\n").encode())
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ class GradientSync:
     >>> sync = unisono.training.GradientSync(model)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> for batch in (torch.full((1, 1), comm.rank + 1.0),):
-    ...     model(batch).sum().backward()  # full buckets set out while it goes on
+    ...     model(batch).sum().backward()  # full buckets are reduced meanwhile
     ...     sync.finish()  # every rank has the mean of all ranks' gradients
     ...     print(model.weight.grad)
     ...     optimizer.step()

@@ -192,7 +192,7 @@ def summary(pid: int | None = None) -> Summary:
     >>> pair = comm.split([0, 1], "example")
     >>> for _ in range(3):
     ...     pair.all_reduce(torch.ones(1000))
-    >>> comm.barrier()  # whoever asks next sees the calls of both ranks
+    >>> comm.barrier()  # so that the calls of both ranks are complete
     >>> [call.count for call in unisono.watch.summary().calls if call.group == pair.name]
     [3]
     """

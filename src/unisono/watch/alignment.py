@@ -170,7 +170,7 @@ def _window(
     gap: int,
     is_left_out: bool,
 ) -> tuple[str, ...]:
-    """The calls around the gap: the others' beside those of the rank."""
+    """The calls around the gap: the others' next to those of the rank."""
     rows = [
         (line_of(own_calls[before].site), line_of(own_calls[before].site), before)
         for before in range(number - _SHOWN_BEFORE, number)

@@ -56,7 +56,7 @@ def count_training_steps() -> None:
 
 
 def stop_counting() -> None:
-    """Stop counting what nobody marks."""
+    """Stop counting steps that the program does not mark."""
     global are_forward
     are_forward = False
     while _hooks:

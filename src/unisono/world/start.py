@@ -146,7 +146,7 @@ def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tupl
         yield rendezvous, Deadline(timeout_s)
     elif info.launcher == "torchrun" or find_master() is not None:
         require_torch("meeting in a store at MASTER_ADDR")
-        import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
+        import torch.distributed  # noqa: F401 - takes seconds: before the deadline starts
 
         deadline = Deadline(timeout_s)
         yield _store_at_master(info, deadline), deadline

@@ -56,8 +56,8 @@ def init(
     names the missing ranks (logger `unisono`).
 
     Raises RendezvousError if the ranks do not find each other; UnisonoError if a world exists or
-    the backend is not available; ValueError if `rank` does not lie in a world of `size`, or differs
-    from what the launcher set.
+    the backend is not available; ValueError if `rank` is not in a world of `size`, or differs from
+    what the launcher set.
 
     >>> def work():
     ...     with unisono.init() as comm:

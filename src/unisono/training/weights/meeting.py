@@ -218,8 +218,8 @@ class _Meeting:
         return RendezvousError(f"{self._where} could not be made: {why}")
 
     def _tell(self, text: str, deadline: Deadline) -> None:
-        """Leave the first failure for the others. The store stays until all ranks that anybody was
-        told of have read it."""
+        """Leave the first failure for the others. The store stays until all expected ranks have
+        read it."""
         ranks = max([self._size, *(member.size for member in self._members.values())])
         failure = json.dumps({"why": text, "ranks": ranks})
         with contextlib.suppress(RuntimeError):

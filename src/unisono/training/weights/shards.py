@@ -17,7 +17,7 @@ Lengths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class WeightShard:
-    """A part of a tensor: `tensor` lies at `offset` in a whole of `shape`.
+    """A part of a tensor: `tensor` is at `offset` in a whole of `shape`.
 
     >>> whole = torch.zeros(4) if comm.rank == 1 else None  # an engine
     >>> half = unisono.training.WeightShard(torch.ones(2), shape=(4,), offset=(2,))
