@@ -1,9 +1,9 @@
-"""Short tracebacks, and modules that failures need, imported in advance.
+"""What makes failures readable, prepared before anything fails.
 
-Tracebacks of errors that unisono raises end at the user's line, without its own frames. Modules
-that build error messages are imported in advance: after a failure, files may be out of reach
-because the process has no descriptors left or a file system hangs. A thread imports them shortly
-after the first group is made, and nothing waits for it.
+Tracebacks of errors that unisono raises end at the user's line: its own frames are removed. Modules
+that word exceptions are imported early: once something fails, files may be out of reach, because
+the process has no descriptors left or a file system hangs. So a thread imports them a moment after
+the first group is made, which does not wait for it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FOLDER = os.path.dirname(__file__) + os.sep
 
 
 def is_shortened(error: BaseException) -> bool:
-    """Whether unisono raised it on purpose. Any other error may be a bug, and keeps every frame."""
+    """Whether unisono raised it on purpose. Others may be bugs, for which every frame matters."""
     purpose = isinstance(error, UnisonoError)
     *_, last = [None, *_frames_of(error)]
     if isinstance(error, (TypeError, ValueError)) and last is not None and _is_ours(last):
-        import opcode  # not at the top: every start would pay for it
+        import opcode  # slow to import at every start
 
         purpose = last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]
     return purpose and variables.TRACEBACK.read_or_warn() is None
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes."""
-    for _ in range(20):  # a chain may have a cycle
+    """An error, and the errors that caused it."""
+    for _ in range(20):  # a chain may be circular
         if error is not None:
             yield error
             error = error.__cause__
@@ -55,7 +55,7 @@ def shorten(error: BaseException) -> None:
 
 @functools.cache
 def shorten_uncaught() -> None:
-    """Do so for uncaught exceptions; an earlier excepthook is still called."""
+    """From now on do so for uncaught exceptions; an existing hook is called as before."""
 
     @functools.wraps(before := sys.excepthook)
     def show(kind: type[BaseException], error: BaseException, frames: object) -> None:
@@ -76,24 +76,23 @@ def _is_ours(frame: TracebackType) -> bool:
     return frame.tb_frame.f_code.co_filename.startswith(_FOLDER)
 
 
-# -- modules imported in advance
-# ----------------------------------------------------------------------
+# -- modules imported early ----------------------------------------------------------------------
 
 DELAY_S = 0.1
-"""How long after the start the thread waits."""
+"""How long a process may start up undisturbed."""
 
 _names: list[str] = []
 _importing = _thread.allocate_lock()
-"""Held during an import. A fork and the end of the interpreter wait for it; otherwise the thread
-would vanish with the import lock of a module held."""
+"""Held during an import. A fork and the end of the interpreter wait for it: otherwise the thread
+would be gone, and the import lock of its module would never be released."""
 
 
 def load_soon(*names: str) -> None:
-    """Import these modules in a thread. If that fails, they are imported when needed."""
+    """Let a thread import these modules. If that fails, they are imported when needed."""
     missing = [name for name in names if name not in sys.modules and name not in _names]
     _names.extend(missing)
     if missing:
-        with contextlib.suppress(RuntimeError):  # the system has no threads left
+        with contextlib.suppress(RuntimeError):  # no thread can be started
             _thread.start_new_thread(_load, ())
 
 

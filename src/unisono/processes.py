@@ -1,6 +1,6 @@
-"""Processes as /proc shows them, and how they end, in words.
+"""Processes as /proc shows them, and texts for how they end.
 
-The engine reads /proc itself; Python code uses this module.
+The engine reads what it needs by itself; all of Python uses this module.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import signal
 from pathlib import Path
 
-_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "waits for the system"}
+_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is blocked in the kernel"}
 _STATES |= {"R": "is running", "S": "is asleep", "I": "is idle", "Z": "has ended", "X": "has ended"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 STACK_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7
-"""Makes a rank of a launch or a test write its stacks; programs do not use this signal."""
+"""Makes a rank of a launch or a test write its stack; no program uses this number."""
 
 # fields of /proc/PID/stat, counted from the end of the command's name
 _STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
@@ -26,7 +26,7 @@ _STATE, _PARENT, _START_TIME, _EXIT_STATUS = 0, 1, 19, 49
 
 @functools.cache
 def boot_id() -> str:
-    """Identifies this machine and its boot. Raises OSError without /proc."""
+    """An ID of this boot of this machine, unlike any other. Raises OSError if there is no /proc."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except FileNotFoundError:
@@ -34,13 +34,13 @@ def boot_id() -> str:
 
 
 def namespace(kind: str) -> int:
-    """A number for this process's namespace of a kind ("pid", "net"). Raises OSError."""
+    """The number of this process's namespace of a kind ("pid", "net"). Raises OSError."""
     return os.stat(f"/proc/self/ns/{kind}").st_ino
 
 
 def start_time(pid: int) -> str:
-    """When a process started, which tells it from a later one with the same pid. Raises OSError if
-    it is not visible."""
+    """When a process started, which tells it from a later one with the same PID. Raises OSError
+    if it cannot be seen."""
     return _read_stat(pid)[_START_TIME]
 
 
@@ -53,7 +53,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """This process's children that it has not reaped."""
+    """The processes that this one has started and not yet waited for."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -62,8 +62,8 @@ def children_of(pid: int) -> list[int]:
 
 
 class ProcessState:
-    """The state of a process. `letter` is ps's, or "" if the process is not visible: it is gone, or
-    in another PID namespace."""
+    """What a process does. `letter` is the one of ps, and "" if the process cannot be seen: it
+    is gone, or in another PID namespace."""
 
     def __init__(self, letter: str) -> None:
         self.letter = letter
@@ -84,7 +84,7 @@ class ProcessState:
 
 
 def state_of(pid: int) -> ProcessState:
-    """The state of a process."""
+    """What a process does."""
     try:
         return ProcessState(_read_stat(pid)[_STATE])
     except OSError:
@@ -92,7 +92,7 @@ def state_of(pid: int) -> ProcessState:
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """Whether a process has a handler for a signal, and so would survive it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -102,8 +102,8 @@ def handles_signal(pid: int, number: int) -> bool:
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Ask a rank to write its stacks. Returns whether it can: a program may have reset all signal
-    handlers, as Lightning's Trainer does, and this signal would kill it."""
+    """Ask a rank to write its stack; returns whether it will. A program may have reset every
+    signal to its default, as Lightning's Trainer does, and this one would kill it."""
     if not handles_signal(pid, STACK_SIGNAL):
         return False
     with contextlib.suppress(ProcessLookupError):
@@ -128,27 +128,27 @@ def command_of(pid: int) -> str:
         return "?"
     parts = arguments.split("\0")[:-1]
     if "main(" in arguments.partition("\0-c\0")[2] and (above := command_of(parent_of(pid))) != "?":
-        return above  # a rank of a launch, or of multiprocessing: its parent's command tells more
+        return above  # a rank of a launch, or of multiprocessing: its parent's command says more
     parts = [part if " " in part else os.path.basename(part) or part for part in parts]
     words = parts[1:] if parts and parts[0].startswith("python") else parts
     return " ".join(" ".join(words or parts or "?").split())
 
 
-# -- how they end ------------------------------------------------------------------------------
+# -- endings -----------------------------------------------------------------------------------
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the one that started it ends."""
+    """Make the kernel kill this process when its parent ends."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # it ended before the call
+    if os.getppid() != parent_pid:  # it had already ended
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def let_siblings_read(parent_pid: int) -> None:
-    """Where Yama lets only ancestors read a process's memory, allow it for the process that started
-    this rank and for its other children, the other ranks."""
+    """Where Yama lets only ancestors read a process's memory, also allow the parent of this rank
+    and its other children, the other ranks."""
     import ctypes
 
     with contextlib.suppress(OSError):
@@ -157,8 +157,8 @@ def let_siblings_read(parent_pid: int) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """ "was killed by SIGKILL", "exited with code 3"; `code` is negative for a signal, as
-    subprocess has it."""
+    """ "was killed by SIGKILL", "exited with code 3"; `code` is negative for a signal, as in
+    subprocess."""
     return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
@@ -171,8 +171,8 @@ def signal_name(number: int) -> str:
 
 
 def describe_zombie(pid: int) -> str:
-    """How a process failed that has ended and has not been reaped; "" if unknown, or if it did not
-    fail."""
+    """How a process failed that has ended and that its parent has not waited for; "" if unknown,
+    or if it did not fail."""
     try:
         status = int(_read_stat(pid)[_EXIT_STATUS])
         return describe_exit(os.waitstatus_to_exitcode(status)) if status else ""
@@ -181,10 +181,9 @@ def describe_zombie(pid: int) -> str:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The part of /proc/PID/stat after the command's name, which may contain spaces and
-    brackets."""
+    """The fields of /proc/PID/stat after the command, which may contain spaces and brackets."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     fields = text.rpartition(")")[2].split()
     if not fields:
-        raise ProcessLookupError(f"process {pid} ended while its state was read")
+        raise ProcessLookupError(f"process {pid} ended while it was read")
     return fields

@@ -1,4 +1,4 @@
-"""Names and calls of torch.distributed, and what to write here instead; former names of ours."""
+"""What users of torch.distributed may write here, and the call that they mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
 
 INSTEAD = {
     "P2POp": 'unisono.Message("send", tensor, peer), where peer is a rank of the group',
-    "ReduceOp": 'a name, op="sum"; torch\'s ReduceOp.SUM works, too',
+    "ReduceOp": 'a name, op="sum"; torch\'s own ReduceOp.SUM works as well',
     "all_gather_into_tensor": "unisono.all_gather(tensor, out=wide)",
     "all_reduce_coalesced": "unisono.all_reduce([a, b])",
     "all_to_all_single": "unisono.all_to_all(tensor)",
@@ -25,7 +25,7 @@ INSTEAD = {
     "scatter_object_list": "unisono.broadcast_object(objects, src)[rank]",
     "spawn": "unisono.launch(work, ranks, args)",
 }
-"""Names of torch.distributed that unisono does not have, and what to use."""
+"""torch's names that unisono does not have, and what to use instead."""
 
 ON_COMMUNICATOR = {
     "all_gather_into_tensor": "comm.all_gather(output, input)",
@@ -55,7 +55,7 @@ _RIGHT_CALLS = {
 
 
 def describe_output_first(function: str) -> str:
-    """The advice for a call that passed outputs first, as torch does, or ""."""
+    """The hint for a caller who passed torch's outputs to this function of ours, or ""."""
     right = _RIGHT_CALLS.get(function)
     if right is None:
         return ""
@@ -69,7 +69,7 @@ def name_type(thing: object) -> str:
 
 
 def may_be_output_first(argument: Any) -> bool:
-    """Whether it may be an argument of torch's function: tensors, objects, a rank, a ReduceOp."""
+    """Whether it may be an argument for torch's function: tensors, objects, a rank, a ReduceOp."""
     if type(argument) is int:
         return argument >= 0
     if isinstance(argument, (list, tuple)):
@@ -78,9 +78,9 @@ def may_be_output_first(argument: Any) -> bool:
 
 
 def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
-    """The root of a collective that was also passed under torch's name for it (`src` or `dst`)."""
+    """The root of a collective, which may also be passed by torch's name, `src` or `dst`."""
     is_same = root is None or root is other
-    with contextlib.suppress(Exception):  # some objects cannot be compared
+    with contextlib.suppress(Exception):  # objects that cannot be compared
         is_same = is_same or bool(root == other)
     if not is_same:
         why = "pass root, or torch's name for it (src, dst), not both"
@@ -89,27 +89,25 @@ def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
 
 
 def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
-    """Reject a call without an input, or with the input in the output's place."""
+    """Refuse a collective of a Communicator without an input, or with one in the output's place."""
     what = "None" if given is None else name_type(given)
     comm.reject_call(
         operation,
-        f"{what} in place of a tensor, the input of comm.{operation}(output, input); "
-        f"unisono.{operation}(input, group=comm) takes an input alone and returns the result",
+        f"{what} instead of a tensor as the input of comm.{operation}(output, input); "
+        f"unisono.{operation}(input, group=comm) takes only an input and returns the result",
     )
-    raise AssertionError  # reject_call always raises
+    raise AssertionError  # refusing always raises
 
 
 def refuse_splits(comm: Any) -> NoReturn:
-    """Reject the sizes that torch's all_to_all_single takes after output and input."""
+    """Refuse the sizes that torch's all_to_all_single takes after output and input."""
     lists = "list(output.split(output_splits)), list(input.split(input_splits))"
-    comm.reject_call(
-        "all_to_all", f"for parts of different sizes pass lists: comm.all_to_all({lists})"
-    )
-    raise AssertionError  # reject_call always raises
+    comm.reject_call("all_to_all", f"parts of different sizes are lists: comm.all_to_all({lists})")
+    raise AssertionError  # refusing always raises
 
 
 class Absent:
-    """A name of torch's that a Communicator does not have. It is a descriptor because `__getattr__`
+    """A name of torch's that a Communicator does not have. A descriptor, because a `__getattr__`
     would slow down every method call."""
 
     def __init__(self, name: str) -> None:
@@ -121,7 +119,7 @@ class Absent:
 
 
 class WithoutTorchNames:
-    """Names of torch's that a Communicator does not have; using one says what to write instead."""
+    """A Communicator has none of these names, and says what to use."""
 
 
 for _name in ON_COMMUNICATOR:
@@ -147,22 +145,22 @@ for _name, _new in (("peer", "get_peer_tensor"), ("refuse", "reject_call")):
 
 
 def describe_no_group(group: Any) -> str:
-    """The message for something that is not a group, or not one that this process is in."""
+    """The message for something that is not a group, or not one of this process."""
     if type(group) is int and group == _NON_GROUP_MEMBER:
         return (
             "this process is not a member of that group (it has GroupMember.NON_GROUP_MEMBER): "
-            "only members may call, so check first: if dist.get_rank(group) >= 0"
+            "only members may call; check `if dist.get_rank(group) >= 0` first"
         )
     kind = name_type(group)
     if isinstance(group, (list, tuple, range)) and all(type(rank) is int for rank in group):
         return (
-            f"{group!r} is a list of ranks, not a group: create the group once, with "
+            f"{group!r} is a list of ranks, not a group: make a group once, with "
             f"unisono.get_world().split({list(group)}) or torch.distributed.new_group, and pass it"
         )
     if hasattr(group, "along") and hasattr(group, "dp_group"):
-        return f"{kind} has several groups: pass one of them, such as manager.dp"
+        return f"{kind} is not a group but has many: pass one, such as manager.dp"
     if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):
-        return f'{kind} has several groups: pass one of them, such as mesh.get_group("dp")'
+        return f'{kind} is not a group but has many: pass one, such as mesh.get_group("dp")'
     if hasattr(group, "comm") and hasattr(group, "ranks"):
         return f"{kind} is not a group: pass its .comm"
     if isinstance(group, str):

@@ -1,6 +1,6 @@
-"""Whether torch is installed, which version, and whether it has been imported.
+"""What the package needs to know about torch: is it installed, which version, is it imported.
 
-Every `import torch` imports this module, so it imports almost nothing, and never torch.
+Every `import torch` imports this module, so it imports next to nothing, and never torch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 OLDEST_TORCH = "2.11"
 NEWEST_TRIED_TORCH = "2.15"
-"""The newest version that `make test-torch` has run with."""
+"""The newest version that `make test-torch` was run with."""
 
 listener: Callable[[], None] | None = None
-"""Called by torch_backend/autoload.py at the end of `import torch`: the watch's, while it is on."""
+"""Called by torch_backend/autoload.py at the end of `import torch`; set by the watch."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -25,9 +25,7 @@ def require_torch(what: str) -> None:
     """Raise TorchMissing unless torch is installed; `what` is the thing that needs it. Imports
     nothing."""
     if importlib.util.find_spec("torch") is None:
-        from unisono.errors import (
-            TorchMissing,
-        )  # not at the top: every `import torch` would pay for it
+        from unisono.errors import TorchMissing  # would slow down every `import torch` above
 
         raise TorchMissing(what)
 
@@ -42,9 +40,9 @@ def is_newer(version: str, than: str) -> bool:
 
 
 def never_compiled(cls: _Class) -> _Class:
-    """Make torch.compile skip the methods of a class and what they call.
+    """Keep torch.compile from compiling the methods of a class, and what they call.
 
-    `torch.compiler.disable` does the same but imports the compiler, which takes seconds.
+    As `torch.compiler.disable`, which imports the compiler and so takes seconds.
     """
     import torch
 

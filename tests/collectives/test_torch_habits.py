@@ -138,7 +138,7 @@ def test_what_is_not_a_group(process_group: Any) -> None:
             ([0, 1], r"unisono\.get_world\(\)\.split\(\[0, 1\]\)"),
             (range(2), r"unisono\.get_world\(\)\.split\(\[0, 1\]\)"),
             ("tp", "the group itself, such as manager.tp"),
-            (manager, "pass manager.dp"),
+            (manager, "such as manager.dp"),
             (manager.along("dp"), "pass its .comm"),
             (manager.to_device_mesh(), r'mesh\.get_group\("dp"\)'),
             (3.5, "a Communicator, a torch process group or None"),
@@ -186,7 +186,7 @@ def test_global_ranks_in_a_subgroup(process_group: Any, backend: str) -> None:
     some = comm.split([1, 3])
     if some is None:
         return
-    every = r"members are global ranks 1 and 3: for global rank 3 pass 1"
+    every = r"global ranks 1 and 3: for global rank 3 pass 1"
     for call in (
         lambda: unisono.broadcast(X.clone(), 3, some),
         lambda: unisono.reduce(X, 3, group=some),
@@ -199,9 +199,9 @@ def test_global_ranks_in_a_subgroup(process_group: Any, backend: str) -> None:
     ):
         with pytest.raises(ValueError, match=every):
             call()
-    with pytest.raises(ValueError, match=r"members are global ranks 1 and 3$"):
+    with pytest.raises(ValueError, match=r"global ranks 1 and 3$"):
         unisono.broadcast(X.clone(), 2, some)
-    with pytest.raises(ValueError, match=r"they are global ranks, and \[1, 0\] within this group"):
+    with pytest.raises(ValueError, match=r"global ranks.* \[1, 0\]"):
         some.split([3, 1])
     some.barrier()
     some.close()

@@ -1,4 +1,4 @@
-"""What the functions of the exercises must do: each check runs them, on ranks if needed.
+"""What the functions of the exercises must do: each check runs them, on ranks where they need some.
 
 A check raises AssertionError with a sentence for the reader; CHAPTERS has them in order.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chapter:
-    """An exercise. `check` runs once for each entry of `ranks`, on every rank of that many, with
-    the reader's module and the Communicator; once without one if `ranks` is empty."""
+    """An exercise. `check` runs once for each entry of `ranks`, on every rank of so many, with the
+    reader's module and the Communicator; once without one where `ranks` is empty."""
 
     title: str
     check: Callable[..., None]
@@ -154,7 +154,7 @@ def _overlap(module: ModuleType, comm: Communicator) -> None:
     gradients = module.backward(Watched(), [partial(layer, number) for number in range(3)])
     for number, gradient in enumerate(gradients):
         require_equal(gradient, torch.full((4,), float(number * comm.size)), f"gradient {number}")
-    require(seen == [0, 1, 2], "no gradient was in flight while the next layer computed")
+    require(seen == [0, 1, 2], "a gradient was not under way when the next layer computed")
 
 
 def _groups(module: ModuleType) -> None:
@@ -271,12 +271,12 @@ CHAPTERS = (
         "Weights for an engine",
         _weights,
         (3,),
-        "Receive into new memory, load, all_reduce whether it succeeded (min), then copy.",
+        "Receive beside the old ones, load, all_reduce whether it went well (min), then copy.",
     ),
     Chapter(
         "What goes wrong",
         _mended,
         (2, 4),
-        "Every rank must make every call: send sum and count of a step together.",
+        "Every rank must make every call: sum and count of a step travel together.",
     ),
 )

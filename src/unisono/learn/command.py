@@ -44,12 +44,12 @@ def learn(context: click.Context) -> None:
 @learn.command()
 @_folder
 def start(folder: Path) -> None:
-    """Copy the exercises. Existing files are kept."""
+    """Copy the exercises. Files that are there already are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     new = [file for file in sorted(_EXERCISES.glob("*.py")) if not (folder / file.name).exists()]
     for file in new:
         shutil.copyfile(file, folder / file.name)
-    click.echo(f"{len(new)} exercises copied into {folder}; start with {folder}/chapter_01.py")
+    click.echo(f"{len(new)} exercises copied into {folder}; begin with {folder}/chapter_01.py")
 
 
 @learn.command()

@@ -6,7 +6,7 @@ from unisono import Communicator
 
 
 def ring_all_reduce(comm: Communicator, x: torch.Tensor) -> None:
-    """Replace x on every rank by the sum of the ranks' x, with messages to neighbours only.
+    """Replace x on every rank by the sum of the ranks' x, with messages to neighbours alone.
 
     `x.numel()` is a multiple of comm.size. Use comm.isend(part, comm.next) and
     comm.recv(buffer, comm.prev); no rank may send more than 2 (n - 1) / n of x.

@@ -17,5 +17,5 @@ def tree_time(size: float, ranks: int, latency: float, bandwidth: float) -> floa
 
 
 def crossover(ranks: int, latency: float, bandwidth: float) -> float:
-    """Return the size from which on the ring is faster."""
+    """Return the size from which on the ring is the faster one."""
     raise NotImplementedError

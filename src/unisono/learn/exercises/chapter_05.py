@@ -6,7 +6,7 @@ from unisono import Communicator
 
 
 def tree_broadcast(comm: Communicator, x: torch.Tensor) -> None:
-    """Copy rank 0's x to every rank, with comm.send and comm.recv.
+    """Give every rank rank 0's x, with comm.send and comm.recv.
 
     In each step every rank that has x sends it to one that does not: with 8 ranks three steps are
     enough, and no rank sends more than three messages. Any number of ranks must work.

@@ -11,7 +11,7 @@ def backward(comm: Communicator, layers: list[Callable[[], torch.Tensor]]) -> li
     """Call every layer, the last one first: each returns its gradient. Return the gradients in the
     order of the layers, each the sum of all ranks'.
 
-    This version is right but slow: no layer computes while a gradient is in flight.
+    This one is right and slow: no layer computes while a gradient travels.
     """
     gradients: list[torch.Tensor] = []
     for layer in reversed(layers):

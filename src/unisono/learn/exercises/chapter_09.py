@@ -14,8 +14,8 @@ def sharded_step(
 ) -> None:
     """One step of SGD with momentum 0.9 on the mean of the ranks' gradients.
 
-    All parameters are in one tensor, whose size is a multiple of comm.size. `momentum` is only this
-    rank's part: update it, update the same part of the parameters, and send every part to every
-    rank. No rank may see more than its own part of the summed gradients.
+    All parameters lie in one tensor, whose size is a multiple of comm.size. `momentum` is this
+    rank's part of it alone: update it, update the same part of the parameters, and give every rank
+    every part. No rank may see more than its own part of the summed gradients.
     """
     raise NotImplementedError

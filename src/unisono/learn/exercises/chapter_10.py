@@ -1,4 +1,4 @@
-"""Chapter 10: attention over keys on several ranks."""
+"""Chapter 10: attention over keys that lie on several ranks."""
 
 import torch
 

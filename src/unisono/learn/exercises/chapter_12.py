@@ -1,6 +1,6 @@
 """Chapter 12: a program that hangs.
 
-`unisono run -n 4 --watch` says which rank is where. Fix it without removing the logging.
+`unisono run -n 4 --watch` says which rank is where. Mend it without taking the logging out.
 """
 
 import torch
