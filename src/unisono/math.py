@@ -162,8 +162,7 @@ class _Norm(torch.autograd.Function):
         return (x * slope).to(x.dtype), None, None
 
 
-# -- softmax and related functions
-# ------------------------------------------------------------------------
+# -- softmax and related functions -----------------------------------------------------------------
 # Each rank computes the maximum m and the sum s of exp(x - m) of its shard; together they give the
 # maximum M and the sum S over all ranks, so that nothing overflows that would not overflow in one
 # process.

@@ -213,8 +213,7 @@ def result_or_work(
     return result if finish is None else finish()
 
 
-# -- torch's order, outputs before inputs: rejected on every rank, with the right call
-# --------------
+# -- torch's order, outputs before inputs: rejected on every rank, with the right call -------------
 
 
 def inputs_first(function: Function) -> Function:

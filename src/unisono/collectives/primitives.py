@@ -323,8 +323,7 @@ def all_to_all(
     return in_given_type(tensors[0], result)
 
 
-# -- for training loops; they also work in one process
-# -----------------------------------------------------
+# -- for training loops; they also work in one process ---------------------------------------------
 
 
 def reduce_tensor(

@@ -287,13 +287,11 @@ def _order_by_expert(counts: torch.Tensor) -> torch.Tensor:
     return number_of_expert.repeat_interleave(lengths).argsort(stable=True)
 
 
-# -- how they are moved
-# -----------------------------------------------------------------------------------
+# -- how they go -----------------------------------------------------------------------------------
 
 
 class _Exchange(torch.autograd.Function):
-    """all_to_all of rows whose counts both sides know; backward is the same in the other
-    direction."""
+    """all_to_all of rows whose numbers both sides know; backward the same, the other way round."""
 
     @staticmethod
     def forward(

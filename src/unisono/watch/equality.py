@@ -206,8 +206,7 @@ def stop_checking() -> None:
         _hooks.popitem()[1].remove()
 
 
-# -- messages: a tensor that is written before its send has finished
-# ------------------------------------
+# -- messages: a tensor that is written before its send has finished -------------------------------
 
 
 def guard_sends(group: Any, tell: Tell) -> None:

@@ -153,8 +153,7 @@ def open_unit(unit: Unit, told: ToldMemory, own: torch.Tensor | None) -> torch.T
     return view
 
 
-# -- torch's GPUs: tests replace these functions on machines without one
-# -------------------------------
+# -- torch's GPUs: tests replace these functions on machines without one ---------------------------
 
 
 def gpu_of(tensors: Iterable[torch.Tensor]) -> str:
