@@ -93,8 +93,8 @@ def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
     what = "None" if given is None else name_type(given)
     comm.reject_call(
         operation,
-        f"{what} instead of a tensor as the input of comm.{operation}(output, input); "
-        f"unisono.{operation}(input, group=comm) takes only an input and returns the result",
+        f"{what} in place of a tensor, the input of comm.{operation}(output, input); "
+        f"unisono.{operation}(input, group=comm) takes an input alone and returns the result",
     )
     raise AssertionError  # refusing always raises
 
