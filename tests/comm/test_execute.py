@@ -295,7 +295,7 @@ def test_numpy_arrays(comm: Communicator) -> None:
     assert output.tolist() == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
 
 
-# -- what makes no sense ---------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------
 
 
 @pytest.mark.ranks(2)
