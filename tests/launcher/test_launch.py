@@ -233,9 +233,9 @@ def test_a_survivor_that_does_not_notice_is_ended(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("unisono.launcher.crew.SURVIVORS_S", 0.5)
     error = failed(one_sleeps, 2)
     assert error.first == 1
-    assert error.endings[0].how == "was killed while still running"
+    assert error.endings[0].how == "was terminated while still running"
     assert "in one_sleeps" in error.endings[0].stack
-    assert "rank 0 was killed while still running:\n    It was here:" in str(error)
+    assert "rank 0 was terminated while still running:\n    It was here:" in str(error)
 
 
 def one_sleeps() -> None:

@@ -537,5 +537,5 @@ def test_a_rank_that_was_left_out_of_a_call_is_told_apart_from_one_at_work(
     assert done.returncode == 1, done.stderr
     text = "PeerLost: rank 1 closed group world after 0 calls; this rank was in all_reduce #1"
     assert text in done.stderr
-    assert "rank 1 finished the program, and was killed while exiting" in done.stderr
+    assert "rank 1 finished the program, and was terminated while exiting" in done.stderr
     assert "still running" not in done.stderr

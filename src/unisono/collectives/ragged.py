@@ -37,7 +37,7 @@ def bytes_of(row: torch.Tensor) -> memoryview:
 
 
 def device_of(comm: Communicator) -> Any:
-    """The device for tensors of which no rank has given a device."""
+    """The default device of a Communicator's tensors."""
     return getattr(comm, "device", "cpu")
 
 

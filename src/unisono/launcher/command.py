@@ -127,7 +127,7 @@ def run(
 
     In the program, unisono.init() joins the ranks, and so does torch.distributed's
     init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
-    variables are set as torchrun sets them. You do not need to choose a port, and several runs can
+    variables are set as torchrun sets them. You do not need to choose a port, and several jobs can
     run at once.
 
     Every line of output is prefixed with the rank's name. If a rank fails, the others are ended and
@@ -196,9 +196,7 @@ def run(
             failed, exit_code = error, _TIMED_OUT_CODE
         except RanksFailed as error:
             failed, exit_code = error, 1
-            if any(
-                rank.failed_at is not None for rank in crew.ranks
-            ):  # otherwise they were given up
+            if any(rank.failed_at is not None for rank in crew.ranks):  # not given up
                 exit_code = error.endings[error.first].exit_code or 1
                 report = _what_records_say(record_keeper, crew) if record_keeper else None
     if report is not None:

@@ -180,8 +180,8 @@ class RemoteProcess(RankProcess):
         return int(os.read(self._end_fd, 16))
 
     def send_signal(self, number: int) -> None:
-        if not self._ended:  # not awaited
-            self._actor.send_signal.remote(int(number))
+        if not self._ended:
+            self._actor.send_signal.remote(int(number))  # not awaited
 
     def ask_for_stack(self) -> bool:
         if not self._ended:  # only the actor knows whether the program handles it

@@ -129,9 +129,13 @@ def _how(rank: Rank, code: int) -> str:
     if rank.value is not None:
         return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
     if rank.ended_by_us and rank.finished:
-        return "finished the program, and was killed while exiting"
+        return "finished the program, and was terminated while exiting"
     if rank.ended_by_us:
-        return "was killed while still running" if rank.started else "was killed while starting"
+        return (
+            "was terminated while still running"
+            if rank.started
+            else "was terminated while starting"
+        )
     if rank.process.lost:
         return rank.process.lost
     if rank.failed_at is not None and code == 0:

@@ -89,7 +89,7 @@ class RankProcess(ABC):
         self._readers.clear()
 
     def _pass_on(self, reader: int, take: Taker) -> bool:
-        """Whether there was something."""
+        """Pass on what there is to read; returns whether there was something."""
         if reader not in self._readers:
             return False  # closed in this round
         try:

@@ -188,7 +188,7 @@ class RankSession:
         session.config.stash[assignment.ASSIGNMENT] = run.assignment
         assignment.set_environment(run.assignment)
         try:
-            session._setupstate.teardown_exact(item)  # another test was expected next
+            session._setupstate.teardown_exact(item)  # if another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as error:
             return Exit(str(error.msg), error.returncode)

@@ -69,8 +69,8 @@ class RecordedBackend(UnisonoBackend):
         """`work`: the result of this thread's last call."""
 
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """torch counts a call as finished once it has a work, and would show the program only
-        `wait` of ours: it gets a wrapper."""
+        """torch counts a call as finished once it has a work, and would pass on only `wait` of
+        ours: it gets an empty one, and the program gets `last.work`."""
         self.last.work = getattr(UnisonoProcessGroup, name)(self.group, *given)
         return dist.Work()
 

@@ -118,7 +118,7 @@ def _as_indices(comm: Communicator, indices: Any) -> torch.Tensor:
         refuse_type(
             comm,
             "all_gather",
-            f"gather_in_order takes a one-dimensional tensor of integer indices, not {what}",
+            f"gather_in_order takes a one-dimensional list of integer indices, not {what}",
         )
     return numbers.flatten().long()
 

@@ -197,7 +197,7 @@ def bytes_at(
 
     def close() -> None:
         if _cuda.is_current_stream_capturing():
-            return  # the interpreter is ending: the memory stays open until the process ends
+            return  # a GPU cannot be synchronised now: the memory stays open
         with contextlib.suppress(RuntimeError), on_gpu(device):  # the GPU may have failed
             _cuda.synchronize(device)
             let_go()
