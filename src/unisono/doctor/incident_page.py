@@ -131,9 +131,7 @@ def draw_ranks(report: Report) -> str:
     begin_s = min((call.arrived_s for call in calls), default=0.0)
     end_s = max((call.ended_s or 0.0 for call in calls), default=0.0)
     length_s = max(1e-6, end_s - begin_s)
-    counts = Counter(
-        rank.pid for rank in report.ranks
-    )  # processes of two hosts may have the same pid
+    counts = Counter(rank.pid for rank in report.ranks)  # two hosts may have the same pid
     rank_of = {rank.pid: rank.rank for rank in report.ranks if counts[rank.pid] == 1}
     lines = []
     for rank, row, call in zip(report.ranks, rows, under_way, strict=True):

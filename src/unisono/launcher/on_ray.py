@@ -81,8 +81,7 @@ class RankActor:
         modules where this actor, like the program's other actors, finds them."""
         instructions = dataclasses.replace(instructions, sys_path=tuple(sys.path))
         begun: Future[None] = Future()
-        # The kernel kills a child when the thread that started it ends, so a thread of ours starts
-        # it.
+        # The kernel kills a child when the thread that started it ends: so one of ours starts it.
         args = (begun, rank, os.environ | dict(given), instructions, job)
         threading.Thread(target=self._look_after, args=args, daemon=True).start()
         begun.result()

@@ -131,9 +131,7 @@ class Controller:
         ran = [ending for ending in endings if isinstance(ending, Ran)]
         for warned in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
             text, (module, name), filename, lineno, when, nodeid, location = warned
-            category = getattr(
-                sys.modules.get(module), name, Warning
-            )  # only the rank may know the category
+            category = getattr(sys.modules.get(module), name, Warning)  # perhaps only the rank's
             message = warnings.WarningMessage(text, category, filename, lineno)
             told = {"when": when, "nodeid": nodeid, "location": location}
             self._config.hook.pytest_warning_recorded.call_historic(

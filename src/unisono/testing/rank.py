@@ -120,9 +120,7 @@ class RankSession:
 
     def _collect(self, session: pytest.Session, path: str) -> str | None:
         self._errors.clear()
-        _pytest.assertion.pytest_collection(
-            session
-        )  # so that pytest rewrites the asserts of this file
+        _pytest.assertion.pytest_collection(session)  # so that this file's asserts are rewritten
         try:
             items = session.perform_collect([path])
         except pytest.UsageError as error:

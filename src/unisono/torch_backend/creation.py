@@ -57,9 +57,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
-    in_world = is_default or bool(
-        options.global_ranks_in_group
-    )  # torch names no ranks for the default group
+    in_world = is_default or bool(options.global_ranks_in_group)  # the default group has none
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
