@@ -102,7 +102,7 @@ class ShardedOptimizer:
         lengths = [len(members) for members, _ in groups]
         check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
         if not everything:
-            raise ValueError("no parameter wants a gradient")
+            raise ValueError("no parameter requires a gradient")
         if len({id(parameter.tensor) for parameter in everything}) < len(everything):
             raise ValueError("a parameter is in two groups")
         self._rows: list[_Row] = []
