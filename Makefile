@@ -117,13 +117,14 @@ diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/di
 # Others see their stubs (tools/write_overloads.py); they themselves are checked here.
 WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py
 
-check: .venv/.stamp ## lint, formatting, types, import rules, C warnings; ends with line counts
+check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnings; ends with line counts
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/mypy $(WRITTEN_ONCE)
 	.venv/bin/python -m pytest -q -m types tests/test_types.py
 	.venv/bin/lint-imports
+	.venv/bin/python tools/check_words.py
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 	@.venv/bin/python tools/size.py

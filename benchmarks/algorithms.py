@@ -52,7 +52,7 @@ def measure(sizes: list[int], algorithms: list[str]) -> dict[str, list[float]]:
     for name in schedules:
         ways[name] = lambda tensor, name=name: comm.all_reduce(tensor, algorithm=name)
     for name, schedule in schedules.items():
-        ways[f"{name}, messages"] = lambda tensor, plan=schedule: unisono.execute(
+        ways[f"{name}, messages"] = lambda tensor, plan=schedule: unisono.run_schedule(
             plan, comm, tensor
         )
     medians: dict[str, list[float]] = {name: [] for name in ways}

@@ -20,9 +20,9 @@ def check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def element_by_element(mine: torch.Tensor, everything: torch.Tensor, rank: int) -> None:
     """`everything` has a row for each rank."""
-    weighted = unisono.weighted_sum(mine, WEIGHTS)
-    softmax = unisono.softmax(mine)
-    normal = unisono.normalize(mine)
+    weighted = unisono.math.weighted_sum(mine, WEIGHTS)
+    softmax = unisono.math.softmax(mine)
+    normal = unisono.math.normalize(mine)
     check("the weighted sum", weighted, (everything * WEIGHTS).sum(0))
     check("the softmax", softmax, torch.softmax(everything, 0)[rank])
     check("the normalised tensor", normal, everything[rank] / everything.norm(dim=0))
@@ -36,10 +36,10 @@ def along_a_dimension(mine: torch.Tensor, everything: torch.Tensor, rank: int) -
     """The ranks' tensors, one after another, as one vector."""
     vector = everything.flatten()
     part = slice(3 * rank, 3 * rank + 3)
-    softmax = unisono.softmax(mine, dim=0)
+    softmax = unisono.math.softmax(mine, dim=0)
     check("the softmax of the vector", softmax, torch.softmax(vector, 0)[part])
-    check("the norm of the vector", unisono.l2_norm(mine, dim=0), vector.norm())
-    large = unisono.softmax(mine * 1000, dim=0)  # exp(1000) would be infinite
+    check("the norm of the vector", unisono.math.l2_norm(mine, dim=0), vector.norm())
+    large = unisono.math.softmax(mine * 1000, dim=0)  # exp(1000) would be infinite
     check("the softmax of large numbers", large, torch.softmax(vector * 1000, 0)[part])
     if rank == 0:
         print(f"softmax of the whole vector, rank 0's part {rounded(softmax)}")

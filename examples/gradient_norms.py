@@ -12,6 +12,7 @@ import math
 import torch
 
 import unisono
+from unisono.training import clip_grad_norm
 
 
 def gradient(rank: int) -> torch.Tensor:
@@ -39,7 +40,7 @@ def norm_of_shards(rank: int, size: int) -> None:
     """Each rank has parameters of its own; together they are one model."""
     parameter = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     parameter.grad = gradient(rank)
-    norm = unisono.clip_grad_norm([parameter], max_norm=1.0).item()
+    norm = clip_grad_norm([parameter], max_norm=1.0).item()
     expected = math.sqrt(sum((5.0 * (peer + 1)) ** 2 for peer in range(size)))
     assert math.isclose(norm, expected), f"the norm of the model is {norm}, not {expected}"
     clipped = unisono.all_gather(parameter.grad)

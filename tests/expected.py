@@ -274,13 +274,13 @@ def doubles(seed: int, *shape: int) -> torch.Tensor:
 Function = Callable[..., torch.Tensor]
 # Functions of sharded tensors, and torch's of whole ones.
 SPREAD: dict[str, tuple[Function, Function]] = {  # results have the shape of the shard
-    "softmax": (unisono.softmax, torch.softmax),
-    "log_softmax": (unisono.log_softmax, torch.log_softmax),
-    "normalize": (unisono.normalize, lambda x, d: torch.nn.functional.normalize(x, dim=d)),
+    "softmax": (unisono.math.softmax, torch.softmax),
+    "log_softmax": (unisono.math.log_softmax, torch.log_softmax),
+    "normalize": (unisono.math.normalize, lambda x, d: torch.nn.functional.normalize(x, dim=d)),
 }
 REDUCED: dict[str, tuple[Function, Function]] = {  # dim is gone from the results
-    "logsumexp": (unisono.logsumexp, torch.logsumexp),
-    "l2_norm": (unisono.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
-    "mean": (unisono.mean, torch.mean),
-    "variance": (unisono.variance, torch.var),
+    "logsumexp": (unisono.math.logsumexp, torch.logsumexp),
+    "l2_norm": (unisono.math.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
+    "mean": (unisono.math.mean, torch.mean),
+    "variance": (unisono.math.variance, torch.var),
 }

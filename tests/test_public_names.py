@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def test_the_stub_is_what_the_table_says() -> None:
     tool = runpy.run_path(str(ROOT / "tools/write_stub.py"))
     text = tool["stub_text"]()
     assert tool["STUB"].read_text() == text, "run python tools/write_stub.py"
-    named = [line.split()[-1] for line in text.splitlines() if " as " in line]
-    assert sorted(named) == unisono.__all__
+    named = {line.split()[-1] for line in text.splitlines() if " as " in line}
+    assert named == {*unisono.__all__, "cleanup", "debug_communication", "setup"}
 
 
 def test_the_stubs_are_what_their_modules_say() -> None:
@@ -60,7 +61,36 @@ def test_every_public_name_is_there_once() -> None:
         _ = unisono.all_reduced
 
 
+def test_names_of_the_notes_are_silent_and_former_ones_warn() -> None:
+    comm = unisono.get_world()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert unisono.cleanup is unisono.shutdown
+        assert unisono.debug_communication is unisono.self_test
+        assert callable(unisono.setup)
+        for name in unisono._RENAMED:
+            with pytest.raises(DeprecationWarning, match=rf"unisono\.{name} is now unisono\."):
+                getattr(unisono, name)
+        with pytest.raises(DeprecationWarning, match="refuse is now reject_call"):
+            _ = comm.refuse  # type: ignore[attr-defined]
+    with pytest.warns(DeprecationWarning, match="is now unisono.math.mean"):
+        assert unisono.mean is unisono.math.mean
+    with pytest.warns(DeprecationWarning, match="peer is now get_peer_tensor"):
+        assert comm.peer == comm.get_peer_tensor  # type: ignore[attr-defined]
+    assert not {"mean", "execute", "setup"} & {*unisono.__all__}
+
+
 def test_to_import_it_imports_neither_torch_nor_numpy() -> None:
     program = "import sys, unisono; print({'torch', 'numpy'} & {*sys.modules})"
     done = run_python("-c", program)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_no_two_classes_have_the_same_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src/unisono").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert len(places) > 100
+    assert not {name: where for name, where in places.items() if len(where) > 1}

@@ -72,7 +72,7 @@ def right(comm: Communicator, x: torch.Tensor, a: Array, flag: bool, batch: Batc
     assert_type(unisono.gather_tensor(x), list[torch.Tensor] | None)
     assert_type(unisono.broadcast_tensor(x), torch.Tensor)
     assert_type(unisono.all_gather_object("text"), list[str])
-    assert_type(unisono.softmax(x, dim=1), torch.Tensor)
+    assert_type(unisono.math.softmax(x, dim=1), torch.Tensor)
     assert_type(unisono.differentiable.all_reduce(x), torch.Tensor)
     assert_type(unisono.barrier(async_op=True).wait(), None)
     unisono.barrier()
@@ -119,7 +119,7 @@ def wrong(comm: Communicator, x: torch.Tensor) -> None:
     work.sum()  # wrong
     torch.relu(work)  # wrong
     unisono.broadcast(work)  # wrong
-    unisono.softmax(work)  # wrong
+    unisono.math.softmax(work)  # wrong
     unisono.send(work, 1)  # wrong
     comm.all_reduce(work)  # wrong
     unisono.reduce_tensor(x, async_op=True).item()  # wrong

@@ -45,8 +45,9 @@ def training():
     import unisono.training
 attempt(lambda: unisono.all_reduce)
 attempt(lambda: unisono.differentiable)
+attempt(lambda: unisono.math)
 attempt(unisono.get_device)
-attempt(unisono.debug_communication)
+attempt(unisono.self_test)
 attempt(lambda: unisono.init("gloo"))
 attempt(lambda: unisono.init("nccl"))
 attempt(lambda: unisono.init(with_torch=True))
@@ -58,8 +59,9 @@ attempt(training)
     assert named == [
         "unisono.all_reduce",
         "unisono.differentiable",
+        "unisono.math",
         "unisono.get_device",
-        "unisono.debug_communication",
+        "unisono.self_test",
         "the backend gloo",
         "the backend nccl",
         "torch's default process group (with_torch=True)",

@@ -14,9 +14,9 @@ STUB = Path(__file__).parent.parent / "src/unisono/__init__.pyi"
 
 def stub_text() -> str:
     """Every public name, imported from its module under its own name: that makes it public."""
-    lines = ["# Written by tools/write_stub.py from the table in __init__.py."]
-    for home, names in sorted(unisono._HOMES.items()):
-        lines += [f"from {home} import {name} as {name}" for name in sorted(names)]
+    lines = ["# Written by tools/write_stub.py from the tables in __init__.py."]
+    for name, home in sorted(unisono._HOME_OF.items(), key=lambda item: item[::-1]):
+        lines.append(f"from {home} import {name} as {name}")
     return "\n".join([*lines, "", "__version__: str", "__all__: list[str]", ""])
 
 

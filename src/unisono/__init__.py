@@ -4,15 +4,16 @@ errors.py         every exception that a user can catch; how texts name ranks
 processes.py      processes as /proc shows them, and how they end
 variables.py      every UNISONO_ variable, and how its text is read
 torch_support.py  is torch installed, which version, has it been imported
-torch_habits.py   what people who know torch may write here, and the call that they mean
+torch_habits.py   names of torch.distributed's, and what to call here instead
 failures.py       tracebacks without our own frames; modules that failures need, imported ahead
 plan/             schedules, proofs, topologies, predictions: nothing moves (docs/schedules.md)
-comm/             the Communicator, which moves data, and its implementations
+comm/             the Communicator, which moves data, and its transports
 watch/            which rank, which call, which line (docs/diagnosis.md)
 torch_backend/    a Communicator as a torch.distributed backend (docs/torch.md)
-world/            init, setup, shutdown, and who this process is
+world/            init, shutdown, and who this process is
 groups/           ProcessGroupManager: every rank's groups along tp, cp, pp, dp (docs/groups.md)
 collectives/      the primitives as plain functions (docs/collectives.md)
+math.py           means, norms and softmax of tensors that are cut over ranks
 training/         what training programs do with them (docs/training.md, docs/weights.md)
 launcher/         starts ranks (docs/launching.md)
 testing/          tests on several ranks; pytest_plugin.py is what pytest loads (docs/testing.md)
@@ -21,9 +22,9 @@ doctor/           what is wrong with a machine or a program (docs/doctor.md)
 demo/             unisono demo
 cli.py            the command `unisono`
 
-Public names come from their modules when they are first asked for: the pytest plugin makes every
-pytest run import this package, and it should cost next to nothing. `_HOMES` lists each of them
-once; `__init__.pyi` says the same to type checkers, and `tools/write_stub.py` writes it.
+Public names are imported from their modules on first use: pytest imports this package in every run
+because of the plugin, so the import must cost almost nothing. `_HOMES` lists each name once;
+`tools/write_stub.py` writes `__init__.pyi`, the same list for type checkers.
 """
 
 import importlib
@@ -33,7 +34,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "unisono": ("bench", "watch"),
+    "unisono": ("bench", "math", "watch"),
     "unisono.collectives": ("differentiable",),
     "unisono.collectives.messages": ("batch_isend_irecv", "irecv", "isend", "recv", "send"),
     "unisono.collectives.objects": ("all_gather_object", "broadcast_object", "gather_object"),
@@ -50,23 +51,12 @@ _HOMES = {
         "reduce_tensor",
         "scatter",
     ),
-    "unisono.collectives.shared": ("share", "share_module"),
-    "unisono.collectives.statistics": (
-        "clip_grad_norm",
-        "l2_norm",
-        "log_softmax",
-        "logsumexp",
-        "mean",
-        "normalize",
-        "softmax",
-        "variance",
-        "weighted_sum",
-    ),
+    "unisono.collectives.shared": ("share_module", "share_tensor"),
     "unisono.comm.communicator": ("Communicator",),
     "unisono.comm.reductions": ("PremulSum",),
-    "unisono.comm.schedules.execute": ("execute",),
+    "unisono.comm.schedules.execute": ("run_schedule",),
     "unisono.comm.work": ("Message", "Work"),
-    "unisono.doctor.self_test": ("SelfTest", "debug_communication"),
+    "unisono.doctor.self_test": ("SelfTest", "self_test"),
     "unisono.errors": (
         "CollectiveMismatch",
         "CollectiveTimeout",
@@ -98,7 +88,6 @@ _HOMES = {
     "unisono.watch.debug": ("debug",),
     "unisono.world.world": (
         "barrier",
-        "cleanup",
         "get_backend",
         "get_backend_reason",
         "get_device",
@@ -111,27 +100,56 @@ _HOMES = {
         "is_main_process",
         "monitored_barrier",
         "set_world",
-        "setup",
         "shutdown",
     ),
 }
-"""Each module, and what is public of it."""
+"""Each module, and its public names."""
 
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_NOTES = {
+    "unisono.doctor.self_test": ("debug_communication",),
+    "unisono.world.world": ("cleanup", "setup"),
+}
+"""Other names of the same, which course notes use (docs/notes.md). They stay."""
 
-__all__ = sorted(_HOME_OF)
+_RENAMED = {
+    "clip_grad_norm": "training.clip_grad_norm",
+    "execute": "run_schedule",
+    "l2_norm": "math.l2_norm",
+    "log_softmax": "math.log_softmax",
+    "logsumexp": "math.logsumexp",
+    "mean": "math.mean",
+    "normalize": "math.normalize",
+    "share": "share_tensor",
+    "softmax": "math.softmax",
+    "variance": "math.variance",
+    "weighted_sum": "math.weighted_sum",
+}
+"""Former names of ours, which still work and warn."""
+
+_HOME_OF = {
+    name: home for homes in (_HOMES, _NOTES) for home, names in homes.items() for name in names
+}
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
+    if name in _RENAMED:
+        import warnings
+
+        new = f"unisono.{_RENAMED[name]}"
+        warnings.warn(f"unisono.{name} is now {new}", DeprecationWarning, stacklevel=2)
+        home, _, name = new.rpartition(".")
+        return getattr(importlib.import_module(home), name)
+    home = _HOME_OF.get(name, "")
+    if not home:
         from unisono.torch_habits import INSTEAD
 
         instead = f": use {INSTEAD[name]}" if name in INSTEAD else ""
         raise AttributeError(f"module 'unisono' has no attribute {name!r}{instead}")
-    if home == "unisono":
-        return importlib.import_module(f"unisono.{name}")
     try:
+        if home == "unisono":
+            return importlib.import_module(f"unisono.{name}")
         value = getattr(importlib.import_module(home), name)
     except ImportError as error:
         from unisono.errors import TorchMissing  # every `import torch` would pay for it above

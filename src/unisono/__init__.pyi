@@ -1,5 +1,6 @@
-# Written by tools/write_stub.py from the table in __init__.py.
+# Written by tools/write_stub.py from the tables in __init__.py.
 from unisono import bench as bench
+from unisono import math as math
 from unisono import watch as watch
 from unisono.collectives import differentiable as differentiable
 from unisono.collectives.messages import batch_isend_irecv as batch_isend_irecv
@@ -21,24 +22,16 @@ from unisono.collectives.primitives import reduce as reduce
 from unisono.collectives.primitives import reduce_scatter as reduce_scatter
 from unisono.collectives.primitives import reduce_tensor as reduce_tensor
 from unisono.collectives.primitives import scatter as scatter
-from unisono.collectives.shared import share as share
 from unisono.collectives.shared import share_module as share_module
-from unisono.collectives.statistics import clip_grad_norm as clip_grad_norm
-from unisono.collectives.statistics import l2_norm as l2_norm
-from unisono.collectives.statistics import log_softmax as log_softmax
-from unisono.collectives.statistics import logsumexp as logsumexp
-from unisono.collectives.statistics import mean as mean
-from unisono.collectives.statistics import normalize as normalize
-from unisono.collectives.statistics import softmax as softmax
-from unisono.collectives.statistics import variance as variance
-from unisono.collectives.statistics import weighted_sum as weighted_sum
+from unisono.collectives.shared import share_tensor as share_tensor
 from unisono.comm.communicator import Communicator as Communicator
 from unisono.comm.reductions import PremulSum as PremulSum
-from unisono.comm.schedules.execute import execute as execute
+from unisono.comm.schedules.execute import run_schedule as run_schedule
 from unisono.comm.work import Message as Message
 from unisono.comm.work import Work as Work
 from unisono.doctor.self_test import SelfTest as SelfTest
 from unisono.doctor.self_test import debug_communication as debug_communication
+from unisono.doctor.self_test import self_test as self_test
 from unisono.errors import CollectiveMismatch as CollectiveMismatch
 from unisono.errors import CollectiveTimeout as CollectiveTimeout
 from unisono.errors import DeadlockError as DeadlockError

@@ -1,4 +1,4 @@
-"""The command `unisono`: a table of commands, each imported when it is asked for."""
+"""The command `unisono`: a table of commands, each imported on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.errors import Misuse, UnisonoError
 COMMANDS = {
     "bench": (
         "unisono.bench.command",
-        "Measure collectives on any backend, and say what is normal.",
+        "Measure collectives on any backend, and compare them with a model.",
     ),
     "demo": ("unisono.demo.command", "Show what every primitive does, then race gloo."),
     "doctor": (
@@ -29,11 +29,11 @@ COMMANDS = {
         "Show the running jobs of this user on this machine, rank by rank.",
     ),
 }
-"""For each command the module that defines it under the same name, and its line in the help."""
+"""Each command: the module that defines it, and its line in the help."""
 
 
 class _LazyGroup(click.Group):
-    """Its commands are those of COMMANDS: none of them pays for what others import."""
+    """The commands of COMMANDS, each imported only when it runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -47,7 +47,7 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # click would end with 1, as doctor does where something is red
+        except KeyboardInterrupt:  # click would exit with 1, which doctor uses for a failed check
             click.echo("\nAborted!", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
         except UnisonoError as error:

@@ -1,7 +1,7 @@
 """The pytest plugin: `@pytest.mark.ranks` and the fixtures of a test on several ranks.
 
-Every pytest run of every project loads this module, so it imports nothing but pytest; what it
-needs comes with the first marked test.
+Every pytest run of every project loads this module, so it imports nothing but pytest; the rest is
+imported with the first marked test.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch.distributed
 
     from unisono.comm.communicator import Communicator
+    from unisono.testing.assignment import RankAssignment
     from unisono.testing.controller import Controller
-    from unisono.testing.membership import Membership
 
 _CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 
@@ -26,7 +26,7 @@ _CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
         "ranks_timeout_s",
-        "seconds after which a test with @pytest.mark.ranks is ended, where the mark gives none",
+        "default time limit of tests with @pytest.mark.ranks, in seconds",
         default="60",
     )
 
@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(count, backend=..., timeout_s=...): run the test on so many ranks, processes that "
-        "share a world; a list of counts repeats it (unisono)",
+        "ranks(count, backend=..., timeout_s=...): run the test on this many ranks, processes of "
+        "one world; a list of counts repeats the test (unisono)",
     )
 
 
@@ -62,7 +62,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     from unisono.testing.mark import BadMark, plan_of
 
     if item.config.getoption("setuponly", False) or item.config.getoption("setupplan", False):
-        return None  # nothing is to run
+        return None  # only collecting
     try:
         plan = plan_of(item)
     except BadMark:
@@ -85,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """Errors of unisono are shown without the frames of unisono, as elsewhere."""
+    """Show unisono's errors without its own frames, as elsewhere."""
     if call.excinfo is not None:
         from unisono.failures import is_shortened
 
@@ -108,9 +108,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def comm(request: pytest.FixtureRequest) -> Iterator[Communicator]:
     """The Communicator of this test's ranks: a world of its own, closed after the test."""
-    from unisono.testing import membership
+    from unisono.testing import assignment
 
-    with membership.world(_membership(request)) as communicator:
+    with assignment.world(_assignment(request)) as communicator:
         yield communicator
 
 
@@ -119,16 +119,16 @@ def process_group(
     request: pytest.FixtureRequest,
 ) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over this test's ranks, destroyed after the test."""
-    from unisono.testing import membership
+    from unisono.testing import assignment
 
-    with membership.process_group(_membership(request)) as group:
+    with assignment.process_group(_assignment(request)) as group:
         yield group
 
 
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A temporary folder that all ranks of this test share; `tmp_path` is each rank's own."""
-    folder = Path(_membership(request).shared)
+    folder = Path(_assignment(request).shared)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
@@ -144,14 +144,14 @@ def _in_a_rank(config: pytest.Config) -> bool:
     return config.pluginmanager.has_plugin("unisono-rank")
 
 
-def _membership(request: pytest.FixtureRequest) -> Membership:
-    from unisono.testing.membership import MEMBERSHIP
+def _assignment(request: pytest.FixtureRequest) -> RankAssignment:
+    from unisono.testing.assignment import ASSIGNMENT
 
-    membership = request.config.stash.get(MEMBERSHIP, None)
-    if membership is None:
+    assignment = request.config.stash.get(ASSIGNMENT, None)
+    if assignment is None:
         pytest.fail(
             f"the fixture {request.fixturename} needs ranks: mark the test with "
             "@pytest.mark.ranks(4), or with @pytest.mark.ranks(1) for a world of one",
             pytrace=False,
         )
-    return membership
+    return assignment

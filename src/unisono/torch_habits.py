@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any, NoReturn
 
 _NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
@@ -58,7 +59,7 @@ def describe_output_first(function: str) -> str:
     right = _RIGHT_CALLS.get(function)
     if right is None:
         return ""
-    return f"inputs come first here, and results are returned (torch has outputs first): {right}"
+    return f"unisono takes inputs first and returns results (torch takes outputs first): {right}"
 
 
 def name_type(thing: object) -> str:
@@ -83,14 +84,14 @@ def one_root(comm: Any, operation: str, root: Any, other: Any) -> Any:
         is_same = is_same or bool(root == other)
     if not is_same:
         why = "pass root, or torch's name for it (src, dst), not both"
-        comm.refuse(operation, f"{root!r} and {other!r} are two different roots: {why}")
+        comm.reject_call(operation, f"{root!r} and {other!r} are two different roots: {why}")
     return other
 
 
 def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
     """Refuse a collective of a Communicator without an input, or with one in the output's place."""
     what = "None" if given is None else name_type(given)
-    comm.refuse(
+    comm.reject_call(
         operation,
         f"{what} was passed instead of a tensor as the input of comm.{operation}(output, input); "
         f"unisono.{operation}(input, group=comm) takes only an input and returns the result",
@@ -101,7 +102,7 @@ def refuse_input(comm: Any, operation: str, given: Any = None) -> NoReturn:
 def refuse_splits(comm: Any) -> NoReturn:
     """Refuse the sizes that torch's all_to_all_single takes after output and input."""
     lists = "list(output.split(output_splits)), list(input.split(input_splits))"
-    comm.refuse("all_to_all", f"parts of different sizes are lists: comm.all_to_all({lists})")
+    comm.reject_call("all_to_all", f"parts of different sizes are lists: comm.all_to_all({lists})")
     raise AssertionError  # refusing always raises
 
 
@@ -123,6 +124,24 @@ class WithoutTorchNames:
 
 for _name in ON_COMMUNICATOR:
     setattr(WithoutTorchNames, _name, Absent(_name))
+
+
+class Renamed:
+    """The former name of a method, which still works and warns."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new = old, new
+
+    def __get__(self, comm: object, kind: type) -> Any:
+        message = f"Communicator.{self._old} is now {self._new}"
+        if comm is None:
+            raise AttributeError(message)
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(comm, self._new)
+
+
+for _name, _new in (("peer", "get_peer_tensor"), ("refuse", "reject_call")):
+    setattr(WithoutTorchNames, _name, Renamed(_name, _new))
 
 
 def describe_no_group(group: Any) -> str:

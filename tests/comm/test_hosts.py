@@ -294,7 +294,7 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
     with world(rank, path, "ABBA") as comm:
         for _ in range(3):
             with pytest.raises(ValueError, match="for a reason"):
-                comm.refuse("all_reduce", "for a reason")
+                comm.reject_call("all_reduce", "for a reason")
         if rank == 2:
             return
         assert isinstance(comm.transport, HostsTransport)

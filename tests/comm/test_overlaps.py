@@ -20,7 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from implementations import on_implementations
 from ranks import attempt, raised, subgroup
-from unisono import execute
+from unisono import run_schedule
 from unisono.comm.arguments import check_overlaps
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
@@ -263,12 +263,12 @@ def test_schedules_keep_to_the_same_rules(comm: Communicator) -> None:
     gather, scatter = (
         find(name, "ring").schedule(comm.size) for name in ("all_gather", "reduce_scatter")
     )
-    refused(execute, gather, comm, memory[:-1], memory[1:5])
-    refused(execute, scatter, comm, memory[1:5], memory[:-1])
+    refused(run_schedule, gather, comm, memory[:-1], memory[1:5])
+    refused(run_schedule, scatter, comm, memory[1:5], memory[:-1])
     memory[own] = comm.rank
-    execute(gather, comm, memory[:-1], memory[:-1][own])
+    run_schedule(gather, comm, memory[:-1], memory[:-1][own])
     assert memory[:-1].tolist() == [r for r in range(comm.size) for _ in range(4)]
-    execute(scatter, comm, memory[:-1][own], memory[:-1])
+    run_schedule(scatter, comm, memory[:-1][own], memory[:-1])
     assert memory[own].tolist() == [comm.rank * comm.size] * 4
 
 

@@ -71,20 +71,20 @@ def test_a_peers_tensor_is_the_peers_memory(comm: Communicator) -> None:
     comm.barrier()
     for rank in range(comm.size):
         wanted = torch.arange(20).view(4, 5) + 100 * rank
-        assert comm.peer(x, rank).tolist() == wanted.tolist()
-        assert comm.peer(x.t()[1:, ::2], rank).tolist() == wanted.t()[1:, ::2].tolist()
+        assert comm.get_peer_tensor(x, rank).tolist() == wanted.tolist()
+        assert comm.get_peer_tensor(x.t()[1:, ::2], rank).tolist() == wanted.t()[1:, ::2].tolist()
     comm.barrier()
-    comm.peer(x, comm.next)[0, 0] = -1 - comm.rank
+    comm.get_peer_tensor(x, comm.next)[0, 0] = -1 - comm.rank
     comm.barrier()
     assert x[0, 0] == -1 - comm.prev
     array = comm.zeros((2, 3), numpy.float64)
     array[:] = comm.rank
     comm.barrier()
-    assert comm.peer(array[:, 1:], comm.next).tolist() == [[comm.next] * 2] * 2
+    assert comm.get_peer_tensor(array[:, 1:], comm.next).tolist() == [[comm.next] * 2] * 2
     comm.barrier()
-    raised(ValueError, comm.peer, torch.zeros(3), comm.next)
-    raised(ValueError, comm.peer, x, 3)
-    assert comm.peer(x, comm.rank).data_ptr() == x.data_ptr()
+    raised(ValueError, comm.get_peer_tensor, torch.zeros(3), comm.next)
+    raised(ValueError, comm.get_peer_tensor, x, 3)
+    assert comm.get_peer_tensor(x, comm.rank).data_ptr() == x.data_ptr()
 
 
 @pytest.mark.ranks(2)
@@ -92,9 +92,9 @@ def test_ranks_may_want_different_sizes(comm: Communicator) -> None:
     x = comm.empty(10 * comm.rank + 1).fill_(comm.rank)
     comm.barrier()
     if comm.rank == 0:
-        assert comm.peer(x, 1).tolist() == [1.0]
+        assert comm.get_peer_tensor(x, 1).tolist() == [1.0]
     else:
-        raised(ValueError, comm.peer, x, 0)
+        raised(ValueError, comm.get_peer_tensor, x, 0)
     comm.barrier()
     assert comm.empty(5 if comm.rank else 0).numel() == 5 * comm.rank
 
@@ -179,7 +179,7 @@ def test_a_call_on_them_takes_one_turn(comm: Communicator) -> None:
 @pytest.mark.ranks(2)
 def test_results_go_into_a_ranks_own_memory(comm: Communicator) -> None:
     x = comm.zeros(8)
-    theirs = comm.peer(x, comm.next)
+    theirs = comm.get_peer_tensor(x, comm.next)
     error = raised(ValueError, comm.all_reduce, theirs)
     assert f"memory of rank {comm.next}" in str(error)
     raised(ValueError, comm.all_gather, theirs, torch.zeros(4))
@@ -206,7 +206,7 @@ def test_the_memory_goes_with_the_last_tensor(comm: Communicator) -> None:
     x = comm.empty(LARGE).fill_(comm.rank)
     comm.barrier()
     assert mappings() == before + 1
-    theirs = comm.peer(x, comm.next)[10:]
+    theirs = comm.get_peer_tensor(x, comm.next)[10:]
     x = x[5:6]
     if comm.rank == 0:
         del x, theirs
@@ -238,8 +238,10 @@ def test_a_tensor_outlives_its_group_and_works_their_tensors(comm: Communicator)
     pair.close()
     assert not pair.is_shared(x)
     assert pair.transport.own_parts() == []
-    assert pair.peer(x, comm.rank) is x
-    assert "not in memory that the group shares" in str(attempt(pair.peer, x, 1 - comm.rank))
+    assert pair.get_peer_tensor(x, comm.rank) is x
+    assert "not in memory that the group shares" in str(
+        attempt(pair.get_peer_tensor, x, 1 - comm.rank)
+    )
     assert x.sum() == LARGE * comm.rank
     raised(GroupClosed, pair.empty, 3)
     comm.barrier()
@@ -290,11 +292,11 @@ def test_a_modules_tensors_move_and_stay_the_same(comm: Communicator) -> None:
     module[0].weight.grad = torch.ones_like(module[0].weight)
     optimizer.step()
     assert torch.equal(module.view, before["view"] - 1)
-    array = unisono.share(numpy.arange(6).reshape(2, 3)[:, ::2], comm)
+    array = unisono.share_tensor(numpy.arange(6).reshape(2, 3)[:, ::2], comm)
     assert comm.is_shared(array)
     assert array.tolist() == [[0, 2], [3, 5]]
-    raised(TypeError, unisono.share, [1, 2], comm)
-    raised(TypeError, unisono.share, torch.eye(2).to_sparse(), comm)
+    raised(TypeError, unisono.share_tensor, [1, 2], comm)
+    raised(TypeError, unisono.share_tensor, torch.eye(2).to_sparse(), comm)
     comm.barrier()
 
 
@@ -323,7 +325,7 @@ def test_a_peer_dies_within_calls(fresh_pool: RankPool, size: int, call: str) ->
 def die_within_calls(rank: int, size: int, path: str, call: str) -> int:
     comm = connect(path, rank, size)
     x, out = comm.zeros(2_000_000), comm.zeros(2_000_000 * size)
-    theirs = comm.peer(x, size - 1)
+    theirs = comm.get_peer_tensor(x, size - 1)
     if rank == size - 1:
         child = os.fork()
         if child == 0:
@@ -360,7 +362,7 @@ def die_between_calls(rank: int, size: int, path: str) -> str:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     error = raised(PeerLost, comm.empty, LARGE)
-    assert comm.peer(x, 1)[0] == 1
+    assert comm.get_peer_tensor(x, 1)[0] == 1
     before = mappings()
     del x
     assert mappings() < before

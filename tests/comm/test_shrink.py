@@ -313,7 +313,7 @@ def read_the_dead(rank: int, size: int, path: str) -> float:
     if rank == 2:
         die()
     raised(PeerLost, comm.barrier)
-    theirs = comm.peer(mine, 2)
+    theirs = comm.get_peer_tensor(mine, 2)
     left = comm.shrink()
     about(left)
     del comm

@@ -45,7 +45,7 @@ def torchrun_variables(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 WAYS = {
-    "setup": lambda name: unisono.setup(0, 2, timeout_s=1),
+    "parent": lambda name: unisono.init(rank=0, size=2, timeout_s=1),
     "init": lambda name: unisono.init(timeout_s=1),
     "unisono": lambda name: unisono.init("unisono", timeout_s=1),
     "gloo": lambda name: unisono.init("gloo", timeout_s=1),

@@ -247,5 +247,5 @@ def test_what_does_not_go_together(tmp_path: Path, option: list[str]) -> None:
     report().save(tmp_path / "a.json")
     shown = doctor(*option, tmp_path / "a.json")
     assert shown.exit_code == 2
-    assert shown.stderr.endswith("does not go with saved reports\n")
+    assert shown.stderr.endswith("cannot be used with saved reports\n")
     assert doctor("--stacks").exit_code == 2

@@ -1,4 +1,4 @@
-"""`unisono.debug_communication`: green on a sound group, red on one with a planted fault."""
+"""`unisono.self_test`: green on a sound group, red on one with a planted fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGES = {"send, recv", "isend, irecv", "batch_isend_irecv"}
 
 @pytest.mark.ranks([1, 2, 3, 4, 8])
 def test_a_sound_group_is_green(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    result = unisono.debug_communication(repeats=2)
+    result = unisono.self_test(repeats=2)
     assert result.ok, str(result)
     names = {check.primitive for check in result.checks}
     assert names == PRIMITIVES | (MESSAGES if comm.size > 1 else set())
@@ -33,23 +33,23 @@ def test_a_sound_group_is_green(comm: Any, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_alone_without_a_world() -> None:
-    assert unisono.debug_communication(show=False).size == 1
+    assert unisono.self_test(show=False).size == 1
 
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("elements", [0, 1, 7])
 def test_any_number_of_elements(comm: Any, elements: int) -> None:
-    assert unisono.debug_communication(comm, elements=elements, repeats=1, show=False).ok
+    assert unisono.self_test(comm, elements=elements, repeats=1, show=False).ok
 
 
 @pytest.mark.ranks(3)
 def test_a_subgroup_and_a_torch_group(process_group: Any) -> None:
     few = dist.new_group([2, 0])
     if process_group.rank() != 1:
-        result = unisono.debug_communication(few, repeats=1, show=False)
+        result = unisono.self_test(few, repeats=1, show=False)
         assert result.ok
         assert result.size == 2
-    assert unisono.debug_communication(repeats=1, show=False).size == 3
+    assert unisono.self_test(repeats=1, show=False).size == 3
 
 
 # -- planted faults --------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_wrong_result_on_one_rank_is_red_on_all(comm: Any, method: str) -> Non
     culprit = 2  # the root, where there is one
     if comm.rank == culprit:
         comm = faulty(comm, method, spoiled)
-    result = unisono.debug_communication(comm, elements=10, repeats=3, show=False)
+    result = unisono.self_test(comm, elements=10, repeats=3, show=False)
     red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert set(red) == EXPECTED_RED[method]
     last = 29 if method in ("gather", "all_to_all") else 9
@@ -120,7 +120,7 @@ def test_a_result_that_never_arrives_is_red(comm: Any, method: str) -> None:
     root_is_last = {"broadcast": 0}.get(method, 1)
     if comm.rank == root_is_last:
         comm = faulty(comm, method, unmoved)
-    result = unisono.debug_communication(comm, repeats=1, show=False)
+    result = unisono.self_test(comm, repeats=1, show=False)
     red = {check.primitive for check in result.checks if not check.ok}
     assert red == EXPECTED_RED[method]
 
@@ -129,7 +129,7 @@ def test_a_result_that_never_arrives_is_red(comm: Any, method: str) -> None:
 def test_a_wrong_all_gather_cannot_hide_itself(comm: Any) -> None:
     if comm.rank == 2:
         comm = faulty(comm, "all_gather", unmoved)
-    result = unisono.debug_communication(comm, repeats=1, show=False)
+    result = unisono.self_test(comm, repeats=1, show=False)
     red = {check.primitive for check in result.checks if not check.ok}
     if comm.rank == 2:  # it hears from nobody, itself included
         assert "the ranks' verdicts" in red
@@ -145,7 +145,7 @@ def test_a_fault_that_ends_the_group_leaves_the_rest_undone(comm: Any) -> None:
 
     if comm.rank == 0:
         comm = faulty(comm, "reduce", other)
-    result = unisono.debug_communication(comm, show=False)
+    result = unisono.self_test(comm, show=False)
     checks = {check.primitive: check for check in result.checks}
     assert checks["broadcast"].ok
     assert checks["reduce"].message.startswith("CollectiveMismatch: ")
@@ -157,7 +157,7 @@ def test_a_refusal_of_the_backend_is_red() -> None:
         def all_to_all(self, *args: Any, **keywords: Any) -> None:
             raise RuntimeError("this backend has no all_to_all")
 
-    result = unisono.debug_communication(Poor(Solo()), show=False)
+    result = unisono.self_test(Poor(Solo()), show=False)
     red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert red == {"all_to_all": "RuntimeError: this backend has no all_to_all"}
     assert "WRONG all_to_all" in str(result)

@@ -131,7 +131,7 @@ def test_bits_are_equal_after_deltas(
     assert all(delta < all_bytes / 20 for delta in deltas)
     assert all(snapshot == all_bytes for _, snapshot, _ in stories)
     assert len(said) == 1, said
-    assert "all weights are sent, and not what has changed: rank 1 did not hold" in said[0]
+    assert "sending all weights instead of the changes: rank 1 did not hold" in said[0]
     for number, (theirs, lines) in enumerate(received):
         assert not lines
         assert [wrong for _, wrong in theirs] == [[]] * 6, number

@@ -113,8 +113,8 @@ def check_statistics(comm: Communicator) -> None:
     whole = torch.randn(comm.size, 30, dtype=torch.float64)
     mine = whole[comm.rank]
     right = torch.softmax(whole.flatten(), 0).view_as(whole)[comm.rank]
-    torch.testing.assert_close(unisono.softmax(mine, dim=0), right)
-    torch.testing.assert_close(unisono.logsumexp(mine, dim=0), whole.flatten().logsumexp(0))
+    torch.testing.assert_close(unisono.math.softmax(mine, dim=0), right)
+    torch.testing.assert_close(unisono.math.logsumexp(mine, dim=0), whole.flatten().logsumexp(0))
 
 
 def check_schedules(comm: Communicator) -> None:
@@ -122,7 +122,7 @@ def check_schedules(comm: Communicator) -> None:
     data = [torch.arange(40_000, dtype=torch.float64) * (rank + 1) for rank in range(size)]
     for algorithm in ("ring", "double_tree", "recursive_doubling"):
         tensor = data[comm.rank].clone()
-        unisono.execute(plan.find("all_reduce", algorithm).schedule(size), comm, tensor)
+        unisono.run_schedule(plan.find("all_reduce", algorithm).schedule(size), comm, tensor)
         assert torch.equal(tensor, sum(data)), algorithm
     tensor = data[comm.rank].clone()
     comm.all_reduce(tensor, algorithm="ring")

@@ -76,7 +76,7 @@ def test_nothing_to_read_is_a_sentence(program: WriteProgram) -> None:
     written = program(PROGRAM)
     out, err = debug(written, None)
     assert re.search(
-        r"breakpoint\(\) in rank \d, .*program.py:\d+: the launching process has no", err
+        r"breakpoint\(\) in rank \d, .*program.py:\d+: the debugger needs a terminal", err
     )
     out, err = debug(written, "p secret\n")
     assert "standard input has ended" in err

@@ -180,7 +180,7 @@ def one_raises() -> None:
 
 def test_texts_that_differ_only_in_the_rank_are_one() -> None:
     error = failed(all_raise, 3)
-    heading = f"ranks 0-2 (rank {error.first} was the first) raised (in the words of rank "
+    heading = f"ranks 0-2 (rank {error.first} was the first) raised (as rank "
     assert heading in str(error)
     assert str(error).count("Traceback") == 1
 
@@ -226,16 +226,16 @@ def one_leaves() -> None:
 
 def test_a_value_that_cannot_be_sent() -> None:
     error = failed(threading.Lock, 1)
-    assert "what the function returned, a lock, cannot be sent back" in str(error)
+    assert "return value, a lock, cannot be sent back" in str(error)
 
 
 def test_a_survivor_that_does_not_notice_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.launcher.crew.SURVIVORS_S", 0.5)
     error = failed(one_sleeps, 2)
     assert error.first == 1
-    assert error.endings[0].how == "was ended while still at work"
+    assert error.endings[0].how == "was terminated while still running"
     assert "in one_sleeps" in error.endings[0].stack
-    assert "rank 0 was ended while still at work:\n    It was here:" in str(error)
+    assert "rank 0 was terminated while still running:\n    It was here:" in str(error)
 
 
 def one_sleeps() -> None:
@@ -451,7 +451,7 @@ def test_captured_output_is_on_the_exception(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == ""
     assert error.endings[1].stdout == "so far 1\n"
     assert error.endings[1].stderr == "so bad\n"
-    assert "The last of rank 1's stderr:\n    so bad" in str(error)
+    assert "The end of rank 1's stderr:\n    so bad" in str(error)
 
 
 def speaks_and_fails() -> None:
@@ -663,7 +663,7 @@ def test_exceptions_survive_a_pickle() -> None:
         ({"on": "slurm"}, 'on must be "ray", or None for this machine'),
         ({"resources": {"CPU": 2}}, "are for ranks on a cluster"),
         ({"on": "ray", "pin": True}, "cannot be pinned"),
-        ({"on": "ray", "resources": {"GPU": 0}}, "amounts above 0 per rank, not GPU=0"),
+        ({"on": "ray", "resources": {"GPU": 0}}, "positive amounts per rank, not GPU=0"),
     ],
 )
 def test_where_ranks_cannot_be_started(options: dict[str, Any], sentence: str) -> None:

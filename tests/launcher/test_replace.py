@@ -18,7 +18,7 @@ from unisono.torch_backend.autoload import autoload
 from user_programs import WriteProgram
 
 RUN = ("-m", "unisono", "run")
-NOTICE = "this program asks for gloo, and gets unisono (UNISONO_REPLACE=gloo)"
+NOTICE = "this program asks for gloo and gets unisono (UNISONO_REPLACE=gloo)"
 
 NAMES_GLOO = """
     import os
@@ -133,10 +133,10 @@ def test_a_group_for_several_devices_is_left_alone_and_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--nnodes=1", "this machine alone"),
-        ("--rdzv_endpoint=localhost:29400", "without an address"),
+        ("--nnodes=1", "this machine only"),
+        ("--rdzv_endpoint=localhost:29400", "needs no address"),
         ("--max-restarts=3", "use torchrun"),
-        ("--nonsense", "there is no such option"),
+        ("--nonsense", "unknown option"),
     ],
 )
 def test_an_option_of_torchrun_that_does_not_fit_is_one_sentence(option: str, words: str) -> None:

@@ -167,7 +167,7 @@ def test_spawned_ranks_meet_by_setup(program: WriteProgram, way: str) -> None:
 
         def work(rank, world_size):
             for _ in range(2):
-                comm = unisono.setup(rank, world_size)
+                comm = unisono.init(rank=rank, size=world_size)
                 comm.all_reduce(array := numpy.ones(2))
                 assert array[0] == world_size and comm.rank == rank
                 unisono.shutdown()
@@ -203,7 +203,7 @@ def test_setup_refuses_what_is_unclear(program: WriteProgram) -> None:
     first, second = done.stdout.splitlines()[:2]
     assert "do not say where to meet" in first
     assert "MASTER_ADDR" in first
-    assert second == "rank 2 does not lie in a world of 2"
+    assert second == "rank 2 is not in a world of 2"
 
 
 def test_two_children_cannot_be_the_same_rank(program: WriteProgram) -> None:
@@ -369,7 +369,7 @@ def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> N
     assert (quiet.returncode, quiet.stdout) == (0, "")
     loud = run(script, 2, "3", options=("--capture",))
     assert loud.returncode == 3
-    assert re.search(r"The last of rank \d's stdout:\n    so far", loud.stderr)
+    assert re.search(r"The end of rank \d's stdout:\n    so far", loud.stderr)
 
 
 WAITS = """
@@ -537,5 +537,5 @@ def test_a_rank_that_was_left_out_of_a_call_is_told_apart_from_one_at_work(
     assert done.returncode == 1, done.stderr
     text = "PeerLost: rank 1 closed group world after 0 calls; this rank was in all_reduce #1"
     assert text in done.stderr
-    assert "rank 1 came to the end of the program, and was ended while exiting" in done.stderr
-    assert "still at work" not in done.stderr
+    assert "rank 1 finished the program, and was terminated while exiting" in done.stderr
+    assert "still running" not in done.stderr

@@ -64,7 +64,7 @@ def test_a_mismatch_on_gloo_ends_the_job_with_the_report(program: WriteProgram) 
     first, *rest = error.splitlines()
     assert "rank 2 called barrier at program.py:8 where the others called all_reduce" in first
     assert "call #2 of group world" in first
-    assert re.search("ranks? .* (was|were) ended while still at work", "\n".join(rest))
+    assert re.search("ranks? .* (was|were) terminated while still running", "\n".join(rest))
 
 
 @pytest.mark.provokes

@@ -1,4 +1,4 @@
-/* Values of a peer that make no sense, as a stray pointer of its program would leave them: the
+/* Invalid values from a peer, as a stray pointer of its program would leave them: the
  * group ends with that reason, and nothing outside of the messages is read or written. */
 #include "group.h"
 #include "checked_messages.h"

@@ -179,7 +179,7 @@ static void run_half_a_schedule(membership *me) {
     free_trial(&t);
 }
 
-/* Integers that make no sense must be refused, whatever they are. */
+/* Invalid integers must be rejected, whatever they are. */
 static void refuse_nonsense(void) {
     draft s;
     write_ring(&s, 1, 3);

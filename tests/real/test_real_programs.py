@@ -93,4 +93,4 @@ def test_accelerates_own_scripts(script: str) -> None:
         timeout=LONGEST_S,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    assert ended.stderr.count("this program asks for gloo, and gets unisono") == 1
+    assert ended.stderr.count("this program asks for gloo and gets unisono") == 1

@@ -208,6 +208,6 @@ def test_a_load_that_fails_after_the_vote(tmp_path: Path) -> None:
         with pytest.raises(requests.RequestException):
             server.answer(PROMPTS[0])
         engine.shutdown()
-        assert "this worker ends, rather than serve them" in server.log.read_text()
+        assert "this worker exits instead of serving them" in server.log.read_text()
     finally:
         server.close()

@@ -389,8 +389,8 @@ def test_what_makes_no_sense_is_said_in_one_sentence(pytester: pytest.Pytester) 
         "needs the number of ranks: write @pytest.mark.ranks(4)",
         "got an empty list",
         "needs at least 1 rank, not -1",
-        "does not know count: it takes",
-        "timeout_s of pytest.mark.ranks must be a number of seconds above 0, not 'soon'",
+        "has no argument count: it takes",
+        "timeout_s of pytest.mark.ranks must be a positive number of seconds, not 'soon'",
         "backend of pytest.mark.ranks must be a name, not None",
         "works neither in pytest.param nor outside",
         "cannot run the tests of a unittest.TestCase",
@@ -473,8 +473,8 @@ def test_a_hang_ends_at_the_deadline_with_the_stacks(pytester: pytest.Pytester) 
 
         @pytest.fixture
         def fails_on_one(request):
-            from unisono.testing.membership import MEMBERSHIP
-            assert request.config.stash[MEMBERSHIP].rank
+            from unisono.testing.assignment import ASSIGNMENT
+            assert request.config.stash[ASSIGNMENT].rank
 
         @pytest.mark.ranks(2, timeout_s=3)
         def test_half_a_setup(fails_on_one, comm): pass

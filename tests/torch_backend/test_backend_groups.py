@@ -290,7 +290,7 @@ def test_a_world_of_one_from_a_store_in_memory() -> None:
 def test_a_torch_that_nobody_tried_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     creation._warn_if_untried.cache_clear()
-    with pytest.warns(UserWarning, match=r"torch 2\.99\.0 is newer than any") as caught:
+    with pytest.warns(UserWarning, match=r"torch 2\.99\.0 is newer than") as caught:
         make_two_worlds_of_one()
     assert len(caught) == 1
     creation._warn_if_untried.cache_clear()

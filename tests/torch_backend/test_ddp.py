@@ -341,7 +341,7 @@ def test_buckets_in_shared_memory(process_group: Any, options: dict[str, Any]) -
     assert len(reduced) > STEPS
     assert all(reduced)
     assert all(map(torch.equal, usual, shared))
-    with pytest.raises(TypeError, match="Net is no DistributedDataParallel"):
+    with pytest.raises(TypeError, match="Net is not a DistributedDataParallel"):
         share_ddp_buckets(Net())  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ def test_a_wide_seed_still_seeds_numpy(comm: Any) -> None:
 @pytest.mark.ranks([1, 2])
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "x", True])
 def test_a_bad_seed_of_rank_0_is_refused_everywhere(comm: Any, seed: Any) -> None:
-    with pytest.raises(ValueError, match=r"rank 0's seed is not a whole number"):
+    with pytest.raises(ValueError, match=r"rank 0's seed must be a whole number"):
         sync_seed(seed if comm.rank == 0 else 7)
     assert any_rank(True)  # the group goes on
 

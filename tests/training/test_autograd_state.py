@@ -61,7 +61,7 @@ def test_a_gradient_sync_made_and_finished_in_inference_mode(
     with torch.inference_mode():
         sync_gradients(model, comm, unused="zero")
     assert model[0].weight.grad is None
-    model[1].bias.grad.add_(1)  # which only the other rank has brought
+    model[1].bias.grad.add_(1)  # which only the other rank contributed
     assert model[1].bias.grad.item() == 1.5
 
 

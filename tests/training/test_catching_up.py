@@ -50,5 +50,5 @@ def test_all_go_on_as_the_one_that_is_furthest(comm: Communicator, kind: str) ->
 @pytest.mark.ranks(2)
 def test_a_sharded_optimizer_is_refused(comm: Communicator) -> None:
     model = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match="cut over the ranks"):
+    with pytest.raises(TypeError, match="is sharded"):
         catch_up(model, ShardedOptimizer(model, torch.optim.Adam, comm), group=comm)

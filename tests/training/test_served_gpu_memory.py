@@ -200,12 +200,12 @@ def refuse(comm: Communicator, folder: str) -> None:
     if comm.rank:
         replaced_gpus.name = "GPU-two"
     error = str(raised(WeightMismatch, update))
-    assert "it lies on GPU GPU-one, and the engine's weights on GPU GPU-two" in error
+    assert "it is on GPU GPU-one, and the engine's weights are on GPU GPU-two" in error
     if comm.rank:
         mine["half"] = torch.zeros(7, dtype=torch.bfloat16)  # of the CPU
         update = partial(weight_update, mine, comm, alias=True)
     error = str(raised(WeightMismatch, update))
-    assert "it lies on GPU GPU-one, and the engine's weights not on one GPU" in error
+    assert "it is on GPU GPU-one, and the engine's weights are not on one GPU" in error
 
 
 def test_where_one_engine_cannot_no_engine_serves(cuda_pool: RankPool, memory_folder: str) -> None:

@@ -71,16 +71,16 @@ def test_engines_receive_a_trainers_shared_tensors(comm: Communicator, transacti
 @pytest.mark.ranks(3)
 def test_shards_and_ordinary_tensors_beside_shared_ones(comm: Communicator) -> None:
     whole = torch.arange(24.0).view(6, 4)
-    rows = unisono.share(whole[3 * (comm.rank % 2) :][:3].clone(), comm)
+    rows = unisono.share_tensor(whole[3 * (comm.rank % 2) :][:3].clone(), comm)
     if comm.rank < 2:
         weights = {
             "cut": WeightShard(rows, (6, 4), (3 * comm.rank, 0)),
             "plain": torch.full((5,), 7.0),
-            "half": unisono.share(torch.full((3,), 1.5, dtype=torch.float64), comm),
+            "half": unisono.share_tensor(torch.full((3,), 1.5, dtype=torch.float64), comm),
         }
         WeightSender(comm, weights, convert=True).update()
         return
-    unisono.share(torch.zeros(1), comm)
+    unisono.share_tensor(torch.zeros(1), comm)
     served: dict[str, Any] = {
         "cut": WeightShard(torch.zeros(4, 2), (6, 4), (1, 1)),  # from both senders
         "plain": torch.zeros(5),
@@ -154,9 +154,9 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     options: Any = {"alias": True} if comm.rank else {}
     update = partial(weight_update, group=comm, **options)
     error: Exception = raised(WeightMismatch, update, weights)
-    assert "rank 1: alias=True, but it is no shared tensor of this group" in str(error)
+    assert "rank 1: alias=True, but it is not a shared tensor of this group" in str(error)
     assert "share_module" in str(error)
-    shared = {"w": unisono.share(weights["w"], comm)}
+    shared = {"w": unisono.share_tensor(weights["w"], comm)}
     double = {"w": torch.zeros(3, dtype=torch.float64)}
     converting = partial(update, **{} if comm.rank else {"convert": True})
     error = raised(WeightMismatch, converting, double if comm.rank else shared)
@@ -164,7 +164,7 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     whole = torch.zeros(6)
     seen = {"w": whole[:3]}  # somebody else looks at the engine's memory
     error = raised(WeightUpdateError, update, seen if comm.rank else shared)
-    assert "cannot be exchanged for the trainer's" in str(error)
+    assert "cannot be replaced by the trainer's" in str(error)
     assert "serve the trainer's memory as it is" in str(error)
     assert weights["w"].tolist() == [comm.rank] * 3
 

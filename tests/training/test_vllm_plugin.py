@@ -48,7 +48,9 @@ def test_a_vllm_without_such_engines_is_left_alone(make_vllm: MakeVllm) -> None:
 def test_an_unknown_version_is_refused_by_name(make_vllm: MakeVllm) -> None:
     make_vllm(version='__version__ = "0.99.1"')
     name: Any = "UnisonoWeightTransferEngine"
-    with pytest.raises(UnisonoError, match=r"does not know vLLM 0\.99\.1: it was tried with 0\.32"):
+    with pytest.raises(
+        UnisonoError, match=r"does not support vLLM 0\.99\.1: it was tested with 0\.32"
+    ):
         getattr(vllm_plugin, name)
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = vllm_plugin.other

@@ -99,7 +99,7 @@ def test_a_receiver_that_dies_before_the_vote_keeps_all_at_the_old_version(
         assert not survivor["committed"]
         assert survivor["group_ended"]
         assert list(survivor["failed"]) == [FIRST], survivor
-        assert "every engine keeps what it had; rank 1" in survivor["error"]
+        assert "every engine keeps its old ones; rank 1" in survivor["error"]
         assert "killed by SIGKILL" in survivor["error"] or "has ended" in survivor["error"]
         assert "Close the group and join again" in survivor["error"]
     assert (other["serves"], other["version"]) == (1, 1)
@@ -271,7 +271,7 @@ def test_all_learn_of_an_exception_in_prepare_and_the_next_update_works(
     assert caught.value.failed == {SECOND: "KeyError: 'no room'"}
     assert not caught.value.group_ended
     assert not caught.value.committed
-    assert "every engine keeps what it had; rank 2: KeyError: 'no room'" in str(caught.value)
+    assert "every engine keeps its old ones; rank 2: KeyError: 'no room'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError) == (comm.rank == SECOND)
 
 
@@ -349,7 +349,7 @@ def test_a_damaged_bucket_is_noticed(
     party = endpoint(comm, weights, sender=options)
     with pytest.raises(WeightUpdateError) as caught:
         party.update()
-    text = r"bucket 2 from rank 0 \(layer 2\) arrived damaged"
+    text = r"bucket 2 from rank 0 \(layer 2\) was damaged"
     assert re.search(text, caught.value.failed[FIRST])
     assert list(caught.value.failed) == [FIRST]
     if transactional:

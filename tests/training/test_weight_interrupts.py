@@ -25,7 +25,7 @@ from unisono.collectives.objects import all_gather_object
 from unisono.training import WeightReceiver, WeightSender
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.shards import HeldTensor, held_tensors
-from unisono.training.weights.staging import Staging
+from unisono.training.weights.staging import WeightStaging
 
 FILES = {str(Path(module.__file__ or "")) for module in (weight_staging, weights_module)}
 
@@ -41,7 +41,7 @@ class Engine:
         self.weights = {f"{i}": torch.zeros(2) for i in range(tensors)}
         self.view = self.weights["0"][:1]
         self.version = 0
-        self.staging = Staging()
+        self.staging = WeightStaging()
 
     def stage(self) -> dict[str, HeldTensor]:
         mine = held_tensors(self.weights)

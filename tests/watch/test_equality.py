@@ -39,7 +39,7 @@ def test_shards_and_statistics_are_left_out_and_named() -> None:
     found, skipped = replicated(model, (), [optimizer])
     assert skipped == {
         "0.weight": "a shard",
-        "1.bias": "left out on request",
+        "1.bias": "skipped on request",
         "1.running_mean": "statistics of each rank's own batches",
         "1.running_var": "statistics of each rank's own batches",
         "1.num_batches_tracked": "statistics of each rank's own batches",
@@ -160,7 +160,7 @@ def test_a_tensor_written_before_its_send_is_over_is_named(process_group: Any) -
         assert report.kind == "written"
         line = int(report.site.rpartition(":")[2])
         assert "the line that the verdict names" in linecache.getline(__file__, line)
-        assert report.verdict.startswith("rank 0 wrote into the tensor of its send to rank 1 (")
+        assert report.verdict.startswith("rank 0 wrote to the tensor of its send to rank 1 (")
     else:
         dist.recv(tensor, 0, group)
         dist.recv(tensor, 0, group)

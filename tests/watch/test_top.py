@@ -104,7 +104,7 @@ def test_a_wrong_pid_is_told_so() -> None:
         done = CliRunner().invoke(main, ["top", "--json", str(other.pid)])
         other.kill()
     assert done.exit_code == 2
-    assert f"process {other.pid} (sleep 60) is neither a rank nor the launcher" in done.output
+    assert f"process {other.pid} (sleep 60) is neither a rank nor a launcher" in done.output
 
 
 def test_a_job_is_named_by_a_process_that_lives(tmp_path: Path) -> None:

@@ -470,7 +470,7 @@ def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> N
 
 def test_bad_settings() -> None:
     before = watch.is_on()
-    with pytest.raises(ValueError, match="above zero"):
+    with pytest.raises(ValueError, match="must be positive"):
         watch.start(hang_s=0)
     assert watch.is_on() == before
 

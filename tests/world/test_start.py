@@ -218,10 +218,10 @@ def described(boot: str = "a", gpu: str = "") -> RankDescription:
         ([described()], "unisono", "no rank has a GPU"),
         ([described(), described()], "unisono", "one machine"),
         ([described("a"), described("b")], "unisono", "2 hosts, UCX between them"),
-        ([described(gpu="x")], "nccl", "a GPU of its own"),
-        ([described("a", "x"), described("b", "y")], "nccl", "a GPU of its own"),
-        ([described(gpu="x"), described(gpu="x")], "unisono", "not have a GPU each"),
-        ([described("a", "x"), described("b")], "unisono", "not have a GPU each"),
+        ([described(gpu="x")], "nccl", "its own GPU"),
+        ([described("a", "x"), described("b", "y")], "nccl", "its own GPU"),
+        ([described(gpu="x"), described(gpu="x")], "unisono", "not every rank has its own GPU"),
+        ([described("a", "x"), described("b")], "unisono", "not every rank has its own GPU"),
     ],
 )
 def test_the_choice_and_its_reason(
@@ -239,7 +239,9 @@ def test_nccl_without_a_gpu_is_one_sentence_on_every_rank(monkeypatch: pytest.Mo
         with pytest.raises(unisono.UnisonoError, match="torch has no backend nccl here, only"):
             unisono.init("nccl")
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)  # as a build for CUDA has it
-    with pytest.raises(unisono.UnisonoError, match=r"can use none on ranks 0 and 1 of 2: take"):
+    with pytest.raises(
+        unisono.UnisonoError, match=r"nccl needs a GPU .* none on ranks 0 and 1 of 2"
+    ):
         unisono.init("nccl")
     assert unisono.init().backend == "unisono"
 
@@ -331,7 +333,7 @@ def test_a_group_that_is_there_is_adopted_and_left_alone(process_group: Any, bac
     assert tensor.item() == 4
     resolve().barrier()
     other = "unisono" if backend == "gloo" else "gloo"
-    with pytest.raises(unisono.UnisonoError, match=f"runs on {backend} already"):
+    with pytest.raises(unisono.UnisonoError, match=f"already runs on {backend}"):
         unisono.init(other)
     with pytest.raises(unisono.UnisonoError, match="cannot be rank 1 of 3"):
         unisono.init(rank=1, size=3, rendezvous="somewhere")
@@ -358,7 +360,7 @@ def test_everything_works_in_one_process_without_init() -> None:
     assert unisono.get_device() == torch.device("cpu")
     assert unisono.get_backend() == "unisono"
     assert unisono.get_device(3) == torch.device("cpu")
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="not be negative"):
         unisono.get_device(-1)
     world = unisono.get_world()
     assert world is resolve()

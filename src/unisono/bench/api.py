@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from unisono.bench.results import Row, Run
 
 Progress = Callable[[int, int, str], Any]
-"""Called with the number of rows that are done, that of all, and what is measured next."""
+"""Called with the number of finished rows, the number of all rows, and what is measured next."""
 
 _log = logging.getLogger("unisono")
 
@@ -33,14 +33,14 @@ def measure(
 ) -> list[Row]:
     """Measure `collectives` on every backend asked for, and return a row for each, size by size.
 
-    In a program that runs alone, `ranks` processes are started for it and end with it. In a world
-    of several ranks every rank calls this with the same arguments, and every rank has the rows.
+    In a program of one process, `ranks` processes are started for it and end with it. In a world of
+    several ranks every rank calls this with the same arguments, and every rank gets the rows.
 
     `sizes`, `backends` and `algo` are the command's, as texts or lists; `device`, `dtype`, `op`,
     `root`, `budget_s` and `floor` are the command's, too. `progress` is called with rows done, rows
-    in all, and what comes next (in a world: on rank 0). docs/bench.md says what a row's fields are.
+    in all, and what comes next (in a world: on rank 0). docs/bench.md explains the fields of a row.
 
-    Raises ValueError for what cannot be met, and UnisonoError if ranks fail.
+    Raises ValueError for invalid arguments, and UnisonoError if ranks fail.
 
     >>> rows = unisono.bench.measure("all_reduce", sizes="64,1K", backends="unisono", budget_s=0.01)
     >>> for row in rows:
@@ -53,9 +53,9 @@ def measure(
 
 
 def measure_run(*collectives: str, progress: Progress | None = None, **options: Any) -> Run:
-    """Measure `collectives` as `measure` does, with its options and `progress`, and return
-    everything that belongs to the rows: machine, versions, settings, what was left out and why.
-    `unisono.bench.results.to_json` makes the command's file of it. Raises as `measure`.
+    """Measure `collectives` as `measure` does, with its options and `progress`, and return the
+    whole run: machine, versions, settings, what was skipped and why.
+    `unisono.bench.results.to_json` makes the command's file of it. Raises what `measure` raises.
 
     >>> run = unisono.bench.measure_run("barrier", backends="unisono", budget_s=0.01)
     >>> run.finished, run.settings["ranks"], [row.collective for row in run.rows]
@@ -82,7 +82,7 @@ def measure_run(*collectives: str, progress: Progress | None = None, **options: 
 
     session.run(settings, listen, lambda line: _log.info("unisono: %s", line), everywhere=True)
     if run is None:
-        raise UnisonoError("the ranks have measured nothing")
+        raise UnisonoError("the ranks did not measure anything")
     if progress is not None:
         total = len(settings.cases())
         progress(total, total, "")

@@ -9,7 +9,7 @@ from typing import Literal
 
 STREAM_MESSAGES = 16
 STREAM_BYTES = 64 << 20
-"""A stream has this many messages, or fewer where they would exceed this many bytes."""
+"""A stream has this many messages, or fewer if they would exceed this many bytes."""
 
 GRADIENT_LAYERS = 12
 BIAS_SHARE = 64
@@ -19,7 +19,7 @@ BIAS_SHARE = 64
 @dataclass(frozen=True)
 class Collective:
     """`wide` says which sides hold a part for each rank: "output", "input" or both. `factor` turns
-    algbw into busbw. `in_place` is as in torch's own form of the call."""
+    algbw into busbw. `in_place` is as in torch's call."""
 
     name: str
     factor: Literal["2(n-1)/n", "(n-1)/n", "1", "0"]
@@ -51,7 +51,7 @@ class Collective:
         return Counts(part * ranks, output, input)
 
     def messages(self, nbytes: int) -> int:
-        """How many messages, one after the other or at once, one call stands for."""
+        """How many messages, in sequence or at once, make up one call."""
         if self.name == "ping_pong":
             return 2
         if self.name == "stream":
@@ -86,7 +86,7 @@ _ALL = (
 COLLECTIVES = {collective.name: collective for collective in _ALL}
 
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
-"""What is measured where nobody says what."""
+"""What is measured by default."""
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64")
 
@@ -99,7 +99,7 @@ def item_bytes(dtype: str) -> int:
 def bandwidths(
     collective: Collective, size_bytes: int, seconds: float, ranks: int
 ) -> tuple[float, float]:
-    """(algbw, busbw) in GB/s, GB = 1e9; (0, 0) for what moves nothing."""
+    """(algbw, busbw) in GB/s, GB = 1e9; (0, 0) if nothing moves."""
     if size_bytes == 0 or seconds <= 0:
         return 0.0, 0.0
     algbw = size_bytes / seconds / 1e9
@@ -119,6 +119,6 @@ def gradient_counts(count: int) -> Sequence[int]:
 
 
 def neighbour(rank: int, size: int) -> int | None:
-    """With whom a rank exchanges messages: 0 with 1, 2 with 3; a last odd one with nobody."""
+    """The partner of a rank for messages: 0 and 1, 2 and 3; a last single rank has none."""
     other = rank ^ 1
     return other if other < size else None

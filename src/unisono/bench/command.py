@@ -1,4 +1,4 @@
-"""`unisono bench`: what was asked for, checked before anything runs, and what becomes of it."""
+"""`unisono bench`: arguments, checked before anything runs, and output."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class _Bench(click.Command):
 @click.option(
     "--backends",
     metavar="LIST",
-    help="From unisono, unisono-torch, gloo, nccl, mpi; the first is the one that others are "
-    "compared with.  [default: unisono,gloo; on GPUs nccl, too]",
+    help="From unisono, unisono-torch, gloo, nccl, mpi; the others are compared with the first.  "
+    "[default: unisono,gloo; on GPUs nccl, too]",
 )
 @click.option(
     "--algo", metavar="LIST", help="unisono by these algorithms: direct,ring,binomial, ..."
@@ -77,8 +77,8 @@ class _Bench(click.Command):
     type=click.Choice(DEVICES),
     default="cpu",
     show_default=True,
-    help="Where the tensors lie. Ranks share the GPUs that there are; nccl, which wants one for "
-    "each, takes part where there are enough.",
+    help="Where the tensors are. Ranks share the available GPUs; nccl, which needs one per rank, "
+    "takes part if there are enough.",
 )
 @click.option("--dtype", default="float32", show_default=True, metavar="NAME")
 @click.option("--op", default="sum", show_default=True, metavar="NAME", help="The reduction.")
@@ -102,17 +102,17 @@ def bench(
     html_path: Path | None,
     **asked: Any,
 ) -> None:
-    """Measure collectives on any backend, and say what is normal.
+    """Measure collectives on any backend, and compare them with a model.
 
     COLLECTIVES are all_reduce, all_gather, reduce_scatter, broadcast, reduce, gather, scatter,
     all_to_all, barrier, ping_pong and stream (messages), all_reduce_async (begun and awaited),
     gradients (a list of tensors); or all. Backends take turns in the same processes.
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
-    were wrong, what a model expected that was fitted to other sizes of the same run, and a verdict.
-    The exit code is 1 if any result was wrong. docs/bench.md says how to read it all.
+    were wrong, what a model fitted to other sizes of the same run expected, and a verdict. The exit
+    code is 1 if any result was wrong. docs/bench.md explains how to read it.
 
-    Under torchrun, `unisono run` or mpirun their ranks are used, and rank 0 prints.
+    Under torchrun, `unisono run` or mpirun it uses their ranks, and rank 0 prints.
     """
     from rich.console import Console
 
@@ -170,7 +170,7 @@ def bench(
     show_default=True,
     metavar="PERCENT",
     type=click.FloatRange(min=0),
-    help="Smaller changes are left out.",
+    help="Smaller changes are ignored.",
 )
 def compare(old: Path, new: Path, threshold: float) -> None:
     """Compare two files of `unisono bench --json`: OLD before a change, NEW after it.
@@ -195,7 +195,7 @@ def compare(old: Path, new: Path, threshold: float) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Whoever started this rank ends it by SIGTERM: that is then as good as a Ctrl-C."""
+    """A launcher ends this rank by SIGTERM: treat it like Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -213,13 +213,13 @@ def _check_plot(path: Path | None) -> None:
     if path is None:
         return
     if path.suffix not in plot.SUFFIXES:
-        raise Misuse(f"--plot {path}: a name that ends in {', '.join(plot.SUFFIXES)}")
+        raise Misuse(f"--plot {path}: the name must end in {', '.join(plot.SUFFIXES)}")
     if not plot.is_available():
         raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
 
 
 def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: Path | None) -> None:
-    """Write the files that were asked for; one that cannot be written does not stop the others."""
+    """Write the requested files; if one fails, the others are still written."""
     from unisono.bench import html, plot, results
 
     writers: list[tuple[Path | None, Callable[[Path], Any]]] = [

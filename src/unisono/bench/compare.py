@@ -1,4 +1,4 @@
-"""Two runs of the same thing: what became slower or faster, and what is only noise."""
+"""Two runs with the same settings: what became slower or faster, and what is only noise."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the new one takes."""
+        """The new time divided by the old."""
         return self.new.time_us.p50 / self.old.time_us.p50
 
     @property
     def kind(self) -> str:
-        """slower or faster where the medians and the middle halves of the samples say so."""
+        """slower or faster, if the medians and the middle halves of the samples agree."""
         old, new = self.old.time_us, self.new.time_us
         if self.new.wrong > self.old.wrong:
             return "wrong"
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Every row that both runs have, and how many only one of them has."""
+    """Every row that both runs have, and how many are in only one."""
 
     changes: list[Change]
     only_old: int
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def compare_runs(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
-    """Match rows by what was measured; a threshold of 0.1 leaves changes below 10% alone."""
+    """Match rows by what was measured; a threshold of 0.1 ignores changes below 10%."""
     devices = [run.settings.get("device", "cpu") for run in (old, new)]
     if devices[0] != devices[1]:
         raise UnisonoError(
@@ -88,7 +88,8 @@ def lines(comparison: Comparison) -> list[str]:
         found.append(f"geometric mean of new / old: {mean:.3f}")
     if comparison.only_old or comparison.only_new:
         found.append(
-            f"{comparison.only_old} rows are in the old run alone, {comparison.only_new} in the new"
+            f"{comparison.only_old} rows are only in the old run, {comparison.only_new} only "
+            "in the new"
         )
     return found
 

@@ -1,5 +1,5 @@
-"""Inputs whose exact result is known: small whole numbers, which repeat after `PERIOD` elements, a
-prime number, so that no cut of a large tensor falls on a repetition."""
+"""Inputs whose exact result is known: small whole numbers that repeat after `PERIOD` elements, a
+prime, so that no cut of a large tensor coincides with a repetition."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 PERIOD = 8191
 REPETITIONS = 64
 POISON = 119
-"""What outputs are filled with before the call: no value that may be in a result."""
+"""The value of outputs before the call: one that cannot be in a result."""
 
 _SAME_RESULT = {"all_reduce_async": "all_reduce", "gradients": "all_reduce"}
 
 
 @dataclass(frozen=True)
 class CheckedCall:
-    """One checked call: on what, and which of several roots and sets of values it uses."""
+    """One checked call: its case, and which of several roots and sets of values it uses."""
 
     collective: Collective
     op: str
@@ -62,13 +62,13 @@ class CheckedCall:
         )
 
     def _origins(self) -> list[Origin] | None:
-        """Where the parts of this rank's output come from; None where its output is undefined."""
+        """Where the parts of this rank's output come from; None if its output is undefined."""
         if not self.collective.sized:
             return None
         if self.collective.pairwise:
             source = neighbour(self.rank, self.size)
             if source is None or (self.collective.name == "stream" and self.rank % 2 == 0):
-                return None  # nobody sends to this rank: the messages of a stream go one way
+                return None  # no rank sends to this one: the messages of a stream go one way
             return [Origin(0, [source])]
         name = _SAME_RESULT.get(self.collective.name, self.collective.name)
         return origins(name, self.rank, self.size, self.root)

@@ -1,5 +1,5 @@
-"""The floor under a row: what a rank must do with its own memory at least, done by all ranks at
-once; and over several hosts what the links between them must carry (docs/bench.md)."""
+"""The floor of a row: the least that a rank must do with its own memory, done by all ranks at once;
+and over several hosts the time that their links need (docs/bench.md)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _STREAM_S = 0.3
 
 
 def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
-    """A local add or copy of the bytes that the collective combines or moves; None if it has none.
-    A reduce_scatter adds all parts but one into one."""
+    """A local add or copy of the bytes that the collective combines or moves; None if there are
+    none. A reduce_scatter adds all parts but one into one."""
     if not case.collective.sized:
         return None
     if case.collective.name == "reduce_scatter":
@@ -58,7 +58,7 @@ class LinkLimit:
     latency_s: float
 
     def least_us(self, case: Case) -> float:
-        """The time below which a call cannot be; 0 where it need not leave a host."""
+        """The least possible time of a call; 0 if it need not leave a host."""
         share = self._share(case.collective.name)
         if share is None:
             return 0.0
@@ -80,7 +80,7 @@ class LinkLimit:
         if name == "all_to_all":
             return max(count * share for count, share in zip(ranks, away, strict=True))
         if name in ("gather", "scatter"):
-            return min(away)  # whichever rank is the root
+            return min(away)  # for any root
         return 0.0 if name == "barrier" else None  # messages may stay on a host
 
     def facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run as a page to send to a colleague: who is faster and where, then the figures, then how."""
+"""A run as a page to send to a colleague: which backend is faster and where, then the numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Duel:
 
 
 def duels(run: Run) -> list[Duel]:
-    """The first backend against the fastest other, wherever both were measured and right."""
+    """The first backend against the fastest other, where both were measured and correct."""
     found = []
     for rows in text.tables(run, run.rows):
         for size in dict.fromkeys(row.size_bytes for row in rows):
@@ -122,7 +122,7 @@ def _header(run: Run, said: str) -> str:
 
 
 def _verdicts(run: Run) -> str:
-    """What to worry about first; then what could not be measured."""
+    """Problems first; then what could not be measured."""
     judged = [row for row in run.rows if row.expected_us is not None]
     slow = sum(row.verdict.startswith("slow") for row in judged)
     kind = "wrong" if run.wrong else "slow" if slow or not run.finished else "well"
@@ -188,7 +188,7 @@ def _curves(run: Run) -> str:
 
 
 def _figures(run: Run) -> str:
-    """Every row, to be sorted by a column and filtered by words."""
+    """Every row, sortable by column and filtered by words."""
     columns = [("collective", "what was called")]
     columns += [(column.heading, column.meaning) for column in text.COLUMNS]
     heads = "".join(

@@ -1,4 +1,5 @@
-"""When and on what a run was made: host, processor, cores, caches, versions. No environment."""
+"""When and where a run was made: host, processor, cores, caches, versions. No environment
+variables."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def caches_bytes() -> tuple[int, ...]:
-    """The sizes of the first core's data caches, smallest first; empty where unknown."""
+    """The sizes of the first core's data caches, smallest first; empty if unknown."""
     sizes = set()
     for cache in sorted(_CACHES.glob("index*")):
         try:
@@ -59,7 +60,7 @@ def versions() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The model's name, as the kernel or the device tree of an Arm machine has it."""
+    """The model's name, from the kernel or the device tree of an Arm machine."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,5 @@
-"""How one row is measured: checked, warmed up, and timed in blocks in which all take turns."""
+"""How one row is measured: checked, warmed up, and timed in blocks in which the backends take
+turns."""
 
 from __future__ import annotations
 
@@ -32,23 +33,23 @@ from unisono.comm.communicator import Communicator
 from unisono.errors import UnisonoError
 
 BATCH_BYTES = 64 << 10
-"""Up to this size calls go back to back after one barrier; above, each has its own barrier."""
+"""Up to this size calls run back to back after one barrier; above it, each has its own barrier."""
 SHORT_S = 100e-6
-"""A longer call is timed alone: the mean of several would hide how far they lie apart."""
+"""A longer call is timed alone: the mean of several would hide their spread."""
 BATCH_S = 0.003
 TURN_S = 0.02
-"""About how long a batch of calls goes on, and how long calls of their own do, before the next
-backend has its turn."""
+"""About how long a batch of calls runs, and how long single calls run, before the next backend's
+turn."""
 BATCH_CALLS = 20_000
 TURN_CALLS = 50
 BLOCKS_AT_LEAST = 5
 BLOCKS_AT_MOST = 400
 STABLE = 0.01
-"""A row is done when every median is known to this share of itself, or its time is up."""
+"""A row is done when every median is known to this relative precision, or its time is up."""
 MEETING_S = 20e-6
-"""How long a rank sleeps at a time until all are through with a turn."""
+"""How long a rank sleeps at a time until all have finished a turn."""
 QUEUED_SHARE = 0.1
-"""A sample is disturbed if a rank wanted to run and had no core for this share of it."""
+"""A sample is disturbed if a rank was ready to run but had no core for this share of it."""
 
 
 _Turns: TypeAlias = "dict[str, list[NDArray[numpy.float64]]]"
@@ -56,7 +57,7 @@ _Turns: TypeAlias = "dict[str, list[NDArray[numpy.float64]]]"
 
 @dataclass
 class _Contestant:
-    """One backend in a row, or the floor, and what it has been measured to take on this rank."""
+    """One backend in a row, or the floor, and its samples on this rank."""
 
     name: str
     calls: Sequence[Call]
@@ -97,14 +98,14 @@ class _Samples:
 
 
 class Control:
-    """The ranks' own channel: a Communicator that is not the one which is measured."""
+    """The ranks' control channel: a Communicator other than the measured one."""
 
     def __init__(self, comm: Communicator, same_clock: bool = True) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.same_clock = same_clock
 
     def meet(self) -> None:
-        """Return once all ranks are here, without taking a core from those who still work."""
+        """Return once all ranks are here, without taking a core from ranks that still work."""
         meeting = self.comm.barrier(async_op=True)
         assert meeting is not None
         while not meeting.is_completed():
@@ -123,7 +124,7 @@ class Control:
 
 
 class Measurer:
-    """Measures rows, all ranks together; every rank gets the same figures."""
+    """Measures rows, on all ranks together; every rank gets the same numbers."""
 
     def __init__(
         self,
@@ -144,12 +145,12 @@ class Measurer:
         self._buffers: dict[str, Buffers] = {}
 
     def check(self, case: Case) -> dict[str, int]:
-        """How many elements each backend gets wrong, without measuring any time."""
+        """How many elements each backend gets wrong, without measuring time."""
         contestants, _ = self._prepare(case)
         return {contestant.name: contestant.wrong for contestant in contestants}
 
     def measure(self, case: Case) -> tuple[list[Row], list[Skipped]]:
-        """One row per backend that can do this, and those that cannot."""
+        """One row per backend that supports this, and the backends that do not."""
         contestants, skipped = self._prepare(case)
         if contestants and self.with_floor:
             device, buffers = next(iter(self._buffers.items()))
@@ -195,7 +196,7 @@ class Measurer:
             except UnisonoError:
                 raise
             except (Unsupported, ValueError, TypeError, RuntimeError) as error:
-                # Arguments that a backend refuses, it refuses on every rank, before it moves.
+                # A backend rejects arguments on every rank, before it moves data.
                 reason = str(error).strip().split("\n")[0]
                 skipped.append(Skipped(f"{backend.name} {case.collective.name}", reason))
             else:
@@ -203,8 +204,8 @@ class Measurer:
         return contestants, skipped
 
     def _check(self, case: Case, contestant: _Contestant, phase: int) -> int:
-        """How many elements are wrong on all ranks after one call. The buffers are zero then, for
-        sums of zeros stay zero, however often they are taken in place."""
+        """How many elements are wrong on all ranks after one call. The buffers are zero because
+        sums of zeros stay zero, however often they are reduced in place."""
         which = 0 if phase else -1
         root = case.roots[which] if case.collective.rooted else 0
         buffers = self._buffers[contestant.device]
@@ -269,7 +270,7 @@ class Measurer:
 
     def _turn(self, contestant: _Contestant) -> NDArray[numpy.float64]:
         """One contestant's samples of a block, from all ranks: (ranks, samples, 3)."""
-        contestant.calls[0]()  # brings the backend's own memory back into the caches
+        contestant.calls[0]()  # brings the backend's memory back into the caches
         contestant.synchronise()
         mine = numpy.array(
             [self._sample(contestant, contestant.batch) for _ in range(contestant.repeat)]
@@ -281,7 +282,7 @@ class Measurer:
         """(begin, end, how long this rank had no core) of `batch` calls after a barrier."""
         todo = list(islice(cycle(contestant.calls), batch))
         queued_before_s = self._clock.queued_s()
-        self.control.comm.barrier()  # all go at the same moment, or nearly so
+        self.control.comm.barrier()  # all start at nearly the same moment
         begin_s = time.perf_counter()
         for call in todo:
             call()
@@ -336,7 +337,7 @@ class Measurer:
         )
 
     def _disturbed_share(self, contestant: _Contestant, samples: _Samples) -> float:
-        """The share of samples in which a rank wanted to run and had no core."""
+        """The share of samples in which a rank was ready to run but had no core."""
         # gloo's own threads compete with one another, and ranks that share a core do anyway.
         if self.crowded or contestant.name == "gloo":
             return 0.0
@@ -345,17 +346,17 @@ class Measurer:
 
 
 class _QueueClock:
-    """How long this thread was ready to run and had no core."""
+    """How long this thread was ready to run but had no core."""
 
     def __init__(self) -> None:
         self._file = -1
         with suppress(OSError):  # a kernel that does not count it
-            # Kept open: to open it for each sample would push what is measured out of the caches.
+            # Kept open: opening it for each sample would evict the measured data from the caches.
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._file)
 
     def queued_s(self) -> float:
-        """Since the thread began; 0 where the kernel does not say."""
+        """Since the thread started; 0 if the kernel does not count it."""
         if self._file < 0:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) / 1e9

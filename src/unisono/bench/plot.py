@@ -43,12 +43,12 @@ def is_available() -> bool:
 
 
 def has_curves(rows: Sequence[Row]) -> bool:
-    """Whether the rows of a collective have the two sizes that make a line."""
+    """Whether the rows of a collective have at least two sizes, to draw a line."""
     return len({row.size_bytes for row in rows if row.size_bytes}) > 1
 
 
 def colour_of(backend: str) -> str:
-    """The one colour of a backend, or of unisono by an algorithm, in every plot."""
+    """The colour of a backend, or of unisono with an algorithm, in every plot."""
     if backend in _COLOURS:
         return _COLOURS[backend]
     parts = colorsys.hls_to_rgb(_hue(backend) / 360, 0.45, 0.6)
@@ -67,7 +67,7 @@ def _hue(name: str) -> int:
 
 
 def save(run: Run, path: Path) -> None:
-    """All collectives of a run in one picture; the format follows from the name."""
+    """All collectives of a run in one picture; the file name determines the format."""
     groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
     if not groups:
         raise UnisonoError("there is nothing to plot: no collective has two sizes")
@@ -87,7 +87,7 @@ def save(run: Run, path: Path) -> None:
 def draw(rows: Sequence[Row]) -> str:
     """Time and bandwidth of one collective as SVG elements, in the colours of a page."""
     import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: it would open a window's machinery
+    from matplotlib.figure import Figure  # not pyplot, which would start a GUI backend
 
     drawn = []
     with matplotlib.rc_context(_STYLE):
@@ -109,16 +109,16 @@ _ONLY_IN_FILES = (
     " font-family: [^;]*;",
     r' transform="rotate\(-0 [^"]*"',
 )
-"""Styles for the whole document, names that nothing refers to, fonts, and no rotation at all."""
+"""Styles for the whole document, unused names, fonts, and rotations by zero."""
 
 
 def _as_element(svg: str, title: str) -> str:
-    """What matplotlib wrote, as it may stand in a page: with a title, as wide as there is room, and
-    without what only a file of its own needs."""
+    """matplotlib's output for embedding in a page: with a title, full width, and without what only
+    a separate file needs."""
     _, _, drawn = svg.partition("</metadata>")
     drawn = re.sub(r"\s+", " ", drawn)
     drawn = re.sub("|".join(_ONLY_IN_FILES), "", drawn)
-    # Coordinates need no more digits; the numbers at the axes stand between tags.
+    # Coordinates need no more digits; the numbers at the axes are between tags.
     drawn = re.sub("<[^>]*>", lambda tag: re.sub(r"(\.\d)\d\d+", r"\1", tag[0]), drawn)
     (box,) = re.findall(r'viewBox="[^"]*"', svg)
     return f'<svg role="img" {box}><title>{escape(title)}</title>{drawn}'
@@ -127,7 +127,7 @@ def _as_element(svg: str, title: str) -> str:
 def _bandwidth(row: Row, time_us: float) -> float:
     collective = COLLECTIVES[row.collective]
     algbw, busbw = bandwidths(collective, row.size_bytes, time_us / 1e6, row.ranks)
-    return busbw or algbw  # one rank alone has no bus
+    return busbw or algbw  # one rank has no bus
 
 
 _Value = Callable[[Row, float], float]

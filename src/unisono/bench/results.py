@@ -1,4 +1,4 @@
-"""What one run found out: what samples say, rows, and the run as JSON (docs/bench.md)."""
+"""The results of a run: statistics, rows, and the run as JSON (docs/bench.md)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from unisono.plan.predict import mean_absolute_error
 
 SCHEMA = "unisono-bench/1"
 DISTURBED_SHARE = 0.4
-"""A row is disturbed if other programs got in the way of this share of its samples."""
+"""A row is disturbed if other programs affected this share of its samples."""
 TOLERANCE = 1.25
-"""A model is no better than this factor, whatever the samples say."""
+"""A model is never trusted beyond this factor."""
 AGREEING = 0.2
-"""Samples agree where half of them lie in a range of this width, relative to the median."""
+"""Samples agree if half of them are in a range of this width, relative to the median."""
 
 
 _TWO_SIDED_95 = 1.96
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Samples in a few numbers, all in the samples' own unit."""
+class SampleSummary:
+    """Samples in a few numbers, in the samples' own unit."""
 
     p50: float
     p25: float
@@ -45,7 +45,7 @@ class Summary:
 
     @property
     def spread(self) -> float:
-        """Half of the samples lie in a range of this width around the median, relative to it."""
+        """Half of the samples are in a range of this width around the median, relative to it."""
         return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
 
     @property
@@ -54,7 +54,7 @@ class Summary:
         return (self.high - self.low) / 2 / self.p50 if self.p50 else 0.0
 
 
-def summarise(samples: Sequence[float] | Any) -> Summary:
+def summarise(samples: Sequence[float] | Any) -> SampleSummary:
     ordered = numpy.sort(numpy.asarray(samples, dtype=numpy.float64))
     count = len(ordered)
     if count == 0:
@@ -66,7 +66,7 @@ def summarise(samples: Sequence[float] | Any) -> Summary:
     reach = _TWO_SIDED_95 * math.sqrt(count) / 2
     low = max(0, math.floor(count / 2 - reach) - 1)
     high = min(count - 1, math.ceil(count / 2 + reach))
-    return Summary(
+    return SampleSummary(
         p50=p50,
         p25=p25,
         p75=p75,
@@ -95,12 +95,12 @@ class Row:
     dtype: str
     op: str
     root: int
-    """-1 where each rank is the root in turn, as in nccl-tests."""
+    """-1 if each rank is the root in turn, as in nccl-tests."""
     backend: str
     ranks: int
-    time_us: Summary
+    time_us: SampleSummary
     skew_us: float | None
-    """How far apart the ranks arrived, median; None where their clocks cannot be compared."""
+    """How far apart the ranks arrived, median; None if their clocks cannot be compared."""
     transfer_us: float | None
     """From the last rank's arrival to the last one's end, median."""
     algbw: float
@@ -109,27 +109,27 @@ class Row:
     floor_us: float | None
     expected_us: float | None
     calibrates: bool
-    """Whether the model was fitted to this row; it then says nothing about it."""
+    """Whether the model was fitted to this row; then it has no verdict on it."""
     samples: int
     calls_per_sample: int
     disturbed_share: float
     expected_low_us: float | None = None
     expected_high_us: float | None = None
-    """Between these lies the middle half of what the rows that calibrate let expect."""
+    """The middle half of the expected times, from the calibration rows."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values (docs/bench.md), with the figures that follow from others."""
+        """As plain values (docs/bench.md), with derived numbers."""
         return dataclasses.asdict(self) | {"spread": self.time_us.spread, "verdict": self.verdict}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Row:
         names = [item.name for item in dataclasses.fields(cls)]
         known = {name: values[name] for name in names if name in values}  # older files lack some
-        return cls(**known | {"time_us": Summary(**values["time_us"])})
+        return cls(**known | {"time_us": SampleSummary(**values["time_us"])})
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """What two runs of the same thing have in common."""
+        """What identifies a row in two runs."""
         what = (self.collective, self.size_bytes, self.dtype, self.op, self.root)
         return (*what, self.backend, self.ranks)
 
@@ -151,16 +151,15 @@ class Row:
 
     @property
     def range_us(self) -> tuple[float, float]:
-        """What was expected, where something was: the middle half of the row's samples should not
-        lie outside."""
+        """The expected range, if any: the middle half of the row's samples should be inside."""
         expected = self.expected_us or 0.0
         low, high = self.expected_low_us or expected, self.expected_high_us or expected
         return low / TOLERANCE, high * TOLERANCE
 
     @property
     def agrees(self) -> bool:
-        """Whether its samples agree, and those of the rows which let expect something of it: a
-        number can then be expected, and not only a range."""
+        """Whether its samples agree, and those of its calibration rows: then a number can be
+        expected, and not only a range."""
         if not self.expected_us:
             return False
         low, high = self.range_us
@@ -170,21 +169,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something asked for that could not be measured, why, and what would help."""
+    """A request that could not be measured, why, and what would help."""
 
     what: str
-    """ "mpi", or "mpi reduce_scatter" where a backend lacks a collective."""
+    """"mpi", or "mpi reduce_scatter" if a backend lacks a collective."""
     reason: str
     install: str | None = None
 
     def __str__(self) -> str:
         help = f" ({self.install})" if self.install else ""
-        return f"{self.what} is left out: {self.reason}{help}"
+        return f"{self.what} is skipped: {self.reason}{help}"
 
 
 @dataclass
 class Run:
-    """Everything that one run measured, on what, and how. Grows while the run goes on."""
+    """Everything that one run measured, where, and how. It grows during the run."""
 
     machine: dict[str, Any]
     versions: dict[str, str]
@@ -199,7 +198,7 @@ class Run:
 
     @property
     def held_out_error(self) -> dict[str, float]:
-        """By backend, the mean error of what was expected of undisturbed rows outside the fit whose
+        """By backend, the mean error of the expectation for undisturbed rows outside the fit whose
         samples agree."""
         pairs: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
@@ -213,9 +212,9 @@ class Run:
 
     @property
     def in_order(self) -> list[Row]:
-        """The rows as a reader wants them: by collective, size and backend."""
+        """The rows sorted by collective, size and backend."""
         names = list(dict.fromkeys(row.collective for row in self.rows))
-        # Rows of one size are in the order of the backends already.
+        # Rows of one size are already in the order of the backends.
         return sorted(self.rows, key=lambda row: (names.index(row.collective), row.size_bytes))
 
 
@@ -227,7 +226,7 @@ def to_json(run: Run) -> str:
 
 
 def from_json(text: str, where: str = "the file") -> Run:
-    """The run that `to_json` wrote. Raises UnisonoError for another text."""
+    """The run that `to_json` wrote. Raises UnisonoError for any other text."""
     try:
         document = json.loads(text)
     except ValueError as error:

@@ -1,5 +1,5 @@
-"""A run: its ranks are started, or are there already; they meet, connect the backends and measure
-row by row, and rank 0 tells what they find as events."""
+"""A run: its ranks are started, or exist already; they meet, connect the backends and measure row
+by row, and rank 0 reports events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy
 from unisono.bench import machine
 from unisono.bench.floor import measure_link_limit, ranks_by_host
 from unisono.bench.measurer import Control, Measurer
-from unisono.bench.results import Row, Run, Skipped, Summary
+from unisono.bench.results import Row, Run, SampleSummary, Skipped
 from unisono.bench.settings import MEMORY_SHARE, BenchSettings
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import show_files
@@ -34,22 +34,22 @@ Event: TypeAlias = "dict[str, Any]"
 Listener: TypeAlias = Callable[[Event], None]
 
 MARK = "\x1eunisono-bench "
-"""Begins the lines in which rank 0 tells the process that started it."""
+"""The prefix of the lines in which rank 0 reports to the process that started it."""
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def find_ranks() -> RankInfo | None:
-    """This process among the ranks that are there already: those of its world, or those that
-    torchrun, `unisono run` or mpirun has started; None where it is alone."""
+    """This process among existing ranks: those of its world, or those that torchrun, `unisono run`
+    or mpirun has started; None if it is alone."""
     if worlds.is_begun():
         world = worlds.resolve()
         return RankInfo(world.rank, world.size) if world.size > 1 else None
     info = read_rank_info()
-    # A batch script of Slurm has srun's variables, too, and is not a rank.
+    # A Slurm batch script also has srun's variables, but is not a rank.
     if info is not None and info.launcher != "srun":
         return info
     if "PMIX_RANK" in os.environ:
-        raise UnisonoError("this mpirun does not tell its ranks which of how many they are")
+        raise UnisonoError("this mpirun does not tell its ranks their numbers")
     return None
 
 
@@ -60,8 +60,8 @@ def run(
     *,
     everywhere: bool = False,
 ) -> None:
-    """Measure on the ranks that are there, else on new ones, which end with the run. `listener`
-    gets the events, on rank 0 or `everywhere`; `others` gets what new ranks write besides."""
+    """Measure on the existing ranks, else on new ones, which end with the run. `listener` gets the
+    events, on rank 0 or `everywhere`; `others` gets other output of new ranks."""
     require_torch("unisono bench")
     if find_ranks() is not None:
         run_rank(settings, listener, everywhere=everywhere)
@@ -96,7 +96,7 @@ def apply_event(run: Run | None, event: Event) -> Run:
         raise ValueError("an event with results came before the first one")
     if event["event"] == "rows":
         run.rows += [Row.from_dict(row) for row in event["rows"]]
-        known = {skipped.what for skipped in run.skipped}  # said once for all sizes
+        known = {skipped.what for skipped in run.skipped}  # reported once for all sizes
         run.skipped += [Skipped(**new) for new in event["skipped"] if new["what"] not in known]
     elif event["event"] == "end":
         run.finished = True
@@ -130,7 +130,7 @@ def run_rank(
             _check_gpu_memory(control, settings, device, len(neighbours))
         limit = measure_link_limit(comm)
         interface = "lo" if limit is None else limit.interface
-        if interface:  # torch's own guess over hosts is often the loopback
+        if interface:  # over hosts torch often guesses the loopback
             os.environ.setdefault(GLOO_INTERFACE, interface)
         connector = Connector(control, neighbours, device, closing)
         backends, left_out = connector.connect(settings.backends, settings.algorithms)
@@ -159,11 +159,11 @@ def run_rank(
             rows, skipped = measurer.measure(case)
             if calibrates:
                 if any(row.disturbed for row in rows):
-                    # All expected times would suffer from it.
+                    # It would distort all expected times.
                     again, _ = measurer.measure(case)
                     rows = min(rows, again, key=lambda of: sum(row.disturbed_share for row in of))
                 forecast.learn(rows)
-            # The model knows calibration rows alone: what it expects of others is independent.
+            # The model sees only calibration rows: its expectation of others is independent.
             rows = [forecast.expect(row, calibrates) for row in rows]
             emit(
                 "rows",
@@ -175,7 +175,7 @@ def run_rank(
 
 @contextmanager
 def _joined_world() -> Iterator[Communicator]:
-    """The world of this process; where launched ranks have not met, one for the time of the run."""
+    """The world of this process; if launched ranks have not met, a temporary one."""
     if worlds.is_begun():
         yield worlds.resolve()
         return
@@ -186,7 +186,7 @@ def _joined_world() -> Iterator[Communicator]:
 
 
 def _own_group(world: Communicator) -> Communicator:
-    """All ranks of a world in a group of ours: its calls are not the program's."""
+    """All ranks of a world in a group of our own, apart from the program's calls."""
     if world.backend == "unisono":
         group = world.split(range(world.size), "bench")
         assert group is not None
@@ -198,7 +198,7 @@ def _own_group(world: Communicator) -> Communicator:
 
 @contextmanager
 def _process_as_it_was() -> Iterator[None]:
-    """One thread of torch's for the time of a run, and gloo's interface put back after it."""
+    """Run torch with one thread for the time of a run, and restore gloo's interface afterwards."""
     import torch
 
     threads, interface = torch.get_num_threads(), os.environ.get(GLOO_INTERFACE)
@@ -214,7 +214,7 @@ def _process_as_it_was() -> Iterator[None]:
 def _check_gpu_memory(
     control: Control, settings: BenchSettings, device: str, ranks_here: int
 ) -> None:
-    """Raise UnisonoError on all ranks where the largest row does not fit into a GPU's memory."""
+    """Raise UnisonoError on all ranks if the largest row does not fit into a GPU's memory."""
     import torch
 
     free_bytes, _ = torch.cuda.mem_get_info(device)
@@ -226,22 +226,22 @@ def _check_gpu_memory(
     if need_here > room:
         raise UnisonoError(
             f"{what} on {sharing} ranks of a GPU needs about {format_size(need_here)}B of its "
-            f"memory, and {format_size(room)}B may be used: choose smaller sizes"
+            f"memory, but only {format_size(room)}B may be used: choose smaller sizes"
         )
 
 
 class Forecast:
-    """What each row should take, by models fitted to the rows of the same run that calibrate."""
+    """The expected time of each row, by models fitted to the calibration rows of the same run."""
 
     def __init__(self) -> None:
-        self._times: defaultdict[tuple[str, str], dict[int, Summary]] = defaultdict(dict)
+        self._times: defaultdict[tuple[str, str], dict[int, SampleSummary]] = defaultdict(dict)
 
     def learn(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._times[_series(row)][row.size_bytes] = row.time_us
 
     def expect(self, row: Row, calibrates: bool) -> Row:
-        """The row with what was expected of it. Only calibration rows were looked at for that."""
+        """The row with its expected time, from calibration rows only."""
         if calibrates:
             return dataclasses.replace(row, calibrates=True)
         times = self._times.get(_series(row))

@@ -1,4 +1,4 @@
-"""What a run is asked to do: as a user writes it, checked, and then the same on every rank."""
+"""The settings of a run: parsed from the user's text, checked, and the same on every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEVICES = tuple(USUAL_BACKENDS)
 
 BUDGET_S = 2.0
 DEFAULT_RUN_S = 55.0
-"""Seconds for all rows of a run without a budget, where BUDGET_S for each would be more."""
+"""Seconds for all rows of a run without a budget, if BUDGET_S for each would be more."""
 LEAST_BUDGET_S = 0.15
 MEMORY_SHARE = 0.9
 """The share of the free memory that a run may use."""
@@ -66,14 +66,14 @@ class BenchSettings:
         return found
 
     def _case(self, collective: Collective, size: int) -> Case:
-        # Interned, as the name in a program's source is: the engine knows such names by address.
+        # Interned, like a name in a program's source: the engine compares such names by address.
         op = sys.intern(self.op)
         roots = tuple(range(self.ranks)) if self.root is None else (self.root,)
         return Case(collective, size, self.dtype, op, roots, self.ranks)
 
     def memory_bytes(self) -> tuple[int, str]:
-        """What the largest row needs on all ranks together, and what that row is: buffers, the
-        floor's, and once more the wide side, for gloo and MPI keep copies."""
+        """What the largest row needs on all ranks together, and what that row is: buffers, those of
+        the floor, and once more the wide side because gloo and MPI keep copies."""
         from unisono.plan.sizes import format_size
 
         items = item_bytes(self.dtype)
@@ -100,9 +100,9 @@ def check_settings(
     budget_s: float | None = None,
     **others: Any,
 ) -> BenchSettings:
-    """The settings for what a user asked for; None is the default. `there` is how many ranks there
-    are already, if any; `others` are fields of BenchSettings. Raises ValueError, in one sentence,
-    for what cannot be met."""
+    """The settings for a user's arguments; None is the default. `there` is the number of existing
+    ranks, if any; `others` are fields of BenchSettings. Raises ValueError, in one sentence, for
+    invalid arguments."""
     names = _split(collectives)
     known = tuple(COLLECTIVES)
     (device,) = _known("device", [device], DEVICES)
@@ -121,7 +121,7 @@ def check_settings(
     if budget_s is None:  # a run of many rows must not take forever
         budget_s = max(LEAST_BUDGET_S, min(BUDGET_S, DEFAULT_RUN_S / len(settings.cases())))
     if budget_s <= 0:
-        raise ValueError(f"a row needs more than {budget_s} s")
+        raise ValueError(f"the budget of a row must be more than {budget_s} s")
     _check_device(settings)
     return replace(settings, budget_s=budget_s)
 
@@ -153,7 +153,7 @@ def _algorithms(names: Names) -> tuple[str, ...]:
 def _backends(device: str, names: Names) -> tuple[str, ...]:
     wanted = list(USUAL_BACKENDS[device]) if names is None else _split(names)
     if not wanted:
-        raise ValueError(f"backends names none: choose from {', '.join(BACKENDS)}")
+        raise ValueError(f"backends is empty: choose from {', '.join(BACKENDS)}")
     return _known("backend", wanted, BACKENDS)
 
 
@@ -183,23 +183,21 @@ def _sizes(wanted: str | int | Iterable[int | str]) -> tuple[int, ...]:
 
 
 def _ranks(asked: int | None, there: int | None) -> int:
-    """As many as there are already, or were asked for, or cores."""
+    """The existing ranks, or the requested number, or the cores."""
     from unisono.launcher.share import core_count
 
     if asked is not None and asked < 1:
-        raise ValueError(f"{asked} ranks measure nothing")
+        raise ValueError(f"cannot measure on {asked} ranks")
     if there is None:
         return asked or max(2, core_count())
     if asked is not None and asked != there:
-        raise ValueError(
-            f"this process is one of {there} ranks already: leave the number {asked} out"
-        )
+        raise ValueError(f"this process is one of {there} ranks: leave out the number {asked}")
     return there
 
 
 def _check_device(settings: BenchSettings) -> None:
-    """Say before anything runs that there is no GPU, or that the largest row does not fit."""
-    if settings.device != "cpu":  # a GPU's memory is looked at by the ranks that use it
+    """Raise before anything runs if there is no GPU, or if the largest row does not fit."""
+    if settings.device != "cpu":  # the ranks that use a GPU check its memory
         import torch
 
         if not torch.cuda.is_available():
@@ -212,6 +210,6 @@ def _check_device(settings: BenchSettings) -> None:
     need, what = settings.memory_bytes()
     if need > room:
         raise ValueError(
-            f"{what} on {settings.ranks} ranks needs about {format_size(need)}B of memory, and "
-            f"{format_size(room)}B may be used: choose smaller sizes"
+            f"{what} on {settings.ranks} ranks needs about {format_size(need)}B of memory, but "
+            f"only {format_size(room)}B may be used: choose smaller sizes"
         )

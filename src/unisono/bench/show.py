@@ -1,4 +1,4 @@
-"""A run on a terminal: how far it is, and one table per collective as soon as it is measured."""
+"""A run on a terminal: its progress, and one table per collective as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from unisono.bench.results import Row, Run
 from unisono.bench.session import Event, apply_event
 
 PLAIN_WIDTH = 150
-"""Columns where nobody looks: a pipe, a file, a log."""
+"""Columns without a terminal: in a pipe, a file, a log."""
 
 
 class Show:
-    """Adds up the events of a run, and shows it."""
+    """Collects the events of a run, and shows it."""
 
     def __init__(self, console: Console) -> None:
         if not console.is_terminal:
@@ -30,7 +30,7 @@ class Show:
         self._shown = 0
         self._next: Event | None = None
         self._begin_s = time.monotonic()
-        # Refreshed by events alone: a thread that draws would take time from what is measured.
+        # Refreshed by events only: a drawing thread would disturb the measurement.
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Show:
@@ -67,7 +67,7 @@ class Show:
             self.console.print(f"{skipped}", style="yellow", highlight=False, markup=False)
 
     def _print_rest(self) -> None:
-        """The tables of what has been measured and not shown for good."""
+        """The tables of what has been measured but not finally shown."""
         if self.run is None:
             return
         new = self.run.rows[self._shown :]

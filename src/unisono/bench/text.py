@@ -1,4 +1,4 @@
-"""A run as people read it: the cells of its tables, and the sentences around them."""
+"""A run as text: the cells of its tables, and the sentences around them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def time_text(time_us: float | None) -> str:
-    """Three digits or so, whatever the size of the number."""
+    """About three significant digits."""
     if time_us is None:
         return "-"
     digits = 2 if time_us < 10 else 1 if time_us < 100 else 0
@@ -46,7 +46,7 @@ def time_text(time_us: float | None) -> str:
 
 
 def bandwidth_text(bandwidth: float) -> str:
-    """GB/s; "-" for what moves nothing."""
+    """GB/s; "-" if nothing moves."""
     return f"{bandwidth:.2f}" if bandwidth >= 0.01 else f"{bandwidth:.1g}" if bandwidth else "-"
 
 
@@ -65,28 +65,33 @@ class Column:
 
 
 COLUMNS = (
-    Column("size", "nccl-tests' size: the tensor, or the wide side where there is one", size_text),
-    Column("count", "as many elements", least_width=WIDE),
-    Column("backend", "what was measured; unisono:ring is unisono by that algorithm"),
+    Column("size", "nccl-tests' size: the tensor, or the wide side if there is one", size_text),
+    Column("count", "the size in elements", least_width=WIDE),
+    Column("backend", "what was measured; unisono:ring is unisono with that algorithm"),
     Column("time us", "median of the slowest rank's time of one call", time_text),
     Column("p95", "95% of the samples took at most this many us", time_text, WIDE),
     Column(
         "spread",
-        "the middle half of the samples lies in a range this wide, relative to the median",
+        "the width of the middle half of the samples, relative to the median",
         "{:.0%}".format,
         MIDDLE,
     ),
-    Column("skew us", "how far apart the ranks arrived: not the backend's doing", time_text, WIDE),
+    Column(
+        "skew us",
+        "how far apart the ranks arrived; the backend is not responsible",
+        time_text,
+        WIDE,
+    ),
     Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", bandwidth_text, MIDDLE),
-    Column("busbw", "GB/s that the machine has to bring: algbw x a factor", bandwidth_text),
+    Column("busbw", "GB/s that the machine moves: algbw x a factor", bandwidth_text),
     Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
     Column(
         "expected",
-        "us by the model that was fitted to the rows marked calibrates",
+        "us, from a model that was fitted to the rows marked calibrates",
         time_text,
         MIDDLE,
     ),
-    Column("verdict", "the measured time against the expected one"),
+    Column("verdict", "the measured time compared with the expected one"),
     Column("x floor", "times a local add or copy of the same bytes on all ranks", ratio_text, WIDE),
     Column("x first", "times the first backend's time", ratio_text),
 )
@@ -119,7 +124,7 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
 
 
 def _expected_text(row: Row) -> str:
-    """A range where the samples do not agree on a number; "": a number."""
+    """A range if the samples do not agree on a number; "" otherwise."""
     return "" if row.expected_us is None or row.agrees else _range_text(row)
 
 
@@ -165,12 +170,12 @@ def _about_hosts(facts: dict[str, Any]) -> str:
 
 
 def summary(run: Run) -> list[str]:
-    """What follows below the tables: the worst comes last, above the prompt."""
+    """The text below the tables: the worst comes last, above the prompt."""
     return [*model_notes(run), *verdicts(run)]
 
 
 def model_notes(run: Run) -> list[str]:
-    """How well expected times were met."""
+    """How well the expected times fit."""
     errors = ", ".join(f"{name} {error:.1%}" for name, error in run.held_out_error.items())
     expected = [row for row in run.rows if row.expected_us is not None and not row.disturbed]
     if not expected:
@@ -184,7 +189,7 @@ def model_notes(run: Run) -> list[str]:
 
 
 def verdicts(run: Run) -> list[str]:
-    """What was slow or fast, disturbed, wrong or left out."""
+    """What was slow or fast, disturbed, wrong or skipped."""
     lines = []
     for row in run.rows:
         if row.verdict.startswith(("slow", "fast")):
@@ -197,7 +202,7 @@ def verdicts(run: Run) -> list[str]:
         names = ", ".join(sorted({row.backend for row in run.rows if row.wrong}))
         lines.append(f"WRONG RESULTS: {run.wrong} elements differ from the exact result ({names})")
     if not run.finished:
-        lines.append("the run was cut short: this is what was measured until then")
+        lines.append("the run was interrupted: this is what was measured until then")
     return lines
 
 

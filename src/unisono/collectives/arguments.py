@@ -1,5 +1,5 @@
-"""What the functions are given, checked and taken apart: tensors, arrays, ranks and reductions.
-What is refused, the other ranks hear of. And what they return: works that have a result."""
+"""Checks of the functions' arguments: tensors, arrays, ranks and reductions. An invalid argument is
+reported to the other ranks, too. Also the works that the functions return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_tensor(tensor: Any) -> bool:
-    """Whether it is a tensor or an array: what is neither is a structure."""
+    """Whether it is a tensor or an array; anything else is a structure."""
     return isinstance(tensor, (_Tensor, numpy.ndarray))
 
 
@@ -43,7 +43,7 @@ def check_tensor(comm: Communicator, operation: str, tensor: Any) -> None:
 
 
 def copy_of(tensor: Any) -> Any:
-    """A contiguous copy without history."""
+    """A contiguous copy, detached from autograd's graph."""
     if isinstance(tensor, _Tensor):
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensor.copy()
@@ -52,7 +52,7 @@ def copy_of(tensor: Any) -> Any:
 def copy_into(comm: Communicator, operation: str, out: Any, tensor: Any) -> Any:
     """`out`, with the elements of `tensor`."""
     if type(out) is not type(tensor) and not is_tensor(out):
-        refuse_type(comm, operation, f"out is {type(out).__name__}, not a tensor or an array")
+        refuse_type(comm, operation, f"out must be a tensor or an array, not {type(out).__name__}")
     check_out(comm, operation, out, tensor.dtype, tensor.shape)
     if isinstance(out, _Tensor):
         out.detach().copy_(tensor.detach())
@@ -68,11 +68,11 @@ def empty(like: Any, shape: Any) -> Any:
 
 
 def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ...]:
-    """The shape of a rank's part of a tensor that is cut along its first dimension."""
+    """The shape of one rank's part of a tensor that is cut along its first dimension."""
     check_tensor(comm, operation, tensor)
     shape = tuple(tensor.shape)
     if not shape or shape[0] % comm.size:
-        comm.refuse(
+        comm.reject_call(
             operation,
             f"a tensor of shape {shape} cannot be cut evenly for {comm.size} ranks: pass a list of "
             "tensors",
@@ -81,14 +81,16 @@ def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ..
 
 
 def check_parts(comm: Communicator, operation: str, tensors: Any) -> None:
-    """Refuse what is not a tensor for each rank, all of one dtype."""
+    """Check that there is one tensor per rank, all of one dtype."""
     if len(tensors) != comm.size:
-        comm.refuse(operation, f"{len(tensors)} tensors for {comm.size} ranks")
+        comm.reject_call(operation, f"{len(tensors)} tensors for {comm.size} ranks")
     for tensor in tensors:
         check_tensor(comm, operation, tensor)
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
-        refuse_type(comm, operation, f"tensors of one call have one dtype, not {dtypes}")
+        refuse_type(
+            comm, operation, f"all tensors of a call must have the same dtype, not {dtypes}"
+        )
 
 
 def parts(comm: Communicator, operation: str, tensors: Any) -> list[torch.Tensor]:
@@ -113,32 +115,33 @@ def in_given_type(given: Any, result: Any) -> Any:
 
 
 def refuse_type(comm: Communicator, operation: str, why: str) -> NoReturn:
-    """Raise TypeError about this rank's arguments, once its peers know."""
+    """Raise TypeError about this rank's arguments, after telling its peers."""
     try:
-        comm.refuse(operation, why)
+        comm.reject_call(operation, why)
     except ValueError as error:
         raise TypeError(str(error)) from None
 
 
 def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) -> int:
-    """The rank that was passed, by whichever name; 0 if none was. Refuses what is not one."""
+    """The rank that was passed, under either name; 0 by default. Rejects an invalid rank."""
     if root is not None:
         rank = one_root(comm, operation, rank, root)
     if rank is None:
         return 0
     if not isinstance(rank, int) or not 0 <= rank < comm.size:
-        comm.refuse(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
+        comm.reject_call(operation, NotARank("rank", rank, comm.size).among(comm.global_ranks))
     return rank
 
 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
-        comm.refuse(operation, f"out is {given}, and the result {wanted}")
+        comm.reject_call(operation, f"out is {given}, and the result {wanted}")
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:
-    """A tensor, or an array as a tensor of the same memory. Refuses what has no plain memory."""
+    """A tensor, or an array as a tensor over the same memory. Rejects sparse tensors and the
+    like."""
     if not isinstance(tensor, torch.Tensor):
         try:
             return torch.from_numpy(tensor)
@@ -146,22 +149,22 @@ def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Te
             refuse_type(comm, operation, str(error))
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = f"{tensor.layout} of {tensor.dtype}"
-        refuse_type(comm, operation, f"{kind} has no plain memory: pass a dense tensor")
+        refuse_type(comm, operation, f"{kind} is not dense: pass a dense tensor")
     return tensor
 
 
 def reduction(
     op: Any, comm: Communicator, operation: str, *tensors: Any, where: str = ""
 ) -> Reduction:
-    """The Communicator's name of `op`, which the caller is about to apply to these tensors, found
-    at `where` in a structure. Refuses what is unknown, or has no meaning for a tensor's dtype."""
+    """The Communicator's name for `op`. `where` says where in a structure the tensors are. Rejects
+    an unknown reduction, and one that is not defined for a tensor's dtype."""
     known = known_reduction(op)
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):
-            comm.refuse(
+            comm.reject_call(
                 operation, f"{op!r} is not a reduction: pass a group by its name, group=..."
             )
-        comm.refuse(operation, describe_unknown_reduction(op))
+        comm.reject_call(operation, describe_unknown_reduction(op))
     name: str = "premul_sum" if isinstance(known, PremulSum) else known
     for dtype in {dtype_name(tensor) for tensor in tensors}:
         if not has_meaning(name, dtype):
@@ -171,7 +174,7 @@ def reduction(
 
 
 class ResultWork(Work[Any]):
-    """An operation under way. `wait()` returns what the blocking form would have returned."""
+    """An operation in progress. `wait()` returns what the blocking form would have returned."""
 
     __slots__ = ("_finish", "_result", "_work")
 
@@ -203,17 +206,18 @@ class ResultWork(Work[Any]):
 def result_or_work(
     work: Work | None, async_op: bool, result: Any, finish: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of a call, by `finish` if given; with `async_op`, a work that returns it."""
+    """The result of a call, passed through `finish` if given; with `async_op`, a work that returns
+    it."""
     if async_op:
         return ResultWork(work, result, finish)
     return result if finish is None else finish()
 
 
-# -- torch's order, outputs before inputs: refused with the right call, on every rank --------------
+# -- torch's order, outputs before inputs: rejected on every rank, with the right call -------------
 
 
 def inputs_first(function: Function) -> Function:
-    """Have a function refuse torch's order, outputs before inputs."""
+    """A decorator: reject torch's order of arguments, outputs before inputs."""
     name, code = function.__name__, function.__code__
     second, most = code.co_varnames[1], code.co_argcount
 
@@ -227,7 +231,7 @@ def inputs_first(function: Function) -> Function:
 
 
 def _is_foreign(function: str, second: str, value: Any) -> bool:
-    """Whether this cannot be the second argument of our function, which is called `second`."""
+    """Whether this cannot be the second argument of our function, named `second`."""
     if second == "group":
         is_object = function.endswith("_object") and isinstance(value, (str, dict, set))
         return is_object or may_be_output_first(value)
@@ -235,7 +239,7 @@ def _is_foreign(function: str, second: str, value: Any) -> bool:
 
 
 def _refuse(function: str, second: str, given: Any, named: dict[str, Any]) -> NoReturn:
-    """Say what was meant, on the group that the call names, or else in the world."""
+    """Say what was probably meant, on the group of the call, or else on the world."""
     what = {"group": "a group", "op": "a reduction"}.get(second, "a rank")
     why = f"{name_type(given[1])} is not {what}: {describe_output_first(function)}"
     group = next((each for each in (*given[2:], *named.values()) if hasattr(each, "rank")), None)

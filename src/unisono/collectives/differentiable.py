@@ -1,11 +1,11 @@
-"""Collectives with gradients: results are new tensors that autograd can go back through.
+"""Collectives with gradients: results are new tensors that autograd can differentiate.
 
 The loss is the sum of all ranks' local losses. A program that computes the same loss on every rank
 counts it once per rank: divide by the group's size, or use rank 0's alone and zero elsewhere.
 
-Backward passes are collective, too: every rank must go backward through the same calls, in
-reverse order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. Where
-one rank's input requires a gradient, every rank's result does.
+Backward passes are collective, too: every rank must run backward through the same calls, in reverse
+order. A rank whose loss does not depend on a result adds `0 * result.sum()` to it. If one rank's
+input requires a gradient, every rank's result does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> tor
     """The ranks' tensors combined, on every rank of `group` (None: the world); `tensor` stays as it
     is.
 
-    Gradients flow through sum, mean, min, max and PremulSum as `op`. Of min and max, ranks
-    that share the extreme value share the gradient evenly, as torch.amax does.
+    Gradients flow through sum, mean, min, max and PremulSum as `op`. For min and max, ranks that
+    share the extreme value share the gradient evenly, as in torch.amax.
 
-    Raises TypeError on every rank for what is not a tensor or the mean of integers, ValueError for
-    a reduction that has no gradient.
+    Raises TypeError on every rank if `tensor` is not a tensor, or for the mean of integers;
+    ValueError for a reduction without a gradient.
 
     >>> x = torch.ones(1, requires_grad=True)
     >>> y = unisono.differentiable.all_reduce(x)
@@ -54,7 +54,7 @@ def all_gather(tensor: torch.Tensor, group: Group = None) -> list[torch.Tensor]:
     """A list of every rank's `tensor`, on every rank of `group` (None: the world); shapes may
     differ.
 
-    Raises TypeError on every rank for what is not a tensor.
+    Raises TypeError on every rank if `tensor` is not a tensor.
 
     >>> x = torch.full((2,), float(comm.rank), requires_grad=True)
     >>> parts = unisono.differentiable.all_gather(x)
@@ -74,8 +74,8 @@ def reduce_scatter(
     mean and PremulSum have gradients.
 
     `tensors` is a list with a tensor for each rank, or one that is cut evenly along its first
-    dimension. Raises ValueError on every rank for another reduction, TypeError for what is not a
-    tensor.
+    dimension. Raises ValueError on every rank for another reduction, TypeError for anything but
+    tensors.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> part = unisono.differentiable.reduce_scatter(x)
@@ -87,7 +87,7 @@ def reduce_scatter(
     parts = arguments.parts(comm, "reduce_scatter", tensors)
     known = _differentiable_op(op, comm, "reduce_scatter", parts[0])
     if known in ("min", "max"):
-        comm.refuse("reduce_scatter", f"{known} has no gradient here: use all_reduce")
+        comm.reject_call("reduce_scatter", f"{known} has no gradient here: use all_reduce")
     return _ReduceScatter.apply(comm, known, *_track_alike(comm, parts))  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -95,12 +95,12 @@ def reduce_scatter(
 def all_to_all(
     tensors: torch.Tensor | Sequence[torch.Tensor], group: Group = None
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Part i of rank j's `tensors` is part j of rank i's result; of one tensor, which is cut evenly
-    along its first dimension, the result is one tensor, of a list with a tensor for each rank of
-    `group` (None: the world) a list.
+    """Part i of rank j's `tensors` is part j of rank i's result; `tensors` is one tensor that is
+    cut evenly along its first dimension, and so is the result; or a list with a tensor for each
+    rank of `group` (None: the world), and so is the result.
 
-    Raises ValueError on every rank for a tensor that cannot be cut evenly, TypeError for what is
-    not a tensor.
+    Raises ValueError on every rank for a tensor that cannot be cut evenly, TypeError for anything
+    but tensors.
 
     >>> x = torch.tensor([0.0, 1.0], requires_grad=True)
     >>> y = unisono.differentiable.all_to_all(x)
@@ -118,7 +118,7 @@ def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.
     """Rank `src`'s `tensor`, on every rank of `group` (None: the world); others pass one of the
     same shape, which stays as it is and gets a gradient of zero.
 
-    Raises TypeError for what is not a tensor, ValueError for a `src` that is not a rank.
+    Raises TypeError if `tensor` is not a tensor, ValueError if `src` is not a rank.
 
     >>> x = torch.ones(1, requires_grad=True)
     >>> unisono.differentiable.broadcast(x, src=1).backward()
@@ -138,8 +138,8 @@ def _group_of(group: Any, operation: str, tensor: Any) -> Communicator:
 
 
 def _track_alike(comm: Communicator, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, tracked by autograd on every rank if they are on one: else that one would
-    wait in its backward pass for ranks that have none."""
+    """The same tensors, tracked by autograd on every rank if they are on one. Otherwise that rank's
+    backward pass would wait for ranks that have none."""
     if comm.size == 1 or not torch.is_grad_enabled():
         return tensors
     wanted = any(tensor.requires_grad for tensor in tensors)
@@ -157,7 +157,7 @@ def _differentiable_op(
 ) -> Reduction:
     known = reduction(op, comm, operation, tensor)
     if known in ("product", "band", "bor", "bxor"):
-        comm.refuse(operation, f"{known} has no gradient")
+        comm.reject_call(operation, f"{known} has no gradient")
     return known
 
 
@@ -167,11 +167,11 @@ def _reduce_copy(comm: Communicator, tensor: torch.Tensor, op: Reduction) -> tor
     return result
 
 
-# Each backward is made of differentiable functions, so that gradients have gradients, too.
+# Each backward uses differentiable functions, so that second derivatives work.
 
 
 class _Sum(torch.autograd.Function):
-    """sum, avg and premul_sum: their gradient is the sum of the gradients, scaled alike."""
+    """sum, avg and premul_sum: the gradient is the sum of the gradients, scaled the same way."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
@@ -184,7 +184,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Extreme(torch.autograd.Function):
-    """min and max: the gradient goes to whoever had the extreme value."""
+    """min and max: the gradient goes to the ranks that had the extreme value."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, op: Reduction) -> torch.Tensor:
@@ -255,7 +255,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 class _Reduce(torch.autograd.Function):
-    """The sum on one rank, zero on the others: what a broadcast is backward."""
+    """The sum on one rank, zero on the others: the backward of a broadcast."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Communicator, dst: int) -> torch.Tensor:

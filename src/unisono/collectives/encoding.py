@@ -1,6 +1,6 @@
-"""Plain data as bytes, without pickle: what comes from a peer can become data and nothing else.
+"""Plain data as bytes, without pickle: bytes from a peer can only become data.
 
-A value is a tag, one byte, and what belongs to it; lengths are 8 bytes, little-endian.
+A value is a one-byte tag and its contents; lengths are 8 bytes, little-endian.
 
     N T F            None, True, False
     i LENGTH BYTES   int, two's complement, little-endian
@@ -12,8 +12,8 @@ A value is a tag, one byte, and what belongs to it; lengths are 8 bytes, little-
                      and each length, then the elements, row by row
     p LENGTH BYTES   a pickle, read only by those who allow it
 
-Types are exact: a subclass of dict or int is none of these. Tensors come back on the CPU, without
-their gradients' history.
+Types are exact: a subclass of dict or int is not encoded. Tensors come back on the CPU, detached
+from autograd's graph.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _COMPLEX = struct.Struct("<dd")
 _NUMPY_DTYPE = re.compile(r"[<>|=]?[biufcSU][0-9]{1,10}")
 _MANY: dict[type, bytes] = {list: b"l", tuple: b"t", set: b"e"}
 _DEEPEST = 200
-"""How deep structures may be nested; one that contains itself is deeper."""
+"""How deep structures may be nested; a structure that contains itself exceeds it."""
 
 
 def encode(value: Any, allow_pickle: bool = False) -> bytearray:
-    """The bytes of a value. Raises TypeError, with the path, for what is not plain data, unless it
-    may be pickled, and ValueError for what is nested too deeply."""
+    """The bytes of a value. Raises TypeError, with the path, for anything but plain data unless
+    pickle is allowed, and ValueError if the value is nested too deeply."""
     out = bytearray()
     _put(out, value, (), allow_pickle)
     return out
 
 
 def decode(data: bytes | bytearray | memoryview, allow_pickle: bool = False) -> Any:
-    """The value of these bytes. Raises ValueError if they are not what `encode` makes, or hold a
-    pickle that is not allowed. Never takes more memory than the bytes account for."""
+    """The value of these bytes. Raises ValueError if `encode` did not make them, or if they hold a
+    pickle that is not allowed. Never allocates more memory than the bytes account for."""
     reader = _Reader(memoryview(data).cast("B"), allow_pickle)
     try:
         value = reader.value(0)
     except (TypeError, UnicodeDecodeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"these bytes encode no value: {error}") from error
+        raise ValueError(f"these bytes are not an encoded value: {error}") from error
     if reader.at != len(reader.data):
         raise ValueError(f"{len(reader.data) - reader.at} bytes are left after the value")
     return value
@@ -107,8 +107,8 @@ def _refuse(value: Any, path: tuple[str, ...], why: str) -> NoReturn:
     kind = type(value)
     where = f"{''.join(path)}: " if path else ""
     raise TypeError(
-        f"{where}{kind.__module__}.{kind.__qualname__} is {why}: pass allow_pickle=True on "
-        "every rank, if you trust them all, or convert it"
+        f"{where}{kind.__module__}.{kind.__qualname__} is {why}: convert it, or pass "
+        "allow_pickle=True on every rank if you trust them all"
     )
 
 
@@ -132,7 +132,7 @@ def _put_elements(
 
 
 def torch_dtype(name: object) -> torch.dtype:
-    """The dtype that a peer calls by this name. Raises ValueError if torch has no such."""
+    """The dtype with this name. Raises ValueError if torch has none."""
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype {str(name)[:80]!r}")
@@ -140,14 +140,14 @@ def torch_dtype(name: object) -> torch.dtype:
 
 
 def _numpy_dtype(name: str) -> numpy.dtype[Any]:
-    """NumPy would parse more than names, and as Python: "i4,(" is a SyntaxError there."""
+    """numpy.dtype parses more than names: "i4,(" raises a SyntaxError there."""
     if not _NUMPY_DTYPE.fullmatch(name):
         raise ValueError(f"{name[:80]!r} is not a dtype of plain elements")
     return numpy.dtype(name)
 
 
 class _Reader:
-    """A position in the bytes. Whatever a length says is compared with what is left first."""
+    """A position in the bytes. Every length is checked against the bytes that remain."""
 
     def __init__(self, data: memoryview, allow_pickle: bool) -> None:
         self.data = data
@@ -157,7 +157,7 @@ class _Reader:
     def take(self, count: int) -> memoryview:
         left = len(self.data) - self.at
         if count > left:
-            raise ValueError(f"{count} bytes should follow, and {left} do")
+            raise ValueError(f"{count} bytes expected, {left} left")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -165,10 +165,10 @@ class _Reader:
         return int(_LENGTH.unpack(self.take(8))[0])
 
     def count(self) -> int:
-        """How many values follow: each has a byte at least."""
+        """How many values follow; each takes at least one byte."""
         count = self.length()
         if count > len(self.data) - self.at:
-            raise ValueError(f"{count} values should follow in {len(self.data) - self.at} bytes")
+            raise ValueError(f"{count} values expected in {len(self.data) - self.at} bytes")
         return count
 
     def value(self, depth: int) -> Any:
@@ -198,15 +198,15 @@ class _Reader:
         if tag == b"p":
             data = self.take(self.length())
             if not self.allow_pickle:
-                raise ValueError("a pickle, and this rank did not pass allow_pickle=True")
+                raise ValueError("it is pickled, and this rank did not pass allow_pickle=True")
             return pickle.loads(data)
-        raise ValueError(f"no value begins with {tag!r}")
+        raise ValueError(f"unknown tag {tag!r}")
 
     def elements(self, tag: bytes) -> Any:
         name = str(self.take(self.length()), "utf-8")
         shape = [self.length() for _ in range(self.count())]
         if len(shape) > 64 or any(length >= 2**63 for length in shape):
-            raise ValueError(f"no tensor has the shape {shape[:65]}")
+            raise ValueError(f"invalid shape {shape[:65]}")
         dtype: Any = torch_dtype(name) if tag == b"x" else _numpy_dtype(name)
         count = 1
         for length in shape:

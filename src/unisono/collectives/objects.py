@@ -1,5 +1,5 @@
-"""Objects between ranks: plain data by an encoding of our own (encoding.py), so that a peer can
-send data and nothing else; anything else is pickled, and only if asked for."""
+"""Objects between ranks: plain data in our own encoding (encoding.py), so that a peer can only send
+data; anything else is pickled, and only on request."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def broadcast_object(
 def all_gather_object(
     obj: Object, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object]:
-    """A list of every rank's `obj`, in rank order, on every rank of `group` (None: the world).
-    `allow_pickle` is that of `broadcast_object`. Raises what that raises.
+    """Return a list of every rank's `obj`, in rank order, on every rank of `group` (None: the
+    world). `allow_pickle`, the same on every rank, allows objects that are not plain data. Raises
+    TypeError on every rank, with the path, for one that is not, where it is not allowed.
 
     >>> unisono.all_gather_object(f"rank {comm.rank}")
     ['rank 0', 'rank 1']
@@ -65,9 +66,10 @@ def all_gather_object(
 def gather_object(
     obj: Object, dst: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object] | None:
-    """A list of every rank's `obj`, in rank order, on rank `dst` of `group` (None: the world); None
-    elsewhere. `allow_pickle` is that of `broadcast_object`. Raises what that raises, and ValueError
-    if `dst` is not a rank of the group.
+    """Return a list of every rank's `obj`, in rank order, on rank `dst` of `group` (None: the
+    world), and None elsewhere. `allow_pickle`, the same on every rank, allows objects that are not
+    plain data. Raises TypeError on every rank, with the path, for one that is not, where it is not
+    allowed, and ValueError if `dst` is not a rank of the group.
 
     >>> texts = unisono.gather_object(("text", comm.rank), dst=0)
     >>> texts == ([("text", 0), ("text", 1)] if comm.rank == 0 else None)
@@ -90,7 +92,7 @@ def _gather(comm: Communicator, obj: Any, dst: int | None, allow_pickle: bool) -
 def _encode_all(
     comm: Communicator, obj: Any, allow_pickle: bool, has_part: bool = True
 ) -> tuple[bytearray, list[int]]:
-    """This rank's bytes, and how many bytes every rank has. Where one cannot go on, nobody does."""
+    """This rank's bytes, and how many bytes each rank has. If one rank fails, all raise."""
     data, state = bytearray(), _FINE
     if has_part:
         try:
@@ -112,7 +114,7 @@ def _encode_all(
     if len(set(allowing)) > 1:
         ranks = [rank for rank, allows in enumerate(allowing) if allows]
         raise ValueError(
-            f"allow_pickle=True comes only from {name_ranks(ranks)} of group {comm.name}: pass it "
-            "on every rank or on none"
+            f"only {name_ranks(ranks)} of group {comm.name} passed allow_pickle=True: pass it on "
+            "every rank or on none"
         )
     return data, list(lengths)

@@ -1,5 +1,5 @@
-"""Moving tensors whose shapes only their owners know: every rank says first what it has, in a few
-integers, its *spec*. Over shared memory the engine gathers small tensors in one message."""
+"""Tensors whose shapes differ from rank to rank: every rank first sends its dtype and shape as a
+few integers, its *spec*. Over shared memory the engine gathers small tensors in one message."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from unisono.comm.work import Work
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as a row of bytes: in the tensor's own memory where it is contiguous."""
+    """The elements as a row of bytes, in the tensor's own memory if it is contiguous."""
     row = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
-    # The stride of no or one element may be anything, and view() wants 1.
+    # The stride of zero or one element may be anything, but view() needs 1.
     return row.as_strided(row.shape, (1,)).view(torch.uint8)
 
 
@@ -37,20 +37,20 @@ def bytes_of(row: torch.Tensor) -> memoryview:
 
 
 def device_of(comm: Communicator) -> Any:
-    """Where a Communicator takes tensors that nobody has given a device."""
+    """The default device of a Communicator's tensors."""
     return getattr(comm, "device", "cpu")
 
 
 def all_gather_integers(
     comm: Communicator, integers: tuple[int, ...], device: Any
 ) -> list[tuple[int, ...]]:
-    """Every rank's integers, in rank order; all ranks pass equally many. Where a Communicator has
-    no way of its own for that, they travel in memory of this device."""
+    """Every rank's integers, in rank order; all ranks pass the same number. Without a short cut in
+    the transport they travel in memory of this device."""
     exchange = comm.transport.exchange_integers
     if exchange is not None:
         return exchange(integers)
     everyone: Any
-    if str(device) == "cpu":  # arrays are made in a fraction of the time that tensors take
+    if str(device) == "cpu":  # arrays are much cheaper to make than tensors
         everyone = numpy.empty((comm.size, len(integers)), dtype=numpy.int64)
         comm.all_gather(everyone, numpy.array(integers, dtype=numpy.int64))
     else:
@@ -60,10 +60,10 @@ def all_gather_integers(
 
 
 _MOST_DIMS = 64
-"""torch knows no tensor with more."""
+"""torch's limit."""
 
 TensorSpec = tuple[torch.dtype, tuple[int, ...]]
-"""What a rank has: a dtype and a shape."""
+"""A rank's dtype and shape."""
 
 
 def gather(
@@ -73,8 +73,8 @@ def gather(
     out: Sequence[torch.Tensor] | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Every rank's tensor, in rank order, whatever its shape and dtype: on rank `dst`, in `out`
-    where it is given, and None elsewhere; with None for `dst` on every rank."""
+    """Every rank's tensor, in rank order, of any shape and dtype: on rank `dst`, in `out` if given,
+    and None elsewhere; on every rank if `dst` is None."""
     is_wanted = dst is None or comm.rank == dst
     if comm.transport.gather_ragged is not None:
         try:
@@ -107,14 +107,14 @@ def gather(
 
 
 def _empty_beside(tensor: torch.Tensor, number: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of the dtype with DLPack's number, where `tensor` lies."""
+    """A tensor of the dtype with this DLPack number, on the device of `tensor`."""
     return torch.empty(shape, dtype=_numbered_dtype(number), device=tensor.device)
 
 
 def _copy_into(
     comm: Communicator, out: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The program's own tensors, which may lie anyhow, with what has been gathered."""
+    """Copy what was gathered into the program's own tensors, of any layout."""
     buffers = list(out)
     for tensor, buffer in zip(tensors, buffers, strict=True):
         check_out(comm, "gather", buffer, tensor.dtype, tensor.shape)
@@ -126,7 +126,7 @@ def _copy_into(
 def gather_rows(
     comm: Communicator, parts: Any, mine: torch.Tensor, dst: int | None, async_op: bool = False
 ) -> Work | None:
-    """The Communicator's gather to rank `dst`, or, without one, its all_gather."""
+    """The Communicator's gather to rank `dst`, or its all_gather if `dst` is None."""
     if dst is None:
         return comm.all_gather(parts, mine, async_op=async_op)
     return comm.gather(parts, mine, dst, async_op=async_op)
@@ -140,7 +140,7 @@ def scatter(
     device: Any,
     async_op: bool = False,
 ) -> Any:
-    """Tensor r of rank `src`'s, on rank r, which learns from `src` what it gets."""
+    """Tensor r of rank `src`, on rank r, which learns dtype and shape from `src`."""
     mine = torch.empty(2 + _MOST_DIMS, dtype=torch.int64, device=device)
     comm.scatter(mine, None if tensors is None else _pack_specs(tensors, device), src)
     dtype, shape = _unpack_spec(mine.tolist())
@@ -152,7 +152,7 @@ def scatter(
 
 
 def all_to_all(comm: Communicator, tensors: Sequence[torch.Tensor], async_op: bool = False) -> Any:
-    """Tensor r of every rank's, on rank r, in rank order."""
+    """Tensor r of every rank, on rank r, in rank order."""
     device = tensors[0].device
     integers = torch.empty((comm.size, 2 + _MOST_DIMS), dtype=torch.int64, device=device)
     comm.all_to_all(integers, _pack_specs(tensors, device))
@@ -179,6 +179,6 @@ def _unpack_spec(integers: Sequence[int]) -> TensorSpec:
 
 @cache
 def _numbered_dtype(number: int) -> torch.dtype:
-    """The dtype with DLPack's number."""
+    """The dtype with this DLPack number."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     return next(dtype for dtype in found if dtype_code(name_of_dtype(dtype)) == number)

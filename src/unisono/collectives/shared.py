@@ -17,16 +17,16 @@ ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _LINE_BYTES = 64
 
 
-def share(tensor: TensorT, group: Group = None) -> TensorT:
+def share_tensor(tensor: TensorT, group: Group = None) -> TensorT:
     """A copy of `tensor`, a CPU tensor or array, in memory that every rank of `group` (None: the
-    world) has mapped. All ranks call, each with its own. The copy is contiguous, and no part of
-    autograd's graph.
+    world) has mapped. All ranks call it, each with its own. The copy is contiguous and detached
+    from autograd's graph.
 
-    Raises TypeError for what is no such tensor, and what `Communicator.empty` raises.
+    Raises TypeError for any other tensor, and what `Communicator.empty` raises.
 
-    >>> x = unisono.share(torch.arange(3) + comm.rank)
+    >>> x = unisono.share_tensor(torch.arange(3) + comm.rank)
     >>> comm.barrier()
-    >>> comm.peer(x, 1)
+    >>> comm.get_peer_tensor(x, 1)
     tensor([1, 2, 3])
     """
     comm = resolve(group)
@@ -43,19 +43,19 @@ def share(tensor: TensorT, group: Group = None) -> TensorT:
 @outlasting_inference_mode()
 def share_module(module: ModuleT, group: Group = None) -> ModuleT:
     """Move the parameters and buffers of a `module` into memory that every rank of `group` (None:
-    the world) has mapped; returns the module. All ranks call, each with its own.
+    the world) has mapped; returns the module. All ranks call it, each with its own.
 
-    The tensors stay the same objects, so that optimizers and hooks know them; those that share
-    memory share it still. All of it is one allocation.
+    The tensors stay the same objects, so that optimizers and hooks keep working; tied tensors stay
+    tied. Everything goes into one allocation.
 
-    Raises TypeError for parameters or buffers that are not on the CPU or have no plain memory, and
-    what `Communicator.empty` raises.
+    Raises TypeError for parameters or buffers that are not dense CPU tensors, and what
+    `Communicator.empty` raises.
 
     >>> layer = unisono.share_module(torch.nn.Linear(2, 1))
     >>> comm.is_shared(layer.weight)
     True
     >>> comm.barrier()
-    >>> comm.peer(layer.bias.detach(), comm.next).shape
+    >>> comm.get_peer_tensor(layer.bias.detach(), comm.next).shape
     torch.Size([1])
     """
     comm = resolve(group)
@@ -77,7 +77,7 @@ def share_module(module: ModuleT, group: Group = None) -> ModuleT:
         there.copy_(torch.empty(0, dtype=torch.uint8).set_(storage))
         offset = (memory.storage_offset() + start) // tensor.element_size()
         where = offset + tensor.storage_offset(), tensor.shape, tensor.stride()
-        with torch.inference_mode(tensor.is_inference()):  # it stays what it is
+        with torch.inference_mode(tensor.is_inference()):  # an inference tensor stays one
             moved = torch.empty(0, dtype=tensor.dtype)
             tensor.data = moved.set_(memory.untyped_storage(), *where)
     return module

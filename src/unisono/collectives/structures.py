@@ -1,8 +1,9 @@
 """Collectives on structures: dicts, lists, tuples, namedtuples and dataclasses of tensors, arrays,
-plain numbers and None, the *leaves*, in few messages. A *skeleton* says how leaves hang together.
+plain numbers and None, the *leaves*, in few messages. The *skeleton* is the structure without its
+leaves.
 
-Every rank says first, in 16 bytes, what its structure looks like. Where two differ, all ranks
-raise, and the group goes on. Numbers travel as float64, int64, complex128 or bool.
+Every rank first sends a 16-byte digest of its structure. If two differ, all ranks raise, and the
+group stays usable. Numbers travel as float64, int64, complex128 or bool.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def broadcast(comm: Communicator, structure: Any, src: int, async_op: bool) -> A
 
 
 def _take_apart_alike(comm: Communicator, operation: str, structure: Any, op: Op | None) -> Tree:
-    """The structure taken apart, once it is known that all ranks have one like it."""
+    """The structure taken apart, after checking that all ranks have the same one."""
     tree = _take_apart(comm, operation, structure)
     if op is not None:
         _check_meaning(comm, operation, tree, op)
@@ -82,7 +83,7 @@ def _take_apart(comm: Communicator, operation: str, structure: Any) -> Tree:
         refuse_type(comm, operation, str(error))
     for number in tree.numbers:
         if type(number) is int and not -(2**63) <= number < 2**63:
-            comm.refuse(operation, f"{number} does not fit into 64 bits: pass a float")
+            comm.reject_call(operation, f"{number} does not fit into 64 bits: pass a float")
     return tree
 
 
@@ -106,7 +107,7 @@ def _call_in_place(
     async_op: bool,
     call: Callable[[list[Any]], Any],
 ) -> Any:
-    """Make the call on all leaves at once; the structure that it leads to."""
+    """Make the call on all leaves at once; returns the resulting structure."""
     rows = tree.tensors
     if not tree.are_distinct:  # each one once
         rows = list({id(tensor): tensor for tensor in rows}.values())
@@ -135,9 +136,8 @@ def _call_in_place(
 
 @dataclasses.dataclass(slots=True)
 class Tree:
-    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, what stands for
-    the dtypes and shapes of its tensors, which dtypes there are, and whether no tensor is there
-    twice."""
+    """A structure taken apart: its tensors and arrays, its numbers, its skeleton, a digest of the
+    dtypes and shapes, the set of dtypes, and whether no tensor occurs twice."""
 
     tensors: list[Any]
     numbers: list[Any]
@@ -155,7 +155,7 @@ def take_apart(structure: Any) -> Tree:
     if described is not None:
         tree.shapes, places, tree.are_distinct = described
         tree.dtypes = tuple(tree.tensors[place].dtype for place in places)
-    else:  # there are arrays, or tensors that the engine will refuse
+    else:  # there are arrays, or tensors that the engine rejects
         tree.shapes = b"".join(map(_describe_leaf, tree.tensors))
         tree.dtypes = tuple({leaf.dtype for leaf in tree.tensors})
         tree.are_distinct = len(set(map(id, tree.tensors))) == len(tree.tensors)
@@ -202,7 +202,7 @@ def description(tree: Tree) -> list[list[str]]:
 
 
 def difference(descriptions: Sequence[Sequence[Sequence[str]]]) -> str | None:
-    """The first path at which ranks have different things, as text; None where there is none."""
+    """The first path at which the ranks' structures differ, as text; None if they are equal."""
     for rank, theirs in enumerate(descriptions):
         for (path, first), (_, other) in zip(descriptions[0], theirs, strict=False):
             if first != other:
@@ -221,7 +221,7 @@ def _walk(node: Any, tree: Tree, path: tuple[str, ...]) -> Any:
     if node is None:
         return "None"
     name, keys, values = _open_node(node, path)
-    if set(map(type, values)) == {torch.Tensor}:  # often, and much faster than one by one
+    if set(map(type, values)) == {torch.Tensor}:  # the usual case, and much faster than one by one
         tree.tensors.extend(values)
         return (name, keys, ("tensor",) * len(keys))
     below = [
@@ -262,7 +262,7 @@ def _step(name: str, key: Any) -> str:
 
 
 def _rebuild(node: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
-    """A structure like this one, with other leaves instead of its own."""
+    """A structure like this one, with other leaves."""
     if isinstance(node, _TENSORS):
         return next(tensors)
     if type(node) in _NUMBERS:

@@ -13,7 +13,7 @@ from unisono.comm.reductions import AnyReduction as Op
 from unisono.comm.tensors import Tensor, Tensors
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # Python's own knows defaults from 3.13 on
+    from typing_extensions import TypeVar  # typing.TypeVar has defaults only from Python 3.13
 else:
     from typing import TypeVar as _TypeVar
 
@@ -41,7 +41,7 @@ class Dataclass(Protocol):
 Structure: TypeAlias = (
     "Tensor | complex | Mapping[Any, object] | Sequence[object] | Dataclass | None"
 )
-"""A tensor, a number, or a structure of them; a Work is none."""
+"""A tensor, a number, or a structure of them; not a Work."""
 
 TensorT = TypeVar("TensorT", bound="Tensor", default=torch.Tensor)
 StructureT = TypeVar("StructureT", bound="Structure")

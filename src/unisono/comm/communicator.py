@@ -780,14 +780,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     # -- refusing, failing and ending --------------------------------------------------------------
 
-    def refuse(self, operation: str, why: str) -> NoReturn:
+    def reject_call(self, operation: str, why: str) -> NoReturn:
         """Refuse this rank's arguments of a collective, the `operation`: tell its peers that it
         will not take part, then raise ValueError with the reason `why`.
 
         Raises ValueError in any case. If all ranks refuse the same call, the group remains usable;
         otherwise the others raise CollectiveMismatch.
 
-        >>> comm.refuse("all_reduce", "three is too many")
+        >>> comm.reject_call("all_reduce", "three is too many")
         Traceback (most recent call last):
             ...
         ValueError: ...three is too many...
@@ -815,7 +815,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         raise self._worded(operation, why) from None
 
     def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
-        """As `refuse`, with an exception of another type; a ScheduleError keeps its text."""
+        """As `reject_call`, with an exception of another type; a ScheduleError keeps its text."""
         self._raise_if_ended(operation)
         self.transport.refuse(operation)
         raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None

@@ -1,7 +1,8 @@
 """Shared tensors of a Communicator: ordinary tensors in memory that all its ranks map.
 
 `Memory` is one allocation of the group, with a part for each rank. If the ranks share no memory
-there is none, and tensors are ordinary ones: programs run the same everywhere, except for `peer`.
+there is none, and tensors are ordinary ones: programs run the same everywhere, except for
+`get_peer_tensor`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class SharedTensors:
         is torch's default.
 
         It is an ordinary tensor. Calls to which every rank passes such tensors, whole or as
-        contiguous slices, move large ones with one copy fewer (docs/shared.md); `peer` returns
+        contiguous slices, move large ones with one copy fewer (docs/shared.md); `get_peer_tensor` returns
         another rank's. The memory is freed when all ranks have dropped their tensors. If the ranks
         share no memory, on several hosts or over torch, the tensor is in this rank's own memory.
 
@@ -129,7 +130,7 @@ class SharedTensors:
         made[...] = 0  # new shared memory is zeroed, but ordinary memory is not
         return made
 
-    def peer(self, tensor: TensorT, rank: int) -> TensorT:
+    def get_peer_tensor(self, tensor: TensorT, rank: int) -> TensorT:
         """A view of rank `rank`'s counterpart of `tensor`, which all ranks made in the same call:
         the same shape, over the peer's own elements. `tensor` comes from `empty` or `zeros`, or is
         a slice of one. This is not a collective call: no other rank takes part; use `barrier` to
@@ -139,19 +140,20 @@ class SharedTensors:
 
         >>> x = comm.zeros(3).fill_(comm.rank)
         >>> comm.barrier()
-        >>> comm.peer(x, 1)[1:]
+        >>> comm.get_peer_tensor(x, 1)[1:]
         tensor([1., 1.])
         >>> comm.barrier()  # before any rank changes its own again
         """
         if type(rank) is not int or not 0 <= rank < self.size:
-            raise ValueError(f"peer on group {self.name}: {rank!r} is not a rank of {self.size}")
+            raise ValueError(f"get_peer_tensor on group {self.name}: it has no rank {rank!r}")
         found = self.transport.find_memory(address_of(tensor))
         if found is None:
             if rank == self.rank:
                 return tensor
             raise ValueError(
-                f"peer on group {self.name}: this tensor is not in memory that the group shares: "
-                "make it with empty or zeros of this group, or with unisono.share"
+                f"get_peer_tensor on group {self.name}: this tensor is not in memory that the "
+                "group shares: make it with empty or zeros of this group, or with "
+                "unisono.share_tensor"
             )
         memory, offset = found
         given: Any = tensor

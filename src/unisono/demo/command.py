@@ -31,18 +31,18 @@ RACE_BYTES = [8, 1024, 64 * 1024, 1 << 20, 16 << 20]
     default="demo-report.md",
     show_default=True,
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Where to write what was shown.",
+    help="Where to write the report.",
 )
 def demo(ranks: int, race: bool, report: Path) -> None:
     """Show what every primitive does, then race gloo.
 
-    Starts RANKS processes on this machine, runs the primitives on small numbers and draws what
-    each rank had, what moved and what each rank has, a deadlock and a mismatch included; then
-    measures all_reduce on two ranks, in turns with gloo.
+    Starts RANKS processes on this machine, runs the primitives on small numbers and draws what each
+    rank had, what moved and what each rank has now, including a deadlock and a mismatch; then
+    measures all_reduce on two ranks, taking turns with gloo.
     """
     check_writable(report)
     if race:
-        require_torch("the race with gloo (--no-race leaves it out)")
+        require_torch("the race with gloo (--no-race skips it)")
     start = time.perf_counter()
     console = Console()
     pictures = _show_pictures(ranks, console)
@@ -82,7 +82,7 @@ def _show_race(console: Console) -> list[tuple[str, ...]]:
 
 
 def _race() -> list[tuple[str, ...]]:
-    """The median time of one all_reduce by each of the two, as a row for each size."""
+    """The median time of one all_reduce for each of the two, one row per size."""
     from unisono.bench import measure_run
     from unisono.bench.text import size_text
 

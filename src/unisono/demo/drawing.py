@@ -1,4 +1,4 @@
-"""From what the ranks saw to pictures of at most 80 columns, readable without colours too."""
+"""Draws what the ranks saw in at most 80 columns, readable without colours, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARROWS = {
     "all": ("─┐ ┌─→", "─┼─┼─→", "─┘ └─→"),
 }
 PLAIN = str.maketrans("─┬├└┤┘┐┌┼→│", "-++++++++>|")
-"""The same for a terminal that knows ASCII alone."""
+"""The same for a terminal with only ASCII."""
 
 
 def draw_all(outcomes: Sequence[RankOutcome]) -> Iterator[Text]:
@@ -75,8 +75,8 @@ def _cells(row: Numbers, digits: int, scene: Scene, rank: int, is_before: bool) 
 
 
 def _owner(value: float, scene: Scene, rank: int, is_before: bool) -> int | None:
-    """Whose a number is; None for a sum. A number that was moved says so itself; what a rank is
-    about to add is its own, and so is what the others keep when one rank has the sum."""
+    """The owner of a number; None for a sum. A moved number shows its owner; what a rank is about
+    to add is its own, and so is what the others keep when one rank has the sum."""
     if scene.adds:
         return rank if is_before or (scene.flow == "to 0" and rank > 0) else None
     return None if scene.title.endswith("sums") else int(value) // OWNER

@@ -18,7 +18,7 @@ Numbers = tuple[float, ...]
 BeforeAndAfter = tuple[Array | None, Array | None]
 Run = Callable[[Communicator], BeforeAndAfter]
 OWNER = 10
-"""Where data only moves, a number's tens say whose it was: 23 is number 3 of rank 2."""
+"""Where data only moves, a number's tens are its owner: 23 is number 3 of rank 2."""
 
 DEADLOCK = """\
 other = 1 - group.rank
@@ -64,7 +64,7 @@ def run_all_scenes() -> RankOutcome:
 
 
 def run_scenes(comm: Communicator) -> RankOutcome:
-    """All of it on this group; the faults on groups of their own."""
+    """All scenes on this group; each fault on its own group."""
     seen = [scene.run(comm) for scene in SCENES]
     return RankOutcome(
         tuple((_numbers(before), _numbers(after)) for before, after in seen),
@@ -74,8 +74,8 @@ def run_scenes(comm: Communicator) -> RankOutcome:
 
 
 def _error_of(group: Communicator | None, program: str, name: str) -> GroupError | None:
-    """What a program raises; None where this rank is not in the group. It runs as it is shown, so
-    that the lines in its error can be looked up there."""
+    """What a program raises; None if this rank is not in the group. It runs as shown, so that the
+    line numbers of its error fit."""
     if group is None:
         return None
     try:
@@ -87,7 +87,7 @@ def _error_of(group: Communicator | None, program: str, name: str) -> GroupError
 
 
 def check(outcomes: Sequence[RankOutcome]) -> None:
-    """Raise UnisonoError unless every rank has what arithmetic says, and every fault was found."""
+    """Raise UnisonoError unless every rank has the right numbers, and every fault was found."""
     for number, scene in enumerate(SCENES):
         name = "ring" if scene.flow == "ring" else scene.title.split()[0]
         expected = _expected(name, [outcome.rows[number][0] for outcome in outcomes])
@@ -95,7 +95,7 @@ def check(outcomes: Sequence[RankOutcome]) -> None:
             got = outcome.rows[number][1]
             if got != right:
                 raise UnisonoError(
-                    f"{scene.title}: rank {rank} has {list(got)} and should have {list(right)}"
+                    f"{scene.title}: rank {rank} has {list(got)} but should have {list(right)}"
                 )
     for rank, outcome in enumerate(outcomes):
         if outcome.mismatch is None or (outcome.deadlock is None and rank < 2):
@@ -103,7 +103,7 @@ def check(outcomes: Sequence[RankOutcome]) -> None:
 
 
 def _expected(collective: str, had: Sequence[Numbers]) -> list[Numbers]:
-    """What each rank must have afterwards; where it gets nothing, what it had, or no tensor."""
+    """What each rank must have afterwards; what it had, or no tensor, if it gets nothing."""
 
     def brought(rank: int, part: int) -> Array:
         numbers = numpy.array(had[rank])

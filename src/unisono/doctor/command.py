@@ -20,7 +20,7 @@ from unisono.world.environment import read_rank_info
     default="unisono,gloo",
     show_default=True,
     metavar="NAMES",
-    help="What the self-test runs on; an empty list leaves it out.",
+    help="The backends of the self-test; with an empty list it is skipped.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
 @click.option(
@@ -51,20 +51,18 @@ def doctor(
 ) -> None:
     """Check this machine and every primitive on it, or show saved REPORTS.
 
-    Looks at versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
-    says in one sentence what to do about each that is not well. Then starts RANKS processes that
-    run every collective and message on each backend and compare the results with what they must
-    be. The exit code is 1 if anything is red. In a program of your own the same test is
-    unisono.debug_communication().
+    Checks versions, kernel, memory, limits, cores, network, GPUs and environment variables, and
+    says in one sentence how to fix each problem. Then starts RANKS processes that run every
+    collective and message on each backend and check the results. The exit code is 1 if anything is
+    red. In your own program the same test is unisono.self_test().
 
-    With --hosts, as a program that torchrun, srun or mpirun starts on several hosts (`torchrun
-    --nnodes 2 ... -m unisono doctor --hosts`), it measures the latency of every link between two
-    hosts and what it carries each way, one after the other, and says which one is slower than the
-    others. The first rank prints.
+    With --hosts, started by torchrun, srun or mpirun on several hosts (`torchrun --nnodes 2 ... -m
+    unisono doctor --hosts`), it measures the latency and the bandwidth in both directions of every
+    link between two hosts, one link after the other, and names slow ones. The first rank prints.
 
-    REPORTS are files that ranks have saved when something went wrong (error.report.save): shown
-    are the verdict, where every rank was, and the stacks of those to blame. What several ranks
-    have saved of one incident is shown once. The exit code is 1 if a file cannot be read.
+    REPORTS are files that ranks saved when something went wrong (error.report.save): it shows the
+    verdict, where every rank was, and the stacks of the ranks to blame. Several ranks' reports of
+    one incident are shown once. The exit code is 1 if a file cannot be read.
     """
     if reports:
         _check_options(context, "saved reports", "as_json", "stacks", "html")
@@ -91,7 +89,7 @@ def _check_options(context: click.Context, what: str, *fitting: str) -> None:
     for name in context.params:
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if given and name not in ("reports", *fitting):
-            raise Misuse(f"--{name.removeprefix('as_')} does not go with {what}")
+            raise Misuse(f"--{name.removeprefix('as_')} cannot be used with {what}")
 
 
 def _check_hosts(as_json: bool) -> bool:

@@ -1,4 +1,4 @@
-"""What `unisono doctor` looks at, and how it is shown."""
+"""The checks of `unisono doctor`, and how they are shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]
 
 
 def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
-    """Look at everything, print it as it is found, and say whether nothing failed."""
+    """Run all checks, print each result at once, and return whether nothing failed."""
     console.print("[bold]this machine[/]")
     found, tested = [], []
     for finding in _look(ranks):
@@ -45,7 +45,7 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
 
 
 def print_json(ranks: int, backends: Sequence[str]) -> bool:
-    """Print everything as JSON; whether nothing failed."""
+    """Print everything as JSON; returns whether nothing failed."""
     tested = [try_backend(backend, ranks) for backend in backends]
     found = list(_look(ranks))
     document = {

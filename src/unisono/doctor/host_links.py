@@ -19,18 +19,18 @@ from unisono.errors import list_ranks
 SLOW = 0.6
 """A link with less than this share of the usual bandwidth is slow."""
 FAR = 3.0
-"""So is one with this many times the usual latency, if that is more than FAR_US longer, too."""
+"""So is one with this many times the usual latency, if it is also more than FAR_US longer."""
 FAR_US = 200
 _MANY_HOSTS = 12
 _SHORT_S = 0.15
-"""How long a stream goes on where there are many hosts."""
+"""How long a stream lasts if there are many hosts."""
 _COMM_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
 class HostFacts:
     """One host: its ranks, and the interface by which the others reach it; its `mtu` and the
-    `speed_mbit` that its driver tells are 0 where they are not known."""
+    `speed_mbit` of its driver are 0 if unknown."""
 
     name: str
     ranks: tuple[int, ...]
@@ -42,7 +42,7 @@ class HostFacts:
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """What a message and a stream take from one host to another; `verdict` is "slow" or ""."""
+    """The latency and bandwidth from one host to another; `verdict` is "slow" or ""."""
 
     first: str
     second: str
@@ -53,7 +53,7 @@ class LinkFacts:
 
 
 def check_hosts(as_json: bool, console: Console) -> None:
-    """Measure; every rank calls this, the first one prints."""
+    """Measure and print; every rank calls this, the first one prints."""
     import unisono
     from unisono.comm.hosts.hosts_transport import HostsTransport
 
@@ -109,7 +109,8 @@ def _read_number(interface: str, what: str) -> int:
 
 
 def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
-    """The links with their verdicts, by what is usual among them, and what is slow in sentences."""
+    """The links with their verdicts, compared with the usual values, and the slow ones in
+    sentences."""
     if not links:
         return [], []
     usual_mbit = statistics.median_high([m for k in links for m in (k.there_mbit, k.back_mbit)])
@@ -135,7 +136,7 @@ def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
 
 
 def _slow_hosts(links: Sequence[LinkFacts]) -> list[str]:
-    """HostsTransport all of whose links are slow, where others' are not: then it is the host."""
+    """Hosts whose links are all slow while others' are not: then the host is to blame."""
     names = dict.fromkeys(name for link in links for name in (link.first, link.second))
     if len(names) < 3 or all(link.verdict for link in links):
         return []

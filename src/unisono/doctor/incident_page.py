@@ -1,4 +1,4 @@
-"""Saved reports as a page: what happened, who waited for whom, where and why, what to do."""
+"""Saved reports as a page: what happened, who waited for whom, where and why, and what to do."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _KINDS = {
     "lost": "A rank was lost",
     "cycle": "Ranks wait for each other",
     "mismatch": "Ranks called different things",
-    "apart": "Calls ran apart",
+    "apart": "The calls of a rank are shifted",
     "stalled": "A rank stopped moving data",
     "elsewhere": "The missing rank is on another machine",
     "failed": "A call failed",
 }
 _ADVICE = {
     "hang": (
-        "Look at the marked line: that rank has to leave it and make the call that the others are "
-        "in, or nobody may make it.",
+        "Look at the marked line: that rank must get past it and make the call that the others "
+        "are in, or no rank may make it.",
         "A branch on the rank, or on data that differs between ranks, must not contain a "
         "collective call.",
         "If the rank is only slow (a checkpoint, a first batch), raise the timeout of the group, "
-        "or have all ranks wait for it.",
+        "or let all ranks wait for it.",
     ),
     "lost": (
-        "Look for the end of that rank: its traceback, or, after SIGKILL, the kernel's log "
-        "(dmesg) for a lack of memory.",
+        "Find out why that rank ended: read its traceback or, after SIGKILL, look in the "
+        "kernel's log (dmesg) for an out-of-memory kill.",
         "The other ranks only report that it is gone; their tracebacks are consequences.",
     ),
     "cycle": (
-        "Have all ranks enter the calls in the same order; calls of different groups count, too.",
-        "Of two ranks that exchange messages one has to receive first: or use isend and irecv, or "
+        "Make all ranks enter the calls in the same order, also calls of different groups.",
+        "If two ranks exchange messages, one must receive first; or use isend and irecv, or "
         "sendrecv.",
     ),
     "mismatch": (
@@ -49,16 +49,17 @@ _ADVICE = {
     ),
     "apart": (
         "From that call on this rank is one call ahead of the others, or behind: look for a call "
-        "in a branch that only it takes, or leaves out.",
-        "unisono.watch.step() at the beginning of each iteration tells in which one it happens.",
+        "in a branch that only this rank takes, or skips.",
+        "Call unisono.watch.step() at the start of each iteration to learn in which one it "
+        "happens.",
     ),
     "stalled": (
-        "The rank came to the call and did not go on: look whether it is stopped (a debugger, "
-        "Ctrl-Z), swapping, or starved of cores.",
+        "The rank reached the call and did not go on: check whether it is stopped (a debugger, "
+        "Ctrl-Z), swapping, or without a core.",
     ),
     "elsewhere": (
-        "Read the reports of the other machines, too: the one that has the missing rank says "
-        "where it is.",
+        "Read the reports of the other machines, too: the machine of the missing rank says where "
+        "it is.",
     ),
     "failed": ("Read the exception of the rank that failed first; the others follow from it.",),
 }
@@ -123,14 +124,14 @@ def _stack(rank: RankReport) -> str:
 
 
 def draw_ranks(report: Report) -> str:
-    """A table of all ranks: where each was, since when it waits, and for whom."""
+    """A table of all ranks: where each was, how long it has waited, and for whom."""
     heads, rows = tabulate(report)
     under_way = [_under_way(rank) for rank in report.ranks]
     calls = [call for call in under_way if call is not None]
     begin_s = min((call.arrived_s for call in calls), default=0.0)
     end_s = max((call.ended_s or 0.0 for call in calls), default=0.0)
     length_s = max(1e-6, end_s - begin_s)
-    counts = Counter(rank.pid for rank in report.ranks)  # processes of two hosts may have the same
+    counts = Counter(rank.pid for rank in report.ranks)  # two hosts may have the same pid
     rank_of = {rank.pid: rank.rank for rank in report.ranks if counts[rank.pid] == 1}
     lines = []
     for rank, row, call in zip(report.ranks, rows, under_way, strict=True):
@@ -157,6 +158,6 @@ def draw_ranks(report: Report) -> str:
 
 
 def _under_way(rank: RankReport) -> CallReport | None:
-    """The call that a rank is in, or that has failed under it."""
+    """The call that a rank is in, or that failed."""
     states = ("waiting", "moving", "queued", "failed")
     return next((call for call in rank.calls if call.state in states), None)

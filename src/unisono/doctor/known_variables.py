@@ -1,4 +1,5 @@
-"""The environment variables that change how ranks communicate: what they mean, what is wrong."""
+"""The environment variables that change how ranks communicate: their meaning, and invalid
+values."""
 
 from __future__ import annotations
 
@@ -16,43 +17,43 @@ from unisono.variables import Variable
 STARTING = {
     "RANK": "this process's rank, as torchrun sets it",
     "WORLD_SIZE": "how many ranks there are, on all machines",
-    "LOCAL_RANK": "the rank among those of this machine: which GPU to take",
+    "LOCAL_RANK": "the rank among those of this machine, which chooses the GPU",
     "LOCAL_WORLD_SIZE": "how many ranks this machine has",
     "MASTER_ADDR": "where rank 0 hosts torch's store",
     "MASTER_PORT": "its port",
     "OMP_NUM_THREADS": "threads per rank; times ranks it should not exceed the cores",
     "CUDA_VISIBLE_DEVICES": "the GPUs that a process sees, in this order",
     "CUDA_DEVICE_MAX_CONNECTIONS": "hardware queues per GPU; 1 keeps kernels in launch order",
-    "CUDA_LAUNCH_BLOCKING": "1: every kernel is waited for; for debugging only",
+    "CUDA_LAUNCH_BLOCKING": "1: wait for every kernel; for debugging only",
 }
 TORCH = {
     "TORCH_DISTRIBUTED_DEBUG": "INFO: more is logged; DETAIL: every collective is compared between "
     "ranks, slowly (on unisono that is always on)",
-    "TORCH_CPP_LOG_LEVEL": "INFO shows what torch's C++ side says",
+    "TORCH_CPP_LOG_LEVEL": "INFO shows the log of torch's C++ code",
     "TORCH_SHOW_CPP_STACKTRACES": "1: errors show the C++ stack as well",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "what happens after an NCCL error or timeout; 3, the "
     "default, ends the process",
-    "TORCH_NCCL_BLOCKING_WAIT": "1: wait() blocks until the collective is over",
+    "TORCH_NCCL_BLOCKING_WAIT": "1: wait() blocks until the collective has finished",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "how many calls the flight recorder keeps; 0 turns it off",
     "TORCH_FR_BUFFER_SIZE": "its newer name; from torch 2.15 on it records groups of unisono, too",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1: the flight recorder is written to files after a timeout",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "where those files go; the rank is appended",
     "TORCH_NCCL_DESYNC_DEBUG": "1: a timeout says which ranks were out of step",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "how long the watchdog may be stuck",
-    "TORCH_NCCL_ENABLE_TIMING": "1: the flight recorder has durations",
-    "TORCH_NCCL_NAN_CHECK": "1: NaN in what is sent is an error; slow",
+    "TORCH_NCCL_ENABLE_TIMING": "1: the flight recorder includes durations",
+    "TORCH_NCCL_NAN_CHECK": "1: NaN in sent data is an error; slow",
 }
 GLOO = {"GLOO_SOCKET_IFNAME": "the network interface of gloo; lo on one machine"}
 UCX = {
     "UCX_TLS": "the transports between hosts that UCX may choose from; tcp,self, and ib with RDMA",
-    "UCX_NET_DEVICES": "the interfaces and adapters of UCX; the one that unisono takes without",
+    "UCX_NET_DEVICES": "the interfaces and adapters of UCX; by default unisono chooses one",
 }
 NCCL = {
-    "NCCL_DEBUG": "how much NCCL says (VERSION, WARN, INFO, TRACE): INFO shows version, topology "
+    "NCCL_DEBUG": "how much NCCL logs (VERSION, WARN, INFO, TRACE): INFO shows version, topology "
     "and transports",
-    "NCCL_DEBUG_SUBSYS": "what INFO is about: INIT,ENV,TUNING shows latency and bandwidth by "
-    "algorithm",
-    "NCCL_DEBUG_FILE": "where that goes; %h is the host, %p the process",
+    "NCCL_DEBUG_SUBSYS": "the subsystems that INFO logs: INIT,ENV,TUNING shows latency and "
+    "bandwidth by algorithm",
+    "NCCL_DEBUG_FILE": "the log file; %h is the host, %p the process",
     "NCCL_ALGO": "the algorithms that NCCL may choose from: Ring, Tree, CollnetDirect, "
     "CollnetChain, NVLS, NVLSTree, PAT",
     "NCCL_PROTO": "the protocols that it may choose from: LL, LL128, Simple",
@@ -73,14 +74,14 @@ KNOWN = {
     **UCX,
     **NCCL,
 }
-"""What every variable means, in the order in which they are shown."""
+"""The meaning of every variable, in the order of the table."""
 
 VALUES = {
     "TORCH_DISTRIBUTED_DEBUG": ("OFF", "INFO", "DETAIL"),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("0", "1", "2", "3"),
     "NCCL_DEBUG": ("VERSION", "WARN", "INFO", "TRACE"),
 } | dict.fromkeys(("NCCL_IB_DISABLE", "TORCH_SHOW_CPP_STACKTRACES"), ("0", "1"))
-"""All that a variable may be, where they are few."""
+"""The valid values of a variable, if there are few."""
 SLOW = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "CUDA_LAUNCH_BLOCKING")
 RENAMED = {
     f"NCCL_{name}": f"TORCH_NCCL_{name}"
@@ -94,7 +95,7 @@ _OF_LIBRARIES = ("UNISONO_", "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_")
 
 
 def set_here(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that have a value, and are known or look like one of a library's."""
+    """The variables that are set, and are known or look like a library's."""
     names = [name for name in environment if name in KNOWN or name.startswith(_OF_LIBRARIES)]
     return {
         name: show(name, environment[name])
@@ -109,7 +110,8 @@ def show(name: str, value: str) -> str:
 
 
 def to_show(environment: Mapping[str, str], every: bool = False) -> Iterator[tuple[str, str]]:
-    """Names and meanings of those that are set or help to debug; or of `every` known one."""
+    """Names and meanings of the variables that are set or help with debugging; or of `every` known
+    one."""
     names = {*set_here(environment), *(KNOWN if every else FOR_DEBUGGING)}
     for name in sorted(names, key=_place):
         yield name, KNOWN.get(name, "")
@@ -120,7 +122,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def findings(environment: Mapping[str, str], gpus: bool = True) -> Iterator[Finding]:
-    """Variables that do nothing, or not what was meant."""
+    """Variables without effect, or with an unintended one."""
     for name, value in sorted(environment.items()):
         if name.startswith("UNISONO_"):
             yield from _ours(name, value)
@@ -140,7 +142,7 @@ def _ours(name: str, value: str) -> Iterator[Finding]:
     if name not in OURS:
         likely = difflib.get_close_matches(name, OURS, 1)
         advice = f"Did you mean {likely[0]}?" if likely else "Unset it."
-        yield warn(name, "no variable of that name has an effect", advice)
+        yield warn(name, "unknown variable, without effect", advice)
     elif value:
         problem = OURS[name].problem(value)
         if problem:
@@ -152,7 +154,7 @@ def _ours(name: str, value: str) -> Iterator[Finding]:
 def _unknown_name(name: str, value: str) -> str:
     """What is wrong with the name of a backend or an algorithm; "" if nothing is."""
     if name == variables.BACKEND.name and value.lower() != "auto":
-        with contextlib.suppress(ImportError):  # without torch there is another finding
+        with contextlib.suppress(ImportError):  # another check reports a missing torch
             return backend_problem(value.lower())
     elif name == variables.ALGO.name:
         try:

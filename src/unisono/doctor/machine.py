@@ -1,4 +1,4 @@
-"""What the machine gives: kernel features, memory, limits, cores, loopback; each a finding."""
+"""The machine: kernel features, memory, limits, cores, loopback; each check returns a finding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unisono.plan.sizes import format_bytes
 DOCKER_SHM_BYTES = 64 << 20
 FEW_FILES = 256
 FILES_PER_RANK = 8
-"""Pipes, a pidfd and a socket for each rank that a process starts or knows."""
+"""Pipes, a pidfd and a socket for each rank that a process starts or is connected to."""
 RANK_BYTES = 150 << 20
 """Private memory of a rank that has imported torch: measured, 2.13 on Linux."""
 
@@ -30,8 +30,8 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """`text` says what is there, `advice` in one sentence what to do; empty where all is well.
-    "warn": it works, but less well than it could, or may surprise. "fail": it does not work."""
+    """`text` says what was found, `advice` in one sentence what to do; empty if nothing is. "warn":
+    it works, but not as well as it could, or it may surprise. "fail": it does not work."""
 
     topic: str
     level: Level
@@ -65,7 +65,7 @@ def findings(ranks: int) -> Iterator[Finding]:
 
 def _kernel() -> Finding:
     if sys.platform != "linux":
-        return fail("kernel", sys.platform, "Use Linux: memfd, pidfd and futex are its own.")
+        return fail("kernel", sys.platform, "Use Linux: only it has memfd, pidfd and futex.")
     text = f"Linux {platform.release()}"
     if not _opens(lambda: os.memfd_create("unisono-doctor")):
         if not _opens(lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)):
@@ -104,7 +104,7 @@ def _memory(ranks: int) -> Finding:
 
 
 def _shared_folder() -> Finding:
-    """unisono's own memory has no name and is not bounded by /dev/shm; that of others is."""
+    """unisono's own memory is anonymous and not limited by /dev/shm; that of others is."""
     try:
         stats = os.statvfs("/dev/shm")
     except OSError as error:
@@ -172,7 +172,7 @@ def _threads(ranks: int) -> Finding:
 
 
 def _load(ranks: int) -> Iterator[Finding]:
-    """Whether others use the cores: then every time that is measured is noise."""
+    """Whether other programs use the cores: then measured times are noise."""
     try:
         busy = os.getloadavg()[0]
     except OSError:
@@ -180,7 +180,7 @@ def _load(ranks: int) -> Iterator[Finding]:
     cores = os.cpu_count() or 1
     text = f"load average {busy:.1f} over the last minute, on {cores} cores"
     if cores - busy < min(ranks, cores) - 0.5:
-        advice = "Measure when other processes are done: until then times vary."
+        advice = "Measure when the other processes are done: times vary until then."
         yield warn("load", text, advice)
     else:
         yield ok("load", text)

@@ -10,7 +10,7 @@ from typing import cast
 
 from unisono import variables
 from unisono.comm.shared_memory.memory_transport import SharedMemory
-from unisono.doctor.self_test import Check, SelfTest, debug_communication
+from unisono.doctor.self_test import Check, SelfTest, self_test
 from unisono.errors import RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher.functions import launch
 from unisono.world.environment import read_rank_info
@@ -22,7 +22,8 @@ LAUNCH_S = 90.0
 
 
 def try_backend(backend: str, ranks: int) -> SelfTest:
-    """Start ranks that run the self-test. If they fail, the only check, "start", says why."""
+    """Start ranks that run the self-test. If they fail, there is one check, "start", that says
+    why."""
     problem = _unavailable(backend, ranks)
     if not problem:
         with tempfile.TemporaryDirectory(prefix="unisono-") as folder:
@@ -33,7 +34,7 @@ def try_backend(backend: str, ranks: int) -> SelfTest:
             except (RanksFailed, RanksTimedOut) as error:
                 problem = str(error)
             else:
-                # rank 0's, unless another rank saw more than it could tell through the group
+                # rank 0's, unless another rank saw more than it could send through the group
                 return min(results, key=lambda result: result.ok)
     return SelfTest("world", backend, 0, ranks, (Check("start", False, message=problem),))
 
@@ -67,7 +68,7 @@ def _run(backend: str, folder: str) -> SelfTest:
         backend, store=store, rank=info.rank, world_size=info.size, timeout=limit
     )
     try:
-        result = debug_communication(show=False)
+        result = self_test(show=False)
         if backend == "unisono" and info.size > 1 and result.ok:
             result = replace(result, checks=(*result.checks, _exchange_large_tensors()))
         return result
@@ -76,7 +77,7 @@ def _run(backend: str, folder: str) -> SelfTest:
 
 
 def _exchange_large_tensors() -> Check:
-    """Whether the kernel copies them from rank to rank."""
+    """Whether the kernel copies large tensors from rank to rank."""
     import torch
 
     comm = resolve(None)
@@ -88,5 +89,5 @@ def _exchange_large_tensors() -> Check:
     if cast(SharedMemory, comm.transport).group.reads:
         return Check("large tensors", is_right, message="copied once, by the kernel")
     is_off = variables.READ_PEERS.read_or_warn() is False
-    cause = f"{variables.READ_PEERS.name}=0" if is_off else "the kernel refuses"
+    cause = f"{variables.READ_PEERS.name}=0" if is_off else "the kernel does not allow it"
     return Check("large tensors", is_right, message=f"copied twice: {cause}")

@@ -18,7 +18,7 @@ from unisono.watch.report import RankReport, Report, load
 
 @dataclass(frozen=True)
 class Incident:
-    """What happened once: `report` is the one that says most of those that ranks have saved."""
+    """One incident: `report` is the most informative of the reports that ranks saved."""
 
     report: Report
     files: tuple[Path, ...]
@@ -26,14 +26,14 @@ class Incident:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the files hold, in their order. `problems` says why each other file cannot be shown."""
+    """The contents of the files, in their order. `problems` says why a file cannot be shown."""
 
     incidents: tuple[Incident, ...]
     problems: tuple[str, ...]
 
 
 def read(files: Iterable[Path]) -> Reading:
-    """Read all files; one that cannot be read does not keep the others from being shown."""
+    """Read all files; one that cannot be read does not prevent the others from being shown."""
     found: dict[Hashable, list[tuple[Path, Report]]] = {}
     problems = []
     for file in files:
@@ -51,16 +51,16 @@ def read(files: Iterable[Path]) -> Reading:
 
 
 def _identity(report: Report) -> Hashable:
-    """What the reports of one incident have in common, whichever rank made them. A message has no
-    number by which it could be told from another one: there the sentence decides."""
+    """What the reports of one incident have in common, on every rank. A message has no number to
+    tell it from others: there the sentence decides."""
     pids = tuple((rank.host, rank.pid) for rank in report.ranks)
     which = report.verdict if report.call is None else report.call
     return report.group, which, report.culprits, pids
 
 
 def _how_much(report: Report) -> tuple[int, int]:
-    """How much it says: most of all by stacks, then by its sentence ("was killed by SIGKILL" where
-    another rank only saw that somebody "has ended")."""
+    """How much it says: stacks count most, then its sentence ("was killed by SIGKILL" says more
+    than "has ended")."""
     return sum(len(rank.stack) > 1 for rank in report.ranks), len(report.verdict)
 
 
@@ -114,7 +114,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
 
 
 def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Heads and a row for each rank, with global ranks and hosts where these say something."""
+    """Headings and a row for each rank, with global ranks and hosts if they differ."""
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     over_hosts = any(rank.host for rank in report.ranks)
     heads = ["rank", "global rank", "pid", "host", "came", "where it was", "last call it finished"]
@@ -135,7 +135,7 @@ def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def place_of(rank: RankReport) -> str:
-    """The state, or the line and what it calls; empty where nothing is known."""
+    """The state, or the line and what it calls; empty if unknown."""
     if rank.state or not rank.place:
         return rank.state or rank.doing or rank.call
     line = rank.place.partition(" in ")[0]

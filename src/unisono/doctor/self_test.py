@@ -1,4 +1,4 @@
-"""`unisono.debug_communication`, the self-test: call every primitive, check every result."""
+"""`unisono.self_test`, the self-test: call every primitive, check every result."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _VERDICT_BYTES = 16 << 10
 _MESSAGE_LENGTH = 140
-"""How much of each problem a rank tells the others. All of them fit into _VERDICT_BYTES, even if
-JSON needs six bytes for every letter."""
+"""How much of each problem a rank sends to the others. All of them fit into _VERDICT_BYTES, even if
+JSON needs six bytes per character."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Check:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """What `debug_communication` found: the same verdicts on every rank, times of this one.
+    """What `self_test` found: the same verdicts on every rank, times of this one.
 
-    `group` is the name of the group, `backend` what moves its data, `rank` and `size` this rank and
-    the number of ranks; `checks` has an entry for each primitive.
+    `group` is the name of the group, `backend` its backend, `rank` and `size` this rank and the
+    number of ranks; `checks` has an entry for each primitive.
 
-    >>> test = unisono.debug_communication(repeats=1, show=False)
+    >>> test = unisono.self_test(repeats=1, show=False)
     >>> test.ok, test.size
     (True, 2)
     """
@@ -64,7 +64,7 @@ class SelfTest:
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON.
 
-        >>> unisono.debug_communication(repeats=1, show=False).as_dict()["ok"]
+        >>> unisono.self_test(repeats=1, show=False).as_dict()["ok"]
         True
         """
         return {**asdict(self), "ok": self.ok}
@@ -80,7 +80,7 @@ class SelfTest:
         return "\n".join(lines)
 
 
-def debug_communication(
+def self_test(
     group: Group = None,
     *,
     device: torch.device | str | None = None,
@@ -88,21 +88,21 @@ def debug_communication(
     repeats: int = 5,
     show: bool = True,
 ) -> SelfTest:
-    """Run every primitive on this group and compare the results with what they must be.
+    """Run every primitive on this group and check the results.
 
     Call it on every rank of `group` (a Communicator, a torch process group, or None for the world).
-    Tensors lie on `device`: without, on the CPU, or this rank's GPU under nccl; each rank's part
-    has `elements` of them, and each primitive is called `repeats` times. Every rank gets the same
-    verdicts, and rank 0 prints them unless `show` is False. A primitive that is wrong or raises is
-    a check that is not `ok`; after a fault that ended the group the rest is not run.
+    Tensors are on `device`, by default the CPU, or this rank's GPU under nccl; each rank's part has
+    this many `elements`, and each primitive is called `repeats` times. Every rank gets the same
+    verdicts, and rank 0 prints them unless `show` is False. A primitive with a wrong result or an
+    exception is a check that is not `ok`; after a failure that ended the group the rest is not run.
 
     Raises UnisonoError if there is no such group, and nothing else.
 
-    >>> test = unisono.debug_communication(show=False)
+    >>> test = unisono.self_test(show=False)
     >>> [check.primitive for check in test.checks if not check.ok]
     []
     """
-    require_torch("unisono.debug_communication")
+    require_torch("unisono.self_test")
     import torch
 
     comm = resolve(group)
@@ -122,12 +122,16 @@ def debug_communication(
     return result
 
 
+debug_communication = self_test
+"""The name that course notes use."""
+
+
 # -- what is called --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Primitive:
-    """What `call` is given, and what that tensor must hold afterwards."""
+    """The argument of `call`, and what it must contain afterwards."""
 
     name: str
     call: Callable[[torch.Tensor], object]
@@ -136,7 +140,7 @@ class _Primitive:
 
 
 def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iterator[_Primitive]:
-    """Every primitive, with what must come out, computed here without any communication."""
+    """Every primitive with its correct result, computed here without communication."""
     import numpy
     import torch
 
@@ -146,7 +150,7 @@ def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iter
     root = size - 1
 
     def brought(source: int, part: int) -> Array:
-        """What a rank brings for a rank: whole numbers, so that sums are exact in any order."""
+        """One rank's data for another: whole numbers, so that sums are exact in any order."""
         index = numpy.arange(elements)
         return ((index * 3 + 17 * source + 5 * part) % 97).astype(numpy.float32)
 
@@ -192,7 +196,7 @@ def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iter
     yield primitive("reduce_scatter", one, lambda t: comm.reduce_scatter(t, wide))
     yield primitive("reduce_scatter, gather", all_parts, reduce_scatter_and_gather, parts=sums)
     yield primitive("all_to_all", all_parts, lambda t: comm.all_to_all(t, wide))
-    if size > 1:  # alone there is nobody to send to
+    if size > 1:  # a single rank has nobody to send to
         from_previous = [Origin(0, [comm.prev])]
         for name, pass_on in _rings(comm, own):
             yield primitive(name, one, pass_on, parts=from_previous)
@@ -230,16 +234,16 @@ def _rings(
 
 
 def _check(comm: Communicator, primitive: _Primitive, repeats: int) -> Check:
-    """Make every one of the calls, whatever becomes of the first: the others make them too."""
+    """Make all calls even if the first fails: the other ranks make them, too."""
     times_us: list[float] = []
     problem = ""
     for _ in range(max(1, repeats)):
         tensor = primitive.before.clone()
         try:
-            comm.barrier()  # else the time of a call would be the lateness of the others
+            comm.barrier()  # otherwise a call's time would include the lateness of others
             start = time.perf_counter()
             primitive.call(tensor)
-            result = tensor.cpu()  # a GPU is done when it is here
+            result = tensor.cpu()  # waits for a GPU
             times_us.append((time.perf_counter() - start) * 1e6)
             problem = problem or _difference(result, primitive.after)
         except Exception as error:
@@ -267,8 +271,8 @@ def _difference(result: torch.Tensor, right: torch.Tensor) -> str:
 def _share_verdicts(
     comm: Communicator, checks: Sequence[Check], device: torch.device
 ) -> tuple[Check, ...]:
-    """The checks with every rank's verdict in them. The group that carries the verdicts is the one
-    under test, so each has a checksum; one that does not arrive intact is a failure too."""
+    """The checks with every rank's verdicts. The group under test carries the verdicts, so each has
+    a checksum; a damaged one is a failure, too."""
     import torch
 
     if comm.size == 1 or comm.errored is not None:
@@ -285,7 +289,7 @@ def _share_verdicts(
     merged = [_with_verdicts(check, verdicts) for check in checks]
     lost_ranks = [rank for rank, verdict in enumerate(verdicts) if verdict is None]
     if lost_ranks:
-        problem = f"none that is intact came from {name_ranks(lost_ranks)}"
+        problem = f"no intact verdicts came from {name_ranks(lost_ranks)}"
         merged.append(Check("the ranks' verdicts", False, message=problem))
     return tuple(merged)
 
@@ -300,7 +304,7 @@ def _with_verdicts(check: Check, verdicts: Sequence[dict[str, str] | None]) -> C
 
 
 def _encode(verdict: dict[str, str]) -> bytes:
-    """A checksum, then JSON, filled up with spaces."""
+    """A checksum, then JSON, padded with spaces."""
     body = json.dumps(verdict).encode().ljust(_VERDICT_BYTES - 4)
     return zlib.crc32(body).to_bytes(4, "little") + body
 

@@ -1,4 +1,4 @@
-"""What is installed: Python, torch, unisono, its engine, UCX; GPUs, and who can use them."""
+"""Installed software: Python, torch, unisono, its engine, UCX; and GPUs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _torch() -> Iterator[Finding]:
         yield warn(
             "torch",
             f"{text}; unisono was tested with versions up to {NEWEST_TRIED_TORCH}",
-            f"If something fails: look for a newer unisono, or install torch {NEWEST_TRIED_TORCH}.",
+            f"If something fails, install a newer unisono or torch {NEWEST_TRIED_TORCH}.",
         )
     else:
         yield ok("torch", text)
@@ -67,7 +67,7 @@ def _unisono() -> Finding:
 
 
 def _ucx() -> Finding:
-    """What ranks on several hosts would talk through; one host needs none."""
+    """The library for ranks on several hosts; one host needs none."""
     try:
         found = ucx.find()
         version = ucx.format_version(found.version)
@@ -77,7 +77,7 @@ def _ucx() -> Finding:
         return ok("ucx", f"no UCX, which several hosts need: `{ucx.INSTALL}` on each of them")
     rdma = f"TCP and RDMA ({', '.join(found.adapters)})" if found.adapters else "TCP"
     unused = found.is_built_with_rdma and not found.adapters
-    idle = "; it has RDMA, and this host has no adapter" if unused else ""
+    idle = "; it supports RDMA, but this host has no adapter" if unused else ""
     return ok("ucx", f"UCX {version} between hosts, by {rdma}{idle}: {found.origin}, {found.path}")
 
 
@@ -109,7 +109,7 @@ def _gpus() -> Iterator[Finding]:
             advice = "Install a CUDA build of torch that fits the driver; CPU tensors work."
             yield warn("gpu", text, advice)
         else:
-            yield ok("gpu", "no GPU: CPU tensors travel by unisono or gloo")
+            yield ok("gpu", "no GPU: unisono or gloo moves CPU tensors")
         return
     import torch
 
@@ -119,7 +119,7 @@ def _gpus() -> Iterator[Finding]:
         nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         yield ok("gpu", f"{counted}; NCCL {nccl}")
     except (AttributeError, RuntimeError, ImportError):
-        yield warn("gpu", f"{counted}, no NCCL", "Install a torch build that brings NCCL.")
+        yield warn("gpu", f"{counted}, no NCCL", "Install a torch build that includes NCCL.")
     try:
         memory = torch.empty(4 << 20, dtype=torch.uint8, device="cuda:0")
     except RuntimeError as error:  # it is full, or has failed
@@ -130,7 +130,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def find_sharing(address: int) -> Finding:
-    """What ranks can do that share the GPU in whose memory this process has an address."""
+    """What ranks can do that share the GPU of this address."""
     from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
     from unisono.comm.cuda.passing import export_memory
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("dp", "pp", "cp", "ep", "tp")
-"""The axes that every manager knows, slowest first, in the order of ScaleTorch's grid: one that its
-mesh lacks has a single rank."""
+"""The axes of every manager, slowest first, in the order of ScaleTorch's grid. An axis that the
+mesh lacks has one rank."""
 
 _JOINT = (("cp", "dp"), ("pp", "dp"))
 
@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 
 class _GroupAttribute(Generic[T]):
-    """A name of the manager for something of one of its groups: `tp_rank`, `cp_dp_group`, ..."""
+    """An attribute of the manager that belongs to one of its groups: `tp_rank`, `cp_dp_group`,
+    ..."""
 
     def __init__(self, axes: Sequence[str], read: Callable[[AxisGroup], T]) -> None:
         self._axes, self._read = axes, read
@@ -48,8 +49,9 @@ def _of_each(read: Callable[[AxisGroup], T]) -> list[_GroupAttribute[T]]:
 
 
 class ProcessGroupManager:
-    """Every rank's groups along tp, cp, pp, dp (and ep), jointly along cp and dp, pp and dp:
-    `tp_size`, `cp_size`, `pp_size`, `dp_size` and `ep_size` say how many ranks each axis has.
+    """Every rank's groups along tp, cp, pp, dp (and ep), and along cp with dp and pp with dp:
+    `tp_size`, `cp_size`, `pp_size`, `dp_size` and `ep_size` are the numbers of ranks along each
+    axis.
 
     Ranks are laid out as `Mesh` says, tp fastest, then ep, cp, pp, dp. For each axis `x` there are
 
@@ -59,14 +61,14 @@ class ProcessGroupManager:
       `x_ranks` as a list.
 
     `global_rank` and `local_rank` are this process's own: among all, and on its machine as its
-    launcher says (the global rank where nobody says).
+    launcher says (the global rank if unknown).
 
-    `along("ep", "dp")` has the same for any axes together. Groups are made when they are first
-    asked for, by their members alone. Any number of managers may live at once, provided that their
-    ranks make them in the same order.
+    `along("ep", "dp")` has the same for any combination of axes. Groups are made on first use, by
+    their members only. Any number of managers may exist at once if all ranks make them in the same
+    order.
 
-    `group` is what the ranks are taken from: a Communicator, a torch process group, or None for
-    the world. Raises ValueError if the sizes do not multiply to its size.
+    `group` is where the ranks come from: a Communicator, a torch process group, or None for the
+    world. Raises ValueError if the sizes do not multiply to its size.
 
     >>> with unisono.ProcessGroupManager(pp_size=2) as manager:
     ...     manager.pp.barrier()
@@ -162,8 +164,8 @@ class ProcessGroupManager:
     # -- groups ----------------------------------------------------------------------------------
 
     def along(self, *axes: str) -> AxisGroup:
-        """This rank's group along one of the `axes` or several. Nothing is made before its `comm`
-        or `group` is asked for. Raises ValueError for an axis that does not exist.
+        """This rank's group along one or several `axes`. Nothing is made before its `comm` or
+        `group` is used. Raises ValueError for an unknown axis.
 
         >>> with unisono.ProcessGroupManager(dp_size=2) as manager:
         ...     own = manager.along("ep", "dp")
@@ -179,10 +181,10 @@ class ProcessGroupManager:
             return self._groups[key]
 
     def _axes_of_several(self, axes: Sequence[str]) -> tuple[str, ...]:
-        """Those with more than one rank, fastest first: groups with the same ones are the same."""
+        """The axes with more than one rank, fastest first. They identify a group."""
         known = [axis for axis in axes if axis in self.mesh.axes or axis not in AXES]
         if known or not axes:
-            self.mesh.members(self._rank, *known)  # raises what is wrong with them
+            self.mesh.members(self._rank, *known)  # raises if one is wrong
         order = reversed(self.mesh.axes)
         return tuple(axis for axis in order if axis in known and self.mesh[axis] > 1)
 
@@ -244,8 +246,8 @@ class ProcessGroupManager:
 
     @property
     def world_group(self) -> ProcessGroup:
-        """torch's process group of all ranks of this manager: the one that they are taken from,
-        where torch has it. Raises UnisonoError where torch.distributed is not started.
+        """torch's process group of all ranks of this manager. Raises UnisonoError if
+        torch.distributed is not initialised.
 
         >>> import torch.distributed as dist  # initialised
         >>> unisono.ProcessGroupManager(pp_size=2).world_group is dist.group.WORLD
@@ -262,10 +264,10 @@ class ProcessGroupManager:
 
     def to_device_mesh(self, device_type: str = "cpu") -> DeviceMesh:
         """The same layout as torch's DeviceMesh for a `device_type`, over the groups of this
-        manager; a dimension for each axis. Every rank calls it, for all groups along one axis are
-        made.
+        manager; a dimension for each axis. Every rank must call it because it makes all groups
+        along one axis.
 
-        Raises UnisonoError where torch.distributed is not started.
+        Raises UnisonoError if torch.distributed is not initialised.
 
         >>> import torch.distributed as dist  # initialised
         >>> manager = unisono.ProcessGroupManager(tp_size=2)
@@ -286,10 +288,10 @@ class ProcessGroupManager:
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh) -> Self:
-        """A manager of the groups of torch's `device_mesh`, which stay the mesh's own: `close`
-        leaves them alone. Its dimensions are the axes, by their names; `along` takes those that are
-        not tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that
-        this process is not in.
+        """A manager of the groups of torch's `device_mesh`, which still owns them: `close` does not
+        close them. Its dimensions are the axes, by their names; `along` takes those that are not
+        tp, cp, ep, pp or dp. Raises ValueError for dimensions without names, or a mesh that this
+        process is not in.
 
         >>> import torch.distributed as dist  # initialised
         >>> from torch.distributed.device_mesh import init_device_mesh
@@ -301,7 +303,7 @@ class ProcessGroupManager:
 
         names = device_mesh.mesh_dim_names
         if not names:
-            raise ValueError("the DeviceMesh has no mesh_dim_names: axes need names")
+            raise ValueError("the DeviceMesh has no mesh_dim_names: pass names for its axes")
         if device_mesh.get_coordinate() is None:
             raise ValueError("this process is not in the DeviceMesh")
         manager = cls.__new__(cls)
@@ -324,8 +326,8 @@ class ProcessGroupManager:
     # -- life ------------------------------------------------------------------------------------
 
     def describe(self, ranks_per_node: int | None = None) -> str:
-        """The mesh as a table, over the nodes that the ranks are on: see `Mesh.describe`. One rank
-        may ask alone. With `ranks_per_node` ranks are taken to fill nodes of that size instead.
+        """The mesh as a table, with the nodes of the ranks: see `Mesh.describe`. A single rank may
+        call it. With `ranks_per_node` it assumes nodes of that size instead.
 
         Raises UnisonoError if ranks on gloo or nccl have not made this manager within 10 s;
         ValueError for a node without ranks.
@@ -340,7 +342,7 @@ class ProcessGroupManager:
         return self.mesh.describe(joint=joint, nodes=self._parent.nodes(self._parent_ranks))
 
     def get_info(self) -> str:
-        """Where this rank stands, in a few lines: its coordinates, the members of its groups, its
+        """This rank's place in a few lines: its coordinates, the members of its groups, its
         neighbours in the pipeline.
 
         >>> print(unisono.ProcessGroupManager(tp_size=2).get_info())
@@ -369,12 +371,12 @@ class ProcessGroupManager:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed, or what its ranks were taken from has ended."""
+        """Whether it, or the group that its ranks come from, is closed."""
         return self._closed or self._parent.is_closed()
 
     def close(self) -> None:
-        """Give every group back that this manager has made. Closing twice does nothing.
-        `cleanup` is ScaleTorch's name for it.
+        """Close every group that this manager has made. Closing twice does nothing. `cleanup` is
+        ScaleTorch's name for it.
 
         >>> manager = unisono.ProcessGroupManager(tp_size=2)
         >>> manager.tp.barrier()
@@ -416,7 +418,7 @@ def setup_process_group_manager(
     group: Group = None,
 ) -> ProcessGroupManager:
     """Make a ProcessGroupManager of `tp_size`, `cp_size`, `pp_size`, `dp_size`, `ep_size` and
-    `group`, and let `get_process_group_manager` return it from now on, on this rank. Raises what
+    `group`, which `get_process_group_manager` then returns on this rank. Raises what
     ProcessGroupManager raises.
 
     >>> manager = unisono.setup_process_group_manager(dp_size=2)
@@ -430,8 +432,8 @@ def setup_process_group_manager(
 
 
 def get_process_group_manager() -> ProcessGroupManager | None:
-    """The manager that `setup_process_group_manager` has made; None where none was, or where it
-    is closed or the world that it was made in has ended.
+    """The manager that `setup_process_group_manager` made; None if there is none, or if it or its
+    world is closed.
 
     >>> with unisono.setup_process_group_manager(dp_size=2):
     ...     unisono.get_process_group_manager().dp_ranks

@@ -1,6 +1,6 @@
 """The groups of a manager, what their ranks are taken from, and how they are made.
 
-A Communicator splits; of a process group of another backend torch makes the groups.
+A Communicator splits; for process groups of other backends torch makes the groups.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NODES_LIMIT_S = 10
 
 
 class AxisGroup:
-    """`ranks` are its members as global ranks, `rank` is ours among them, `size` their number. The
-    Communicator `comm` and the torch process group `group` are made when they are first asked for,
-    by the members alone."""
+    """`ranks` are its members as global ranks, `rank` is this process's rank among them, `size`
+    their number. The Communicator `comm` and the torch process group `group` are made on first use,
+    by the members only."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AxisGroup:
         self._comm: Communicator | None = None
         self._group: ProcessGroup | None = None
         self._closed = False
-        # A lock for each group: threads of different ranks may ask for groups in different orders.
+        # A lock for each group: threads of different ranks may use groups in different orders.
         self._lock = threading.RLock()
 
     @property
@@ -63,7 +63,7 @@ class AxisGroup:
 
     @property
     def group(self) -> ProcessGroup:
-        """The torch process group. Raises UnisonoError where torch.distributed is not started."""
+        """The torch process group. Raises UnisonoError if torch.distributed is not initialised."""
         with self._lock:
             self._check()
             if self._group is None:
@@ -75,7 +75,7 @@ class AxisGroup:
         return self.ranks[(self.rank + step) % self.size]
 
     def close(self) -> None:
-        """Give back what was made. Closing twice does nothing."""
+        """Close what was made. Closing twice does nothing."""
         with self._lock:
             comm, group, self._comm, self._group = self._comm, self._group, None, None
             self._closed = True
@@ -103,22 +103,22 @@ class Parent:
         self.rank = rank
         self.global_ranks = global_ranks
         self.size = len(global_ranks)
-        self.process_group = process_group  # torch's for all of these ranks, where there is one
+        self.process_group = process_group  # torch's group of all these ranks, if any
 
     def is_closed(self) -> bool:
-        """Whether its groups are gone, and those of its managers with them."""
+        """Whether its groups, and so those of its managers, are closed."""
         return isinstance(self.source.errored, GroupClosed)
 
     def nodes(self, members: Sequence[int]) -> list[str]:
-        """The name of each member's node: shared memory is that of one machine."""
+        """The name of each member's node: ranks that share memory are on one machine."""
         names: list[str] = getattr(
             self.source.transport, "host_names", [socket.gethostname()] * self.size
         )
         return [names[member] for member in members]
 
     def next_suffix(self, members: Sequence[int]) -> str:
-        """What tells the groups of a new manager of these members from those of all others. They
-        agree on it without a message, for each of them has made the same ones before."""
+        """A label that tells the groups of a new manager from all others. The members agree on it
+        without a message because each has made the same managers before."""
         layout = ""
         if list(members) != list(range(self.size)):
             layout = "@" + hashlib.sha256(repr(list(members)).encode()).hexdigest()[:8]
@@ -152,7 +152,7 @@ class TorchParent(Parent):
 
         super().__init__(group, rank, global_ranks, group)
         self._torch, self._store = process_groups, process_groups.default_store()
-        if self._store is not None:  # for `nodes`, which one rank may ask for alone; mpi has none
+        if self._store is not None:  # for `nodes`, which a single rank may call; mpi has no store
             self._store.set(_node_key(global_ranks[rank]), json.dumps(_this_node()))
 
     def is_closed(self) -> bool:
@@ -163,16 +163,16 @@ class TorchParent(Parent):
         keys = [_node_key(rank) for rank in ranks]
         store = self._store
         if store is None:
-            raise UnisonoError("on mpi nobody knows the nodes: use describe(ranks_per_node=...)")
+            raise UnisonoError("the nodes are unknown on mpi: use describe(ranks_per_node=...)")
         try:
             store.wait(keys, timedelta(seconds=_NODES_LIMIT_S))
-        except RuntimeError:  # DistStoreError among them
+        except RuntimeError:  # includes DistStoreError
             missing = [
                 rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])
             ]
             raise UnisonoError(
                 f"{name_ranks(missing)} did not make a manager within {_NODES_LIMIT_S} s, so "
-                "nobody knows their nodes: every rank makes the same managers"
+                "their nodes are unknown: every rank must make the same managers"
             ) from None
         found = [json.loads(store.get(key)) for key in keys]
         same_name = Counter(host for host, _ in {tuple(node) for node in found})
@@ -180,7 +180,7 @@ class TorchParent(Parent):
 
     def axis_group(self, members: Sequence[int], label: str) -> AxisGroup:
         ranks = [self.global_ranks[member] for member in members]
-        # Groups with one label have no member in common: the first one tells them apart.
+        # Groups with the same label have no common member: the first member tells them apart.
         name = f"{self.source.group_name}.{label}[{ranks[0]}..{ranks[-1]}]"
         return AxisGroup(
             ranks,
@@ -211,7 +211,7 @@ def parent_of(group: Any) -> Parent:
 
 
 def _process_group_of(comm: Communicator, given: Any) -> Any:
-    """torch's group for a Communicator: what was given, or torch's default group over it."""
+    """torch's group for a Communicator: the one given, or torch's default group over it."""
     if given is not comm and given is not None:
         return given
     dist = sys.modules.get("torch.distributed")
@@ -226,7 +226,7 @@ def _node_key(global_rank: int) -> str:
 
 
 def _this_node() -> tuple[str, str]:
-    """The machine's name, and what tells it from others of that name."""
+    """The machine's name, and its boot id, which tells it from others of the same name."""
     boot = ""
     with contextlib.suppress(OSError):  # not Linux
         boot = boot_id()

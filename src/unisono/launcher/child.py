@@ -1,4 +1,4 @@
-"""What a rank's process does around the program's own code."""
+"""What runs in a rank's process around the program."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _LINE_BUFFERED = 1  # _IOLBF
 
 
 def main() -> None:
-    """Run as this rank; the launching process gave the numbers on the command line."""
+    """Run as this rank; the numbers are on the command line."""
     rank, parent_pid, instructions_fd, results_fd, stacks_fd = map(int, sys.argv[1:6])
     end_with_parent(parent_pid)
     if variables.READ_PEERS.read_or_warn() is not False:
         let_siblings_read(parent_pid)
     for descriptor in (results_fd, stacks_fd, *_rendezvous_descriptor()):
-        os.set_inheritable(descriptor, False)  # they are ours, not our children's
+        os.set_inheritable(descriptor, False)  # our children must not inherit them
     _connect_to_record_keeper()
     faulthandler.enable(stacks_fd)
     faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
     results = _ResultPipe(results_fd)
     results.send(STARTED)
-    # opened anew, since an inherited descriptor shares its offset in the file with all ranks
+    # reopened because all ranks share the offset of an inherited descriptor
     with open(f"/proc/self/fd/{instructions_fd}", "rb") as file:
         os.close(instructions_fd)
         instructions: Instructions = pickle.load(file)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
-    """What that needs is imported by the first breakpoint. PYTHONBREAKPOINT still wins."""
+    """The debugger is imported by the first breakpoint. PYTHONBREAKPOINT still wins."""
     if input_fd >= 0:
         os.set_inheritable(input_fd, False)
 
@@ -86,7 +86,7 @@ def _let_breakpoints_debug(rank: int, input_fd: int) -> None:
 
 
 class _ResultPipe:
-    """The pipe on which the launching process gets this rank's messages."""
+    """The pipe for this rank's messages to the launching process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -135,13 +135,13 @@ def _pickle(value: Any) -> bytes:
             return dumps(value)
         except Exception as error:
             raise TypeError(
-                f"what the function returned, a {type(value).__name__}, cannot be sent back: "
+                f"the function's return value, a {type(value).__name__}, cannot be sent back: "
                 f"{_summary(error)}"
             ) from None
 
 
 def _fill_main(function: Any) -> None:
-    """Give __main__ what the launching program's had, so that its classes are found by name."""
+    """Fill __main__ with the launching program's names, so that its classes can be unpickled."""
     names = getattr(function, "__globals__", {})
     if names.get("__name__") == "__main__":
         mine = sys.modules["__main__"].__dict__
@@ -149,7 +149,7 @@ def _fill_main(function: Any) -> None:
 
 
 def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
-    """As `python program.py` or `python -m module` would."""
+    """Run it as `python program.py` or `python -m module` would."""
     try:
         main, code = _load_module(name) if is_module else _load_file(name)
         sys.argv[0] = str(main.__file__) if is_module else name
@@ -159,7 +159,7 @@ def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        sys.last_value = error  # as Python itself does, for those who look at exit
+        sys.last_value = error  # as Python does, for code that looks at it on exit
         exit_code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         results.send_failure(error, exit_code)
         _show_in_the_programs_own_way(error)
@@ -168,8 +168,8 @@ def _run_program(name: str, is_module: bool, results: _ResultPipe) -> int:
 
 
 def _show_in_the_programs_own_way(error: BaseException) -> None:
-    """Call a hook that the program has set; torch.distributed's would only say it twice."""
-    hook = getattr(sys.excepthook, "__wrapped__", sys.excepthook)  # by ours, which has done it
+    """Call the program's excepthook; torch.distributed's would only print the error again."""
+    hook = getattr(sys.excepthook, "__wrapped__", sys.excepthook)  # our own hook has already run
     by_torch = str(getattr(hook, "__module__", "")).startswith("torch.distributed")
     if hook is not sys.__excepthook__ and not by_torch:
         hook(type(error), error, error.__traceback__)
@@ -193,7 +193,7 @@ def _load_module(name: str) -> tuple[types.ModuleType, types.CodeType]:
     get_code = getattr(spec and spec.loader, "get_code", None)
     code = get_code(spec.name) if spec is not None and get_code is not None else None
     if spec is None or code is None:
-        raise ModuleNotFoundError(f"there is no module {name} that could be run")
+        raise ModuleNotFoundError(f"there is no module {name} to run")
     main = importlib.util.module_from_spec(spec)
     main.__name__ = "__main__"
     return main, code
@@ -212,11 +212,11 @@ def _look_like_the_parent(instructions: Instructions) -> None:
 
 
 def _write_in_lines() -> None:
-    """Flush whole lines, Python's and C's alike."""
+    """Flush after each line, in Python and in C."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
-    with contextlib.suppress(ValueError):  # a C library that calls it otherwise
+    with contextlib.suppress(ValueError):  # a C library with another name for it
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
 
@@ -227,8 +227,8 @@ def _rendezvous_descriptor() -> list[int]:
 
 
 def _connect_to_record_keeper() -> None:
-    """Send the records of our groups to the launcher, where it keeps them. The variable is for us
-    alone: what we start does not inherit the descriptor."""
+    """Send the records of our groups to the launcher if it keeps them. Child processes do not get
+    the variable because they do not inherit the descriptor."""
     descriptor = os.environ.pop(variables.RECORD_KEEPER.name, "")
     if descriptor:
         from unisono.comm.shared_memory.segment_listeners import use_launcher_socket
@@ -237,8 +237,8 @@ def _connect_to_record_keeper() -> None:
 
 
 def _summary(error: BaseException) -> str:
-    """The first line, and all lines of an error of ours: what the ranks did, and what to do. What
-    the watch has found out says more, if it is not the same in other words."""
+    """The first line of an error, or all lines of one of ours, which say what the ranks did and
+    what to do. The watch's verdict says more unless it only repeats this."""
     text = str(error).strip().split("\n", 0 if isinstance(error, UnisonoError) else 1)[0]
     name = type(error).__name__
     report = getattr(error, "report", None)

@@ -27,16 +27,16 @@ from unisono.watch.report import Report
 from unisono.watch.settings import settings_of
 
 _PATIENCE_S = 10.0
-"""How long a rank that was told to end may take before it is killed: time for a checkpoint."""
+"""How long a rank may take to end after SIGTERM before it is killed: time for a checkpoint."""
 
 _TIMED_OUT_CODE = 124
-"""As of timeout(1)."""
+"""The exit code of timeout(1)."""
 
 _OF_TORCHRUN = (
     *("--standalone", "--nnodes", "--node-rank", "--rdzv-", "--master-", "--local-", "--max-"),
     *("--monitor-", "--log", "--redirects", "--tee", "--numa-", "--no-python", "--run-path"),
 )
-"""How options begin that torchrun has beyond ours."""
+"""Prefixes of options that only torchrun has."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -48,7 +48,7 @@ _OF_TORCHRUN = (
     "-np",
     "ranks",
     metavar="COUNT",
-    help="How many processes to start; auto: as many as there are cores.",
+    help="How many processes to start; auto: one per core.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as for python -m.")
 @click.option(
@@ -57,12 +57,12 @@ _OF_TORCHRUN = (
 @click.option(
     "--replace",
     type=click.Choice(["gloo"]),
-    help="Give unisono to a program that asks torch for gloo by name (UNISONO_REPLACE).",
+    help="Use unisono where the program asks torch for gloo by name (UNISONO_REPLACE).",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads per rank (OMP_NUM_THREADS).  [default: as many as fit the cores]",
+    help="Threads per rank (OMP_NUM_THREADS).  [default: the cores divided by the ranks]",
 )
 @click.option("--pin", is_flag=True, help="Bind each rank to its share of the cores.")
 @click.option(
@@ -70,11 +70,11 @@ _OF_TORCHRUN = (
     "timeout_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
-    help="End everything after this long, and show where each rank was.",
+    help="End everything after this time, and show where each rank was.",
 )
-@click.option("--no-prefix", is_flag=True, help="Leave out [rank 0] before each line.")
+@click.option("--no-prefix", is_flag=True, help="Do not put [rank 0] before each line.")
 @click.option(
-    "--capture", is_flag=True, help="Show what ranks write only if they fail: the last of it."
+    "--capture", is_flag=True, help="Show the ranks' output only if they fail, and only its end."
 )
 @click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
 @click.option(
@@ -84,12 +84,13 @@ _OF_TORCHRUN = (
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="With --watch: end all this long after a report of what cannot resolve; inf: never.",
+    help="With --watch: end all ranks this long after a report of something that cannot resolve; "
+    "inf: never.",
 )
 @click.option(
     "--check-equal",
     is_flag=True,
-    help="Compare what the ranks' DDP models hold every 100 passes. Implies --watch.",
+    help="Compare the ranks' DDP models every 100 passes. Implies --watch.",
 )
 @click.option(
     "--trace",
@@ -126,19 +127,19 @@ def run(
 
     In the program, unisono.init() joins the ranks, and so does torch.distributed's
     init_process_group(): RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the other
-    variables are set as torchrun sets them. No port needs to be chosen, and any number of runs may
-    go on at once.
+    variables are set as torchrun sets them. You do not need to choose a port, and several jobs can
+    run at once.
 
-    Every line that a rank writes comes with the rank's name. If ranks fail, the others are ended
-    and each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
+    Every line of output is prefixed with the rank's name. If a rank fails, the others are ended and
+    each traceback is shown once. The exit code is that of the first rank to fail (128 + N for
     signal N), 124 after a timeout.
 
-    For several machines use torchrun; unisono works in the programs that it starts, too.
+    For several machines use torchrun; unisono works in its programs, too.
     """
-    if program.startswith("-"):  # an option that click does not know
+    if program.startswith("-"):  # an option unknown to click
         raise Misuse(_what_instead(program))
     if replace is not None and replace == (backend or "").lower():
-        raise Misuse(f"--backend {backend} asks for what --replace {replace} takes away")
+        raise Misuse(f"--backend {backend} cannot be used with --replace {replace}")
     if not module and not Path(program).is_file():
         there = "is not a file" if Path(program).exists() else "does not exist"
         raise Misuse(f"{program} {there}")
@@ -179,7 +180,7 @@ def run(
         store.listen(crew.selector)
         record_keeper, inherited = None, []
         if WATCH.read(os.environ | variables):  # it ends after the ranks
-            settings_of()  # so that a wrong variable is one error, before any rank
+            settings_of()  # so that an invalid variable is one error, before any rank starts
             record_keeper = stack.enter_context(RecordKeeper(trace, watch_grace_s, crew.give_up))
             variables[RECORD_KEEPER.name] = str(record_keeper.ranks_fd)
             inherited.append(record_keeper.ranks_fd)
@@ -196,7 +197,7 @@ def run(
             failed, exit_code = error, _TIMED_OUT_CODE
         except RanksFailed as error:
             failed, exit_code = error, 1
-            if any(rank.failed_at is not None for rank in crew.ranks):  # else they were given up
+            if any(rank.failed_at is not None for rank in crew.ranks):  # not given up
                 exit_code = error.endings[error.first].exit_code or 1
                 report = _what_records_say(record_keeper, crew) if record_keeper else None
     if report is not None:
@@ -207,7 +208,7 @@ def run(
 
 
 def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
-    """The verdict on ranks that have failed, unless one of them has spoken."""
+    """The verdict on ranks that have failed, unless one of them has printed it."""
     said = (
         rank.failure.traceback if rank.failure else rank.lines["stderr"].tail for rank in crew.ranks
     )
@@ -222,12 +223,12 @@ def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
 
 
 def check_writable(path: Path) -> None:
-    """See whether a file can be written there, before the work of which it is to tell.
+    """Check that the output file can be written, before the run starts.
 
     Raises Misuse.
     """
     if path.is_dir():
-        raise Misuse(f"{path} is a folder, and a file was to be written there")
+        raise Misuse(f"{path} is a folder, not a file")
     if not path.resolve().parent.is_dir():
         raise Misuse(f"the folder of {path} does not exist")
     existed = path.exists()
@@ -241,13 +242,13 @@ def check_writable(path: Path) -> None:
 
 
 def _count_ranks(text: str | None) -> int:
-    """The number of ranks; torchrun also knows words for it."""
+    """The number of ranks; torchrun also takes words for it."""
     if text is None:
-        raise Misuse("how many ranks? -n 4 starts four")
+        raise Misuse("the number of ranks is missing: -n 4 starts four")
     if text in ("auto", "cpu"):
         return share.core_count()
     if not text.isdecimal() or int(text) < 1:
-        raise Misuse(f"-n must be a number of ranks from 1 on, or auto, not {text!r}")
+        raise Misuse(f"-n must be a positive number of ranks, or auto, not {text!r}")
     return int(text)
 
 
@@ -262,11 +263,11 @@ def _known_backend(name: str) -> str:
 
 
 def _what_instead(option: str) -> str:
-    """What to say of an option that `unisono run` does not have."""
+    """The message for an unknown option."""
     if option.replace("_", "-").startswith(_OF_TORCHRUN):
         return (
-            f"{option}: unisono run has no such option of torchrun's: it starts ranks on this "
-            "machine alone, without an address, and restarts none; leave it out, or use torchrun, "
-            "in whose programs unisono works, too"
+            f"{option}: unisono run does not have this option of torchrun's: it starts ranks on "
+            "this machine only, needs no address and restarts no rank. Leave the option out, or "
+            "use torchrun: unisono works there, too"
         )
-    return f"{option}: there is no such option, and options of PROGRAM follow it"
+    return f"{option}: unknown option; options of PROGRAM go after it"

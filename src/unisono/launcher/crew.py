@@ -1,4 +1,4 @@
-"""The processes of a launch, from their start to the end of the last one."""
+"""The processes of a launch, from the first start to the last end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import FAILED, FINISHED, STARTED, VALUE, unpack
 
 SURVIVORS_S = 5.0
-"""How long ranks may go on after one has failed: time to find out and to tidy up."""
+"""How long ranks may run after one has failed: time to notice and clean up."""
 
 LINGERING_S = 10.0
 """How long a rank may stay after it has returned its value."""
@@ -33,10 +33,10 @@ _CAPTURED_CHARACTERS = 8 << 20
 
 
 class Crew:
-    """Listens to ranks and sees to it that all end when they should.
+    """Listens to ranks and makes sure that all of them end.
 
-    `values` says that a rank must send a value before it ends, `captured` that what ranks write is
-    shown by exceptions alone.
+    With `values` a rank must send a value before it ends; with `captured` only exceptions show the
+    ranks' output.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Crew:
     ) -> None:
         self.ranks: list[Rank] = []
         self.selector = selectors.DefaultSelector()
-        """Whoever else has something to wait for registers it with a function to call."""
+        """For other file descriptors: register each with a function to call."""
         self._listener = listener
         self._interrupts = interrupts
         self._values = values
@@ -57,7 +57,7 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody is left, whatever has happened."""
+        """Leaves no process behind, whatever has happened."""
         for rank in self._living():
             rank.process.send_signal(signal.SIGKILL)
         for rank in self._living():
@@ -67,7 +67,7 @@ class Crew:
             self._guardian.close()
 
     def add(self, processes: Iterable[RankProcess]) -> None:
-        """Look after these ranks, in rank order; an interrupt comes before those still to start."""
+        """Add these ranks, in rank order; an interrupt stops further starts."""
         for process in processes:
             self._add(process)
             if self._interrupts.noted:
@@ -91,15 +91,15 @@ class Crew:
         process.listen(self.selector, takers, partial(self._note_end, rank))
 
     def run(self, timeout_s: float | None, patience_s: float, begun: float) -> None:
-        """Wait until all ranks have ended, and end them where that must be: `timeout_s` after
-        `begun`, for one.
+        """Wait until all ranks have ended, and end them if necessary, for example `timeout_s` after
+        `begun`.
 
-        `patience_s` is how long a rank that was told to end may take before it is killed.
+        `patience_s` is how long a rank may take to end before it is killed.
 
-        Raises RanksFailed if a rank fails or they are given up, RanksTimedOut if they are not done
-        in time, KeyboardInterrupt if a signal came.
+        Raises RanksFailed if a rank fails or the ranks are given up, RanksTimedOut if they do not
+        finish in time, KeyboardInterrupt after a signal.
         """
-        self._guard()  # after the ranks, whose start shall not wait for it
+        self._guard()  # after the ranks, to not delay their start
         left_s = None if timeout_s is None else begun + timeout_s - time.monotonic()
         self._wait(self._is_decided, left_s)
         returned = self._all_returned()
@@ -122,11 +122,11 @@ class Crew:
             raise outcomes.ranks_timed_out(self.ranks, timeout_s, self._captured)
 
     def give_up(self, why: str, culprit: int) -> None:
-        """Ranks that still run are to be ended, for this reason; also from another thread."""
+        """Have the running ranks ended, for this reason; may be called from any thread."""
         self._given_up = why, culprit
         self._interrupts.wake()
 
-    # -- what has become of them ---------------------------------------------------------------
+    # -- their state ---------------------------------------------------------------
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.exit_code is None]
@@ -161,9 +161,9 @@ class Crew:
 
     def _note_end(self, rank: Rank, status: int) -> None:
         if status != 0 or rank.ended_by_us:
-            rank.process.send_signal(signal.SIGKILL)  # what it started; its number is still its own
+            rank.process.send_signal(signal.SIGKILL)  # its children; its pid is still its own
         rank.exit_code = status
-        self._guard()  # before its number can be another's
+        self._guard()  # before its pid can be reused
         rank.process.forget()
         for lines in rank.lines.values():
             lines.feed(b"", last=True)
@@ -172,7 +172,7 @@ class Crew:
             rank.failed_at = time.monotonic()
 
     def _guard(self) -> None:
-        """Tell the guardian of the process groups of this machine that live."""
+        """Tell the guardian the process groups that are alive on this machine."""
         groups = [rank.process.group for rank in self._living()]
         if self._guardian is None and any(groups):
             self._guardian = Guardian()
@@ -182,14 +182,14 @@ class Crew:
     # -- ending them ---------------------------------------------------------------------------
 
     def _ask_for_stacks(self) -> None:
-        """Have those who live write down where they are."""
+        """Have the running ranks write their stacks."""
         asked = [rank for rank in self._living() if rank.started and rank.process.ask_for_stack()]
         interrupts = len(self._interrupts.noted)
         self._wait(lambda: all(rank.stack for rank in asked), _STACKS_S, interrupts)
         self._wait(lambda: False, _SILENCE_S, interrupts)  # long ones come in pieces
 
     def _end(self, number: signal.Signals, patience_s: float) -> None:
-        """Tell those who live to end, and kill them if they do not, or if the user insists."""
+        """Tell the running ranks to end, and kill them if they do not, or if the user insists."""
         for rank in self._living():
             rank.ended_by_us = True
             rank.process.send_signal(number if rank.started else signal.SIGKILL)
@@ -203,7 +203,7 @@ class Crew:
     def _wait(
         self, condition: Callable[[], bool], limit_s: float | None, interrupts: int = 0
     ) -> None:
-        """Serve everybody until `condition` holds, time is up, or more `interrupts` have come."""
+        """Serve all ranks until `condition` holds, time is up, or more `interrupts` have come."""
         end = None if limit_s is None else time.monotonic() + limit_s
         while not condition() and len(self._interrupts.noted) <= interrupts:
             left_s = None if end is None else end - time.monotonic()

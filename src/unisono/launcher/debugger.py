@@ -1,6 +1,6 @@
-"""`breakpoint()` in a rank: a debugger that reads what the launching process would read.
+"""`breakpoint()` in a rank: a debugger on the launching process's standard input.
 
-One rank at a time has it; others that come to a breakpoint wait for their turn.
+One rank at a time has it; other ranks at a breakpoint wait.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from unisono.errors import UnisonoError
 from unisono.launcher.process import bring_to_foreground
 
 _RUNNING_S = 1.0
-"""After a command that lets the program run for longer than this, others get their turn: it may
-wait for them."""
+"""If a command lets the program run for longer than this, another rank gets the debugger: the
+program may wait for that rank."""
 
 
 def debug(frame: FrameType, rank: int, input_fd: int, turn_fd: int) -> None:
     """Stop at `frame` and read commands from `input_fd`, the launching process's standard input.
     `turn_fd` is a file that all ranks have inherited.
 
-    Raises UnisonoError where there is nothing that could be read.
+    Raises UnisonoError if there is nothing to read from.
     """
     if not _can_be_read(input_fd):
         raise UnisonoError(
-            f"breakpoint() in rank {rank}, {_location(frame)}: the launching process has no "
-            "terminal and no pipe as its standard input from which a debugger could read; start it "
-            "from a terminal, or pass breakpoints by with PYTHONBREAKPOINT=0"
+            f"breakpoint() in rank {rank}, {_location(frame)}: the debugger needs a terminal or a "
+            "pipe as the launching process's standard input: start it from a terminal, or skip "
+            "breakpoints with PYTHONBREAKPOINT=0"
         )
     _Debugger(rank, input_fd, _turn(turn_fd, input_fd)).set_trace(frame)
 
 
 class _Turn:
-    """The right to debug, of which a launch has one: a lock on a file, and the terminal."""
+    """The right to debug, one per launch: a lock on a file, and the terminal."""
 
     def __init__(self, turn_fd: int, input_fd: int) -> None:
         self._turn_fd, self._input_fd = turn_fd, input_fd
@@ -55,7 +55,7 @@ class _Turn:
             self._taken += 1
             if self._held is not None:
                 return
-            # opened anew: with the inherited one all ranks would have the same lock
+            # reopened: with the inherited descriptor all ranks would hold the same lock
             held = os.open(f"/proc/self/fd/{self._turn_fd}", os.O_RDWR | os.O_CLOEXEC)
             try:
                 try:
@@ -73,7 +73,7 @@ class _Turn:
                 self._terminal_was = before
 
     def leave(self, taken: int | None = None) -> None:
-        """At once; or, where `taken` is given, unless it has been taken again since."""
+        """At once; with `taken`, unless it has been taken again since."""
         with self._lock:
             if taken not in (None, self._taken):
                 return
@@ -97,7 +97,7 @@ _turn = functools.cache(_Turn)
 class _Debugger(pdb.Pdb):
     def __init__(self, rank: int, input_fd: int, turn: _Turn) -> None:
         output: Any = sys.stdout
-        if os.isatty(input_fd):  # prompts have no line of their own
+        if os.isatty(input_fd):  # prompts do not end with a newline
             flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY
             output = os.fdopen(os.open(os.ttyname(input_fd), flags), "w")
         super().__init__(

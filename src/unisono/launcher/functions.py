@@ -1,4 +1,4 @@
-"""`unisono.launch`: run a function on several ranks and bring back what they return."""
+"""`unisono.launch`: run a function on several ranks and return their results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unisono.launcher.protocol import Instructions, dumps, standard_input
 Result = TypeVar("Result")
 
 _PATIENCE_S = 2.0
-"""How long a rank that was told to end may take before it is killed."""
+"""How long a rank may take to end before it is killed."""
 
 
 def launch(
@@ -45,25 +45,26 @@ def launch(
     resources: Mapping[str, float] | None = None,
     spread: bool = False,
 ) -> list[Result]:
-    """Run `fn(*args, **kwargs)` in `ranks` new processes; their results, in rank order.
+    """Run `fn(*args, **kwargs)` in `ranks` new processes; returns their results, in rank order.
 
     Inside, `unisono.init()` needs no arguments, and neither does torch's `init_process_group`: it
     finds RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE and, unless MASTER_ADDR and MASTER_PORT
     are set, a store without a port. `fn` may be any function: of a module, of the program itself,
     of a notebook, a lambda, a closure; it is called with `args` and `kwargs` on every rank.
 
-    What the ranks write comes line by line with the rank's name before it. With `capture` it is
-    kept for the exception instead, and with `on_line` every line goes to `on_line(rank, "stdout" or
-    "stderr", line)`. Each rank gets `threads` threads; without, as many as fit the cores, unless
-    OMP_NUM_THREADS is set. `pin` binds each rank to its share of the cores.
+    The ranks' output appears line by line, prefixed with the rank's name. With `capture` it is kept
+    for the exception instead, and with `on_line` every line goes to `on_line(rank, "stdout" or
+    "stderr", line)`. Each rank gets `threads` threads; by default the cores divided by the ranks,
+    unless OMP_NUM_THREADS is set. `pin` binds each rank to its share of the cores.
 
     `on`="ray" starts the ranks on the nodes of a Ray cluster: the one to which this process is
-    connected, a running one, or a local one of its own. Each rank has the `resources` that it asks
-    for, {"CPU": 1} if nothing is said. As few nodes as possible are used, or, with `spread`, as
-    many; ranks of one node are numbered side by side. Needs `unisono[ray]`.
+    connected, a running one, or a local one of its own. Each rank gets these `resources`, by
+    default {"CPU": 1}. As few nodes as possible are used, or with `spread` as many as possible;
+    ranks of one node have consecutive numbers. Needs `unisono[ray]`.
 
     Raises RanksFailed, with every rank's traceback, if a rank fails, and RanksTimedOut, with every
-    rank's stack, if they are not done within `timeout` seconds. No process is left in any case.
+    rank's stack, if they do not finish within `timeout` seconds. No process is left behind in any
+    case.
 
     >>> def work(base):
     ...     return base + unisono.get_rank()
@@ -133,11 +134,11 @@ def _check_place(on: Any, pin: bool, resources: Mapping[str, float] | None, spre
         raise ValueError("pin binds ranks to cores of this machine: Ray's ranks cannot be pinned")
     for name, amount in (resources or {}).items():
         if not isinstance(amount, (int, float)) or not amount > 0:
-            raise ValueError(f"resources are amounts above 0 per rank, not {name}={amount!r}")
+            raise ValueError(f"resources must be positive amounts per rank, not {name}={amount!r}")
 
 
 def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`args` and `kwargs`. What `fn` cannot be called with is refused before any process starts."""
+    """Check that `fn` can be called with `args` and `kwargs`, before any process starts."""
     name = getattr(fn, "__name__", "fn")
     name = name if name.isidentifier() else "fn"
     if not isinstance(args, Iterable) or isinstance(args, (str, bytes)):
@@ -149,15 +150,15 @@ def _checked_arguments(fn: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...]
     given, named = tuple(args), dict(kwargs or {})
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
-    except (TypeError, ValueError):  # of C, perhaps
+    except (TypeError, ValueError):  # perhaps a C function
         return given, named
     try:
         signature.bind(*given, **named)
     except TypeError as error:
         raise TypeError(
-            f"{name}{signature} cannot be called with {shorten(given)}, {shorten(named)}: {error}. "
-            "The rank is not among the arguments (torch's spawn passes it first): "
-            "unisono.get_rank() has it after unisono.init()"
+            f"{name}{signature} cannot be called with {shorten(given)}, {shorten(named)}: "
+            f"{error}. launch does not pass the rank (torch's spawn does): call "
+            "unisono.get_rank() after unisono.init()"
         ) from None
     return given, named
 
@@ -181,13 +182,14 @@ def _pickle(value: Any, what: str) -> bytes:
 
 
 def _can_be_imported(module: types.ModuleType) -> bool:
-    """Whether a rank finds the module by its name; one that was loaded by hand may have none."""
+    """Whether a rank can import the module by its name, which a module that was loaded by hand may
+    lack."""
     package = module.__name__.partition(".")[0]
     return any(finder.find_spec(package, None) is not None for finder in sys.meta_path)
 
 
 def _sources(fn: Any) -> dict[str, list[str]]:
-    """The text of code that is in no file, as in a notebook: ranks show it in tracebacks."""
+    """The source of code that is in no file, as in a notebook, for tracebacks on ranks."""
     values = [fn, *getattr(fn, "__globals__", {}).values()]
     codes = [value.__code__ for value in values if isinstance(value, types.FunctionType)]
     names = {code.co_filename for code in codes if not os.path.exists(code.co_filename)}
@@ -200,5 +202,5 @@ def _unpickle_result(rank: int, value: bytearray | None) -> Any:
         return pickle.loads(value)
     except Exception as error:
         raise UnisonoError(
-            f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
+            f"the return value of rank {rank} cannot be read here: {type(error).__name__}: {error}"
         ) from error

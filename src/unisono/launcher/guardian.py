@@ -1,7 +1,7 @@
-"""Ends what ranks have started when the launching process is killed and cannot do it any more.
+"""Kills the ranks' child processes if the launching process is killed and cannot do it.
 
-The kernel kills the ranks themselves then (`end_with_parent`), but not their children. As a script
-this file is the process that does it, so it imports little: it starts with every launch.
+The kernel then kills the ranks themselves (`end_with_parent`), but not their children. This file
+runs as a script in a process of its own, so it imports little: it starts with every launch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 
 
 class Guardian:
-    """A small process in a session of its own, which outlives the one that started it by as much
-    as it takes to kill the process groups that it was last told of."""
+    """A small process in its own session. It outlives the launching process just long enough to
+    kill the process groups that it was last told of."""
 
     def __init__(self) -> None:
         import subprocess
@@ -37,9 +37,9 @@ class Guardian:
             ) from error
 
     def guard(self, groups: list[int]) -> None:
-        """From now on kill these process groups, and no others, if we are killed."""
+        """If this process is killed, kill these process groups and no others."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # somebody has ended it: then nobody guards
+        with contextlib.suppress(OSError):  # it was killed: there is no guard then
             self._process.stdin.write((" ".join(map(str, groups)) + "\n").encode())
 
     def close(self) -> None:
@@ -51,16 +51,16 @@ class Guardian:
 
 
 def main() -> None:
-    """Guard the process whose number is the first argument. It writes lines of process groups to
-    our stdin, of which the last one counts."""
+    """Guard the process whose pid is the first argument. It writes lines of process groups to our
+    stdin; the last line counts."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    with contextlib.suppress(OSError):  # an old kernel, or it is gone: then the pipe tells
+    with contextlib.suppress(OSError):  # an old kernel, or the process is gone: the pipe will tell
         poller.register(os.pidfd_open(int(sys.argv[1])), select.POLLIN)
     text, groups, gone = b"", b"", False
     while not gone:
         gone = True
-        if any(descriptor == 0 for descriptor, _ in poller.poll()):  # what it wrote comes first
+        if any(descriptor == 0 for descriptor, _ in poller.poll()):  # read what it wrote first
             data = os.read(0, 1 << 16)
             *lines, text = (text + data).split(b"\n")
             groups = lines[-1] if lines else groups

@@ -12,13 +12,12 @@ from typing import Any
 
 
 class Interrupts:
-    """Within its context the given signals are noted down and do nothing else.
+    """Within its context the given signals are only recorded.
 
-    An exception out of a signal handler could strike between the start of a rank and our note of
-    it. A handler that the program has set for SIGINT stays, and threads other than the main one get
-    no signals. SIGINT counts even if a script's `&` has it ignored, as with torchrun; SIGHUP does
-    not. `fileno` becomes readable when one has come: the interpreter writes to it within the signal
-    itself, so that none is slept through.
+    An exception from a signal handler could hit between the start of a rank and our record of it. A
+    SIGINT handler of the program stays, and only the main thread gets signals. SIGINT counts even
+    if a script's `&` ignores it, as with torchrun; SIGHUP does not. `fileno` becomes readable on a
+    signal: the interpreter writes to it in the signal handler itself, so that none is missed.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:

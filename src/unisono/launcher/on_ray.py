@@ -1,8 +1,8 @@
 """`launch(..., on="ray")`: each rank's process is started by a Ray actor, on any node of a cluster.
 
-The crew that looks after ranks of this machine looks after these, too, through their actors. A rank
-is a process of its own, as on one machine, so that it can be asked for its stack, be interrupted,
-crash and be killed with all that it started, while its actor is left to tell of it.
+The crew that manages ranks of this machine also manages these, through their actors. A rank is a
+process of its own, as on one machine: it can be asked for its stack, interrupted and killed with
+its children, and it can crash, while its actor lives on to report it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from unisono.launcher.store import LazyStore
 from unisono.variables import HOSTID
 
 WAIT_S = 300.0
-"""How long Ray has to find room for the ranks and to start their actors."""
+"""How long Ray may take to place the ranks and start their actors."""
 
 _SAY_AFTER_S = 5.0
 _TICK_S = 0.1
@@ -47,17 +47,17 @@ END = -1
 """In place of a stream's number: the process has ended, with this status."""
 
 Event = tuple[int, bytes]
-"""Which of the process's streams (0 to 3), or END, and what came."""
+"""Which of the process's streams (0 to 3), or END, and the data."""
 
 _PIECES = 64
-"""How far a rank may be ahead of the launching process before its writes wait."""
+"""How much output a rank may have pending before its writes block."""
 
 _log = logging.getLogger("unisono")
 
 
 class RankActor:
-    """Starts a rank's process on its node and looks after it there. The launching process calls it,
-    several calls at a time."""
+    """Starts and manages a rank's process on its node. The launching process calls it, several
+    calls at a time."""
 
     def __init__(self) -> None:
         self._events: queue.Queue[Event] = queue.Queue(_PIECES)
@@ -69,24 +69,25 @@ class RankActor:
         return HOSTID.read() or socket.gethostname()
 
     def open_store(self, address: str) -> dict[str, str]:
-        """Have a torch store at this address of the node: the variables by which ranks find it."""
+        """Start a torch store at this address of the node; returns the variables by which ranks
+        find it."""
         self._store = LazyStore(address)
         return self._store.variables()
 
     def start(
         self, rank: int, given: Mapping[str, str], instructions: Instructions, job: bytes
     ) -> None:
-        """Start the rank's process, with the node's environment and what is given. Modules are
-        found where this actor, and so the program's other actors, find them."""
+        """Start the rank's process, with the node's environment and these variables. It finds
+        modules where this actor, like the program's other actors, finds them."""
         instructions = dataclasses.replace(instructions, sys_path=tuple(sys.path))
         begun: Future[None] = Future()
-        # The kernel kills what a thread has started when that thread ends: one of ours, then.
+        # The kernel kills a child when the thread that started it ends: so one of ours starts it.
         args = (begun, rank, os.environ | dict(given), instructions, job)
         threading.Thread(target=self._look_after, args=args, daemon=True).start()
         begun.result()
 
     def read(self) -> list[Event]:
-        """What has come since the last call; waits until there is something."""
+        """The output since the last call; waits until there is some."""
         events = [self._events.get()]
         with contextlib.suppress(queue.Empty):
             while len(events) < _PIECES:
@@ -99,7 +100,7 @@ class RankActor:
             self._process.send_signal(number)
 
     def ask_for_stack(self) -> None:
-        """Have the rank write down where it is, if it lives."""
+        """Have the rank write its stacks, if it lives."""
         if self._process is not None:
             self._process.ask_for_stack()
 
@@ -125,7 +126,7 @@ class RankActor:
         guardian.guard([process.group])
 
         def end(status: int) -> None:
-            process.send_signal(signal.SIGKILL)  # what it started: nothing stays on a cluster
+            process.send_signal(signal.SIGKILL)  # its children: nothing stays on a cluster
             guardian.close()
             process.forget()
             self._events.put((END, str(status).encode()))
@@ -134,7 +135,7 @@ class RankActor:
             if self._store is not None:
                 self._store.listen(selector)
             process.listen(selector, [partial(self._pass_on, number) for number in range(4)], end)
-            # the store needs this thread, and other ranks may need the store to the last
+            # the store needs this thread, and other ranks may need the store until their end
             while self._store is not None or selector.get_map():
                 for key, _ in selector.select():
                     key.data()
@@ -144,7 +145,7 @@ class RankActor:
 
 
 class RemoteProcess(RankProcess):
-    """On a node of the cluster: a thread brings what its actor reads there into pipes."""
+    """On a node of the cluster: a thread copies what its actor reads there into pipes."""
 
     def __init__(self, ray: Any, actor: Any, host: str) -> None:
         pipes = [os.pipe() for _ in range(5)]
@@ -163,7 +164,7 @@ class RemoteProcess(RankProcess):
             while True:
                 try:
                     events: list[Event] = ray.get(self._actor.read.remote())
-                except Exception as error:  # of Ray: the actor or its node has died
+                except Exception as error:  # from Ray: the actor or its node has died
                     self.lost = f"was lost with its Ray actor: {_last_line(error)}"
                     events = [(END, b"1")]
                 for number, data in events:
@@ -178,11 +179,11 @@ class RemoteProcess(RankProcess):
         return int(os.read(self._end_fd, 16))
 
     def send_signal(self, number: int) -> None:
-        if not self._ended:  # it is on its way when this returns
-            self._actor.send_signal.remote(int(number))
+        if not self._ended:
+            self._actor.send_signal.remote(int(number))  # not awaited
 
     def ask_for_stack(self) -> bool:
-        if not self._ended:  # whether the program lets it, only the actor knows
+        if not self._ended:  # only the actor knows whether the program handles it
             self._actor.ask_for_stack.remote()
         return not self._ended
 
@@ -193,8 +194,8 @@ class RemoteProcess(RankProcess):
 
 @dataclass(frozen=True)
 class Request:
-    """What Ray is asked for: `resources` for each rank, on as many nodes as possible with `spread`,
-    on as few otherwise."""
+    """The request to Ray: `resources` for each rank, on as many nodes as possible with `spread`,
+    otherwise on as few."""
 
     ranks: int
     resources: Mapping[str, float]
@@ -207,7 +208,7 @@ class Request:
 def ranks_on_ray(
     instructions: Instructions, job: bytes, request: Request, interrupts: Interrupts
 ) -> Iterator[list[RemoteProcess]]:
-    """Ranks in actors of Ray; afterwards neither these nor their room on the cluster are left."""
+    """Ranks in Ray actors; the actors and their resources are released afterwards."""
     ray = import_ray()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_cluster(ray, request))
@@ -247,7 +248,7 @@ def _variables(nodes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def import_ray() -> Any:
-    """The module. Raises UnisonoError where it is not installed."""
+    """The module. Raises UnisonoError if it is not installed."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -262,8 +263,8 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def _cluster(ray: Any, request: Request) -> Iterator[None]:
-    """The cluster to which this process is connected, or a running one, or one of our own with
-    room for these ranks, however few cores there are."""
+    """Connect to the current cluster, or a running one, or start a local one with room for these
+    ranks, however few cores there are."""
     if ray.is_initialized():
         yield
         return
@@ -300,7 +301,7 @@ def _room(ray: Any, request: Request, wait: _Wait) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _actors(ray: Any, request: Request, room: Any) -> Iterator[list[tuple[str, Any]]]:
-    """An actor per rank with its node, those of one node side by side, the fullest node first."""
+    """An actor per rank with its node, grouped by node, the fullest node first."""
     from ray.util.placement_group import placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -330,7 +331,8 @@ def _actors(ray: Any, request: Request, room: Any) -> Iterator[list[tuple[str, A
 
 
 class _Wait:
-    """Waits for Ray, until its deadline or an interrupt, and says for what if it takes long."""
+    """Waits for Ray, until its deadline or an interrupt, and logs what it waits for if that takes
+    long."""
 
     def __init__(self, ray: Any, interrupts: Interrupts, deadline: float | None) -> None:
         self._ray = ray
@@ -341,7 +343,7 @@ class _Wait:
         self._said = False
 
     def until(self, references: Sequence[Any], describe: Callable[[Sequence[int]], str]) -> Any:
-        """What Ray has for the references; `describe` says what is missing by their indices."""
+        """The values of Ray's references; `describe` names the missing ones by their indices."""
         missing = list(references)
         while missing:
             _, missing = self._ray.wait(missing, num_returns=len(missing), timeout=_TICK_S)
@@ -360,7 +362,7 @@ class _Wait:
             return self._ray.get(list(references))
         except self._ray.exceptions.RayError as error:
             raise UnisonoError(
-                f"Ray could not start the ranks, all nodes of which need unisono: "
+                "Ray could not start the ranks (unisono must be installed on every node): "
                 f"{_last_line(error)}"
             ) from error
 

@@ -1,4 +1,4 @@
-"""From the way the ranks ended to the exception that tells it."""
+"""From the way the ranks ended to an exception."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from unisono.launcher.protocol import Failure
 from unisono.processes import describe_exit, signal_name
 
 _HEAD_START_S = 0.02
-"""Peers may report a death before the kernel tells us."""
+"""Peers may report a death before the kernel does."""
 
 _MOST_LINES = 20
-"""Of captured output, in a message."""
+"""Lines of captured output in a message."""
 
 _NOTE = re.compile(r"^((?:E +)?)unisono\.watch: .*\n(?:\1  .*\n)*", re.MULTILINE)
-"""As Python shows it, or pytest, with an E before each line."""
+"""As Python prints it, or as pytest does, with an E before each line."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class RankEnding:
     """How one rank of a launch ended: `rank`, and whether it `failed`.
 
     `how` says it in a few words. `traceback` is that of an exception, `stack` where the rank was
-    when it crashed or was ended, `exit_code` as a shell would have it (128 + the signal's number),
-    `signal` the name of a signal that it died of, `stdout` and `stderr` the last of what it wrote,
-    `host` the name of its host, "" where all are on this machine.
+    when it crashed or was killed, `exit_code` as a shell would have it (128 + the signal's number),
+    `signal` the name of the signal that killed it, `stdout` and `stderr` the end of its output,
+    `host` the name of its host, "" if all are on this machine.
 
     >>> unisono.RankEnding(rank=1, how="was killed", failed=True, exit_code=137).how
     'was killed'
@@ -58,7 +58,7 @@ class Rank:
     stack: bytearray = field(default_factory=bytearray)
     started: bool = False
     finished: bool = False
-    """Whether its program has come to its end, and only the process is left."""
+    """Whether its program has finished and only the process remains."""
     value: bytearray | None = None
     failure: Failure | None = None
     failed_at: float | None = None
@@ -97,7 +97,7 @@ def ranks_given_up(
 
 
 def _moment(rank: Rank) -> tuple[bool, float]:
-    """When a rank failed; those that only felt another's end come last."""
+    """When a rank failed; those that failed because of another rank come last."""
     assert rank.failed_at is not None
     follows = rank.failure is not None and rank.failure.follows
     killed = rank.exit_code is not None and rank.exit_code < 0
@@ -129,9 +129,13 @@ def _how(rank: Rank, code: int) -> str:
     if rank.value is not None:
         return "returned" if code == 0 or rank.ended_by_us else f"returned, and then {ending}"
     if rank.ended_by_us and rank.finished:
-        return "came to the end of the program, and was ended while exiting"
+        return "finished the program, and was terminated while exiting"
     if rank.ended_by_us:
-        return "was ended while still at work" if rank.started else "was ended while starting"
+        return (
+            "was terminated while still running"
+            if rank.started
+            else "was terminated while starting"
+        )
     if rank.process.lost:
         return rank.process.lost
     if rank.failed_at is not None and code == 0:
@@ -143,12 +147,12 @@ def _summary(rank: Rank, ending: RankEnding) -> str:
     if rank.failure is not None:
         return rank.failure.summary
     if ending.signal == "SIGKILL":
-        return f"it {ending.how}, perhaps by the kernel for want of memory"
+        return f"it {ending.how}, perhaps by the kernel because memory ran out"
     return f"it {ending.how}"
 
 
 def _message(sentence: str, endings: Sequence[RankEnding], first: int, captured: bool) -> str:
-    """The sentence, then every ending, those that are alike together and the first one on top."""
+    """The sentence, then every ending, equal ones together, the first failure on top."""
     groups: dict[str, list[RankEnding]] = {}
     for ending in sorted(endings, key=lambda end: (end.rank != first, not end.failed, end.rank)):
         groups.setdefault(without_names(_what_it_says(ending), ending.rank), []).append(ending)
@@ -168,14 +172,14 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
     if first in ranks:
         names += ", the first to fail," if len(ranks) == 1 else f" (rank {first} was the first)"
     different = len({_what_it_says(ending) for ending in group}) > 1
-    words = f" (in the words of rank {speaker.rank})" if different else ""
+    words = f" (as rank {speaker.rank} put it)" if different else ""
     details = [speaker.traceback]
     if speaker.stack and not speaker.traceback:
         details.append(f"It was here:\n{speaker.stack}")
     if captured and speaker.failed:
         for name, text in (("stdout", speaker.stdout), ("stderr", speaker.stderr)):
             if lines := text.splitlines()[-_MOST_LINES:]:
-                heading = f"The last of rank {speaker.rank}'s {name}:"
+                heading = f"The end of rank {speaker.rank}'s {name}:"
                 details.append("\n".join([heading, *lines]))
     detail = "\n".join(part for part in details if part)
     how = speaker.how if len(ranks) == 1 else plural(speaker.how)
@@ -183,29 +187,28 @@ def _paragraph(group: Sequence[RankEnding], first: int, captured: bool) -> str:
 
 
 def without_names(text: str, rank: int) -> str:
-    """What a rank has to say, as any other would say it: no number of its own, no addresses."""
+    """A rank's text without its own number and without addresses, to compare it with others."""
     return without_addresses(re.sub(rf"\brank {rank}\b", "rank #", text))
 
 
 def without_addresses(text: str) -> str:
-    """A text without numbers of objects in memory, which differ from process to process."""
+    """A text without addresses of objects, which differ from process to process."""
     return re.sub(r"\b0x[0-9a-f]+", "0x#", text)
 
 
 def without_notes(text: str) -> str:
-    """A traceback without what the watch has added to it: each rank's view of the same."""
+    """A traceback without the watch's notes, which are each rank's view of the same thing."""
     return _NOTE.sub("", f"{text}\n").strip()
 
 
 def _what_it_says(ending: RankEnding) -> str:
-    """All that is shown of it except how a peer ended, which the kernel tells only those that ask
-    late enough."""
+    """Everything shown of it except how a peer ended, which is not known to every rank."""
     text = f"{ending.how}\n{without_notes(ending.traceback) or ending.stack}"
     return re.sub(r"(\(pid \d+\)) (was killed by|exited with) [\w ]+;", r"\1 has ended;", text)
 
 
 def _readable(stack: str) -> str:
-    """A stack as faulthandler writes it, without our own frames and the numbers of threads."""
+    """A stack from faulthandler, without our own frames and without thread numbers."""
     lines = [
         re.sub(r"hread 0x[0-9a-f]+ ", "hread ", line)
         for line in stack.rstrip().splitlines()

@@ -1,4 +1,4 @@
-"""What ranks write, brought line by line to the launching process's own streams."""
+"""The ranks' output, line by line, on the launching process's own streams."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Stream = Literal["stdout", "stderr"]
 OnLine = Callable[[int, Stream, str], None]
 
 _LONGEST_LINE = 16 << 20
-"""A longer line is cut, so that one without end cannot eat the memory."""
+"""A longer line is cut, so that an endless one cannot fill the memory."""
 
 _PATIENCE_S = 0.2
-"""How long a terminal may lack the beginning of a line that has no end yet."""
+"""After this time an unfinished line is shown on a terminal."""
 
 _COLOURS = (36, 33, 32, 35, 34)
 
 
 class Lines:
-    """One stream of one rank: bytes in, lines out. `tail` is the last of what it wrote."""
+    """One stream of one rank: bytes in, lines out. `tail` is the end of its output."""
 
     def __init__(self, rank: int, stream: Stream, listener: Listener, keep: int) -> None:
         self._rank = rank
@@ -30,7 +30,7 @@ class Lines:
         self._listener = listener
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.unfinished = ""
-        """The beginning of a line that has not ended, as far as it has not been shown."""
+        """The part of an unfinished line that has not been shown."""
         self._since = 0.0
         self._begun = False
         self._kept: list[str] = []
@@ -38,7 +38,7 @@ class Lines:
         self._keep = keep
 
     def feed(self, data: bytes, last: bool = False) -> None:
-        """Take what the rank wrote; with `last`, an unfinished line ends here."""
+        """Take new output; with `last`, an unfinished line ends here."""
         text = self._decoder.decode(data, last)
         self._remember(text)
         if not self.unfinished:
@@ -53,7 +53,7 @@ class Lines:
         self._listener.flush()
 
     def tick(self) -> None:
-        """Show the beginning of a line that is slow to end."""
+        """Show the beginning of an unfinished line."""
         if (
             self.unfinished
             and time.monotonic() - self._since >= _PATIENCE_S
@@ -76,8 +76,8 @@ class Lines:
 
 
 class Terminal:
-    """Writes to this process's own stdout and stderr, whatever these are at the moment. `hosts`
-    names each rank's host, where there may be several."""
+    """Writes to this process's current stdout and stderr. `hosts` names each rank's host if there
+    may be several."""
 
     def __init__(self, prefix: bool = True, hosts: Sequence[str] = ()) -> None:
         self._prefix = prefix
@@ -86,13 +86,13 @@ class Terminal:
         self._text: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
 
     def line(self, rank: int, stream: Stream, text: str) -> None:
-        """A line, or the rest of one whose beginning came by `beginning`."""
+        """A line, or the rest of one that `beginning` started."""
         self._write(rank, stream, text)
         self._text[stream].append("\n")
         self._open = None
 
     def beginning(self, rank: int, stream: Stream, text: str) -> bool:
-        """The beginning of a line that is slow to end; False if only whole lines are wanted."""
+        """The beginning of an unfinished line; False if only whole lines are wanted."""
         if not _is_terminal(_stream(stream)):
             return False
         self._write(rank, stream, text)
@@ -110,9 +110,9 @@ class Terminal:
     def _write(self, rank: int, stream: Stream, text: str) -> None:
         prefix = self._prefix_of(rank, stream)
         if prefix:
-            text = text.replace("\r", "\r" + prefix)  # a progress bar begins its line anew
+            text = text.replace("\r", "\r" + prefix)  # a progress bar rewrites its line
         if self._open != (rank, stream):
-            if self._open is not None:  # somebody else's line stands there unfinished
+            if self._open is not None:  # another rank's line is unfinished there
                 self._text[self._open[1]].append("\n")
                 self.flush()
             text = prefix + text
@@ -129,8 +129,8 @@ class Terminal:
 
 
 class Callback:
-    """Gives every whole line to a function of the program, or to nobody: what was written is kept
-    all the same."""
+    """Passes every whole line to a function of the program, if any; the output is kept in both
+    cases."""
 
     def __init__(self, on_line: OnLine | None = None) -> None:
         self.line = on_line or (lambda rank, stream, text: None)
@@ -151,7 +151,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _stream(name: Stream) -> TextIO | None:
-    return sys.stdout if name == "stdout" else sys.stderr  # None where the program has none
+    return sys.stdout if name == "stdout" else sys.stderr  # None if the program has none
 
 
 def _write_whole(stream: TextIO | None, text: str) -> None:

@@ -1,4 +1,4 @@
-"""One rank's process: how it is started on this machine, heard, asked and ended."""
+"""One rank's process: starting it on this machine, reading its output, signalling and ending it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Taker = Callable[[bytes], object]
 
 _KILLED_S = 10.0
 _PIECE_BYTES = 1 << 16
-_PIPE_BYTES = 1 << 20  # as much as a pipe can hold, unless root has made it larger
+_PIPE_BYTES = 1 << 20  # the maximum size of a pipe by default
 
 
 class RankProcess(ABC):
-    """A rank's process as those see it who look after it: four streams, and its end.
+    """A rank's process, for the crew: four streams, and its end.
 
     `readers` are the pipes of stdout, stderr, the results and the stacks; `end_fd` becomes readable
-    when it has ended. `host` is the name of its host, "" where there is only this one; `group` its
-    process group, None on another host; `lost` says why nobody knows how it ended.
+    when it has ended. `host` is the name of its host, "" if there is only this one; `group` its
+    process group, None on another host; `lost` says why its exit status is unknown.
     """
 
     lost = ""
@@ -51,16 +51,15 @@ class RankProcess(ABC):
 
     @abstractmethod
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process and to what it has started that stayed in its process group.
-        Nothing happens once it has ended."""
+        """Send a signal to the process and its process group. Does nothing once it has ended."""
 
     @abstractmethod
     def ask_for_stack(self) -> bool:
-        """Have the process write down where it is. False where its program does not let it."""
+        """Have the process write its stacks. False if its program has removed the handler."""
 
     @abstractmethod
     def _exit_code(self) -> int:
-        """How it ended, as subprocess has it: negative for a signal."""
+        """Its exit code as in subprocess: negative for a signal."""
 
     def listen(
         self,
@@ -68,8 +67,8 @@ class RankProcess(ABC):
         takers: Sequence[Taker],
         on_end: Callable[[int], None],
     ) -> None:
-        """Have keys of the selector whose `data` is called when they are ready. They give `takers`
-        what comes on the four streams, and then `on_end` the exit code."""
+        """Register with the selector keys whose `data` is called when they are ready. They pass the
+        data of the four streams to `takers`, and then the exit code to `on_end`."""
         self._selector = selector
         for reader, take in zip(self._readers, takers, strict=True):
             os.set_blocking(reader, False)
@@ -84,15 +83,15 @@ class RankProcess(ABC):
         selector.register(self._end_fd, selectors.EVENT_READ, end)
 
     def forget(self) -> None:
-        """Stop listening: it has ended, and its number may be another's."""
+        """Stop listening: it has ended, and its pid may be reused."""
         for descriptor in (*self._readers, self._end_fd):
             self._close(descriptor)
         self._readers.clear()
 
     def _pass_on(self, reader: int, take: Taker) -> bool:
-        """Whether there was something."""
+        """Pass on what there is to read; returns whether there was something."""
         if reader not in self._readers:
-            return False  # closed within this turn
+            return False  # closed in this round
         try:
             data = os.read(reader, _PIECE_BYTES)
         except BlockingIOError:
@@ -106,8 +105,7 @@ class RankProcess(ABC):
 
     @staticmethod
     def _drain(pass_on: Callable[[], bool]) -> None:
-        """Read what it left behind. Not to the end of the file: what it has started may hold it
-        open."""
+        """Read what is left. Not to the end of the file: its children may hold it open."""
         for _ in range(_PIPE_BYTES // _PIECE_BYTES + 1):
             if not pass_on():
                 break
@@ -119,8 +117,7 @@ class RankProcess(ABC):
 
 
 class LocalProcess(RankProcess):
-    """On this machine: the leader of a process group. Its number stays its own until it is
-    forgotten."""
+    """On this machine: the leader of a process group. Its pid stays its own until it is reaped."""
 
     group: int
 
@@ -147,9 +144,9 @@ class LocalProcess(RankProcess):
 
     def forget(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_S)  # one that was killed may need a moment
+            self._process.wait(_KILLED_S)  # a killed process may need a moment
         with contextlib.suppress(OSError):
-            if os.tcgetpgrp(0) == self.group:  # its debugger had our terminal
+            if os.tcgetpgrp(0) == self.group:  # its debugger held our terminal
                 bring_to_foreground(0, os.getpgrp())
         super().forget()
 
@@ -177,8 +174,8 @@ def ranks_here(
     job: bytes = b"",
     inherited: Sequence[int] = (),
 ) -> Iterator[Iterator[LocalProcess]]:
-    """Ranks on this machine, each of which is started when it is taken from the iterator; with
-    these variables, beside our own, and descriptors."""
+    """Ranks on this machine, each started when the iterator yields it, with these variables in
+    addition to our own, and these descriptors."""
     with nameless_file() as store, nameless_file() as meeting:
         if not instructions.program:
             instructions = dataclasses.replace(instructions, store_fd=store.fileno())
@@ -200,19 +197,19 @@ def ranks_here(
 
 
 def check_not_nested() -> None:
-    """Refuse to start ranks out of a rank."""
+    """Raise if this process is a rank: ranks cannot start ranks."""
     if "UNISONO_RANK" in os.environ:
         raise UnisonoError(
-            f"this process is rank {os.environ['UNISONO_RANK']} of a launch already: ranks cannot "
-            "launch ranks"
+            f"this process is rank {os.environ['UNISONO_RANK']} of a launch: ranks cannot launch "
+            "ranks"
         )
 
 
 def rank_variables(
     rank: int, size: int, local: tuple[int, int] | None = None, node: tuple[int, int] = (0, 1)
 ) -> dict[str, str]:
-    """What programs for torchrun read; `local` is the number of the rank on its node and how many
-    there are, `node` that of the node."""
+    """The variables of torchrun; `local` is the rank's number on its node and how many there are,
+    `node` the node's."""
     local_rank, local_size = local or (rank, size)
     numbers = {
         "RANK": rank,
@@ -243,7 +240,7 @@ def start_process(
             stdout=out,
             stderr=err,
             pass_fds=(instructions_fd, results, stacks, *(fd for fd in inherit if fd >= 0)),
-            process_group=0,  # so that it can be ended with all that it started
+            process_group=0,  # so that it can be killed with its children
         )
     except OSError as error:
         for reader, _ in pipes:
@@ -258,7 +255,7 @@ def start_process(
 def python_command(module: str, *numbers: int) -> list[str]:
     """The command that calls `module`'s main in a new interpreter with this one's options."""
     if not sys.executable:
-        raise UnisonoError("there is no Python interpreter to start ranks with (sys.executable)")
+        raise UnisonoError("cannot start ranks: sys.executable names no Python interpreter")
     options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     folder = str(Path(__file__).parents[2])
     code = f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
@@ -266,8 +263,8 @@ def python_command(module: str, *numbers: int) -> list[str]:
 
 
 def bring_to_foreground(terminal_fd: int, group: int) -> None:
-    """Let a process group read from a terminal, and hear its Ctrl-C; also from the background, for
-    which the kernel stops those who do not say that they know. Raises OSError."""
+    """Let a process group read from a terminal and receive its Ctrl-C. SIGTTOU is blocked
+    meanwhile: the kernel would stop a background process. Raises OSError."""
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
     try:
         os.tcsetpgrp(terminal_fd, group)

@@ -1,4 +1,4 @@
-"""What the launching process tells its ranks, and what they tell it: the two sides' contract."""
+"""The messages between the launching process and its ranks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _HEAD = struct.Struct("<cQ")
 class Instructions:
     """What every rank of a launch reads first.
 
-    `program` is a file or, if `is_module`, a module as for `python -m`; "" where a function
-    follows, pickled, in the same file. `sources` are texts of code that is in no file, as in a
-    notebook, for tracebacks. `store_fd` is an inherited file for torch's store, -1 where there is
-    another; `input_fd` is the standard input of the launching process, for debuggers, -1 where it
-    has none.
+    `program` is a file or, if `is_module`, a module as for `python -m`; "" if a pickled function
+    follows in the same file. `sources` are texts of code that is in no file, as in a notebook, for
+    tracebacks. `store_fd` is an inherited file for torch's store, -1 if there is another store;
+    `input_fd` is the standard input of the launching process, for debuggers, -1 if it has none.
     """
 
     sys_path: tuple[str, ...]
@@ -43,8 +42,8 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that ended a rank. `follows` says that it only tells of another rank's end,
-    `exit_code` is what the rank exits with."""
+    """An exception that ended a rank. `follows`: another rank's end caused it; `exit_code` is the
+    rank's."""
 
     exit_code: int
     summary: str
@@ -53,10 +52,10 @@ class Failure:
 
 
 def nameless_file() -> IO[bytes]:
-    """A file without a name, which ends with those who hold it."""
+    """An anonymous file, which vanishes with its last holder."""
     try:
         return os.fdopen(os.memfd_create("unisono-launch"), "w+b")
-    except (AttributeError, OSError):  # a sandbox refuses it
+    except (AttributeError, OSError):  # not allowed in some sandboxes
         import tempfile
 
         return tempfile.TemporaryFile(prefix="unisono-")
@@ -64,10 +63,10 @@ def nameless_file() -> IO[bytes]:
 
 @contextlib.contextmanager
 def standard_input() -> Iterator[int]:
-    """This process's standard input under a number that ranks can inherit; -1 where it has none.
+    """This process's standard input under a number that ranks can inherit; -1 if it has none.
 
-    What is opened meanwhile gets a number above 2, also where this process was started without
-    standard streams: ranks would lose what they inherit under the numbers of their own.
+    Descriptors opened meanwhile get numbers above 2, even if this process was started without
+    standard streams: a rank's own streams would replace anything it inherits as 0 to 2.
     """
     opened: list[int] = []
     try:
@@ -113,8 +112,8 @@ def unpack(data: bytearray) -> tuple[bytes, bytearray] | None:
 
 
 def dumps(value: Any) -> bytes:
-    """As `cloudpickle.dumps`, which takes modules by their name, but not those of a class of their
-    own, such as `torch.ops`, nor what is in that one; all of them are found by their names."""
+    """Like `cloudpickle.dumps`, which pickles modules by name, except modules of a custom class,
+    such as `torch.ops`, and their contents. This pickles all of them by name."""
     import io
     import pkgutil
 

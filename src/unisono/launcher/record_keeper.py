@@ -1,7 +1,7 @@
-"""Keeps the records of ranks while they run, so that they outlive even the last of them.
+"""Keeps the records of ranks, even after the last rank has ended.
 
-Ranks send the descriptor of each group's segment as soon as there is one, so that nothing is lost
-of a group that is closed at once, or of a process that is killed. They send reports, too.
+Ranks send the descriptor of each group's segment as soon as it exists, so that nothing is lost if
+the group is closed at once or the process is killed. They also send reports.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _PERIOD_S = 0.3
 _TRACE_PERIOD_S = 0.005
 _LAST = 64
 _LEFT_KEPT = 16
-"""How many groups that all ranks have left are kept, for the verdict on how they ended."""
+"""How many closed groups are kept, for the verdict on how the ranks ended."""
 
 
 class RecordKeeper:
-    """A thread that holds the segments of the ranks' groups, and writes their trace where one is
-    wanted. `ranks_fd` is the descriptor that the ranks inherit; `give_up` is called, with the
-    reason and the culprit's rank, `grace_s` after their first report."""
+    """A thread that holds the segments of the ranks' groups, and writes their trace if requested.
+    `ranks_fd` is the descriptor that the ranks inherit; `give_up` is called, with the reason and
+    the culprit's rank, `grace_s` after their first report."""
 
     def __init__(
         self, trace: Path | None, grace_s: float, give_up: Callable[[str, int], None]
@@ -74,7 +74,7 @@ class RecordKeeper:
         self._ranks.close()
 
     def verdict(self, endings: Mapping[int, str]) -> Report | None:
-        """What the records say of ranks that have all ended; `endings` says how, by process."""
+        """The verdict on ranks that have all ended; `endings` says how, by process."""
         read = [read_segment(descriptor, _LAST) for descriptor in list(self._kept.values())]
         groups = with_creations(group for group in read if group is not None)
         different = mismatch(groups)
@@ -96,7 +96,7 @@ class RecordKeeper:
         try:
             self._trace.write()
             say = f"the trace is in {self._trace.path}; https://ui.perfetto.dev opens it"
-        except OSError as error:  # how the ranks ended counts for more
+        except OSError as error:  # how the ranks ended is more important
             say = f"the trace {self._trace.path} could not be written: {error.strerror}"
         print(f"unisono: {say}", file=sys.stderr)
 
@@ -112,7 +112,7 @@ class RecordKeeper:
                 self._pass_on_report()
 
     def _pass_on_report(self) -> None:
-        """Give up ranks that cannot get out of what they have reported by themselves."""
+        """Give up ranks whose reported problem cannot resolve by itself."""
         assert self._report is not None
         ranks = {member.rank: member.global_rank for member in self._report.ranks}
         culprit = next((ranks.get(rank, rank) for rank in self._report.culprits), -1)
@@ -120,11 +120,11 @@ class RecordKeeper:
         self._give_up(f"{after}: {self._report}", culprit)
 
     def _receive(self) -> None:
-        """Take what the ranks have sent."""
+        """Receive what the ranks have sent."""
         while True:
             try:
                 message, descriptors = receive_message(self._ours)
-            except OSError:  # nothing more; or no room for more descriptors
+            except OSError:  # nothing left, or no room for more descriptors
                 return
             if not message:
                 return

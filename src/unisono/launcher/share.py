@@ -22,7 +22,7 @@ costs a page fault for every 4 KiB. With these it keeps up to 512 MiB for buffer
 the size of gradient buckets and of FSDP2's buffers."""
 
 _LEAST_BYTES = 30 << 20
-"""What a rank needs at least: Python, NumPy and unisono."""
+"""The least memory of a rank: Python, NumPy and unisono."""
 
 
 def cores() -> list[int]:
@@ -33,7 +33,7 @@ def cores() -> list[int]:
 
 
 def core_count() -> int:
-    """How many cores' time this process may use: its affinity, cut by the CPU quota."""
+    """How many cores this process may use: its affinity, limited by the CPU quota."""
     try:
         return max(1, min(len(cores()), int(engine.native.cpu_quota())))
     except EngineUnavailable:
@@ -41,7 +41,7 @@ def core_count() -> int:
 
 
 def check_room(ranks: int) -> None:
-    """Refuse ranks that could not even start: too many, or (FileNotFoundError) without /proc."""
+    """Raise if the ranks could not even start: too many, or (FileNotFoundError) no /proc."""
     boot_id()  # without /proc no rank could read its instructions
     try:
         room = engine.native.memory_room()
@@ -49,8 +49,8 @@ def check_room(ranks: int) -> None:
         return
     if ranks * _LEAST_BYTES > room:
         raise UnisonoError(
-            f"{ranks} ranks need at least {_gib(ranks * _LEAST_BYTES)} of memory, and "
-            f"{_gib(room)} are free: start fewer"
+            f"{ranks} ranks need at least {_gib(ranks * _LEAST_BYTES)} of memory, but only "
+            f"{_gib(room)} is free: start fewer"
         )
 
 
@@ -59,14 +59,14 @@ def thread_variables(
 ) -> dict[str, str]:
     """The variables that keep `ranks` ranks from using more threads than there are cores.
 
-    A number that was asked for wins, then what the user has set in the environment.
+    An explicit number wins, then the user's environment.
     """
     if threads is not None:
         return dict.fromkeys(THREAD_VARIABLES, str(threads))
     if ranks == 1 or "OMP_NUM_THREADS" in environment:
         return {}
     fitting = max(1, core_count() // ranks)
-    if fitting < core_count():  # else each would take as many by itself
+    if fitting < core_count():  # otherwise each rank would use all cores
         _say_once(ranks, fitting)
     return {name: str(fitting) for name in THREAD_VARIABLES if name not in environment}
 
@@ -79,7 +79,7 @@ def memory_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def pins(ranks: int) -> tuple[tuple[int, ...], ...]:
-    """For each rank the cores that it is bound to: its own, or one for several if they are few."""
+    """The cores of each rank: its own, or one core for several ranks if there are few."""
     available = cores()
     each = len(available) // ranks
     if each == 0:
@@ -92,7 +92,7 @@ def _say_once(ranks: int, threads: int) -> None:
     each = (
         f"{ranks} ranks share {core_count()} cores, so each gets {name_number(threads, 'thread')}"
     )
-    print(f"unisono: {each}; set OMP_NUM_THREADS to change that", file=sys.stderr)
+    print(f"unisono: {each}; set OMP_NUM_THREADS to change this", file=sys.stderr)
 
 
 def _gib(count: int) -> str:

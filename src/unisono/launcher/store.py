@@ -1,4 +1,4 @@
-"""torch's store, hosted on a socket that the launching process has held from the beginning."""
+"""torch's store, on a socket that the launching process holds from the start."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from unisono.processes import end_with_parent
 class LazyStore:
     """An address of this machine for MASTER_ADDR and MASTER_PORT, with a store behind it on demand.
 
-    The kernel gave us the port, and we listen on it, so that no other program can have it. The
-    store itself needs torch, which takes seconds to import: it starts in a process of its own, when
-    the first rank calls. Until it answers, calls wait in the socket's queue.
+    The kernel chose the port, and we listen on it, so that no other program can take it. The store
+    itself needs torch, which takes seconds to import: it starts in its own process when the first
+    rank connects. Until it answers, connections wait in the socket's queue.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
@@ -34,19 +34,19 @@ class LazyStore:
             raise
 
     def variables(self) -> dict[str, str]:
-        """What torchrun sets beside `rank_variables`."""
+        """What torchrun sets in addition to `rank_variables`."""
         host, port = self._socket.getsockname()[:2]
         return {
             "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # nobody but us hosts it
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # only this process hosts it
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": secrets.token_hex(8),
         }
 
     def listen(self, selector: selectors.BaseSelector) -> None:
-        """Start the store itself when somebody calls: a key of the selector has a function."""
+        """Start the store when the first rank connects: registers a function with the selector."""
 
         def start() -> None:
             selector.unregister(self._socket)
@@ -70,7 +70,7 @@ class LazyStore:
 
 
 def main() -> None:
-    """Host the store until the launching process ends us."""
+    """Host the store until the launching process ends this one."""
     parent_pid, descriptor = map(int, sys.argv[1:3])
     end_with_parent(parent_pid)
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

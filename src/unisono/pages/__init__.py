@@ -1,6 +1,6 @@
-"""HTML pages of one file: text, data, styles and scripts in it, nothing loaded from anywhere.
+"""Single-file HTML pages: text, data, styles and scripts, with nothing loaded from elsewhere.
 
-What comes from outside is escaped. assets/ has the styles and scripts; page.css is shared.
+Outside text is escaped. assets/ has the styles and scripts; page.css is shared.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-# Whatever a page holds, it cannot reach the network: the browser refuses.
+# Whatever a page contains, the browser does not let it reach the network.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
 
 
 def escape(text: object) -> str:
-    """Text as it may stand anywhere in HTML, in attributes too."""
+    """Text escaped for HTML, also for attributes."""
     return html.escape(str(text), quote=True)
 
 
@@ -46,7 +46,8 @@ def build_page(title: str, body: str, assets: Sequence[str] = ()) -> str:
 
 
 def in_frame(page: str, height_px: int, title: str) -> str:
-    """A page inside another one, a notebook's: it runs its scripts and can do nothing else."""
+    """A page inside another one, such as a notebook: it runs its scripts and can do nothing
+    else."""
     return (
         f'<iframe title="{escape(title)}" sandbox="allow-scripts" loading="lazy" '
         f'style="width:100%;height:{height_px}px;border:0;border-radius:10px" '

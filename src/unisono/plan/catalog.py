@@ -125,7 +125,7 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm `name` of `collective`, in any case of letters; an old name finds it, too.
+    """The algorithm `name` of `collective`, case-insensitive; former names work, too.
 
     Raises ValueError with the names that there are.
 

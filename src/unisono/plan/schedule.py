@@ -351,7 +351,7 @@ class Schedule:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"this is not a schedule's JSON: {error!r}") from error
 
-    # --- what makes no sense ---------------------------------------------------------------
+    # --- invalid schedules -----------------------------------------------------------------
 
     def _check(self, phase: Phase) -> None:
         step = phase.step

@@ -24,7 +24,7 @@ class Topology:
     `switch_bytes_per_s`; with 0 ports they only pass it on. `inside_switch_adds` says the same of
     the switch inside a node. `name` is what people call it, `source` where its figures come from.
 
-    Raises ValueError for values that make no sense.
+    Raises ValueError for invalid values.
 
     >>> from unisono import plan
     >>> inside = {"inside_latency_s": 1e-6, "inside_bytes_per_s": 10e9}

@@ -1,11 +1,11 @@
-"""Tests on several ranks: what stands behind `@pytest.mark.ranks` (docs/testing.md).
+"""Tests on several ranks: the implementation of `@pytest.mark.ranks` (docs/testing.md).
 
-mark.py               what the mark asks for
-controller.py         one test on many ranks: what the user's pytest session does
-pool.py, process.py   warm ranks, and their processes as the controller sees them
-nursery.py            where ranks are born: imports what takes long, and forks
+mark.py               the mark's arguments
+controller.py         one test on many ranks, from the user's pytest session
+pool.py, process.py   warm ranks, and the controller's handles of their processes
+nursery.py            the process that ranks are forked from, with slow imports done
 rank.py               the pytest session of a rank
-protocol.py           what controller and rank say to each other
-membership.py         a rank's membership in a test, and the worlds made of it
-results.py            one result from the results of many ranks
+protocol.py           the messages between controller and rank
+assignment.py         a rank's part in a test, and the worlds that fixtures make
+results.py            one result out of many ranks' results
 """

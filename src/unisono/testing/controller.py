@@ -1,4 +1,4 @@
-"""One test on many ranks: what the controller does in place of running it."""
+"""One test on many ranks: the controller's replacement for running it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from unisono.testing import results
+from unisono.testing.assignment import RankAssignment
 from unisono.testing.mark import BadMark, Plan, plan_of
-from unisono.testing.membership import Membership
 from unisono.testing.pool import Ending, Pool
-from unisono.testing.protocol import Ran, Run
+from unisono.testing.protocol import Ran, RunTest
 
 
 class Controller:
@@ -55,25 +55,25 @@ class Controller:
             ]
         self._tests += 1
         runs = [
-            Run(
+            RunTest(
                 str(item.nodeid),
                 str(test.nodeid) if test else None,
-                self._membership(rank, item, plan),
+                self._assignment(rank, item, plan),
             )
             for rank, test in enumerate(following)
         ]
         try:
             endings = self._pool.run(runs, plan.timeout_s)
         finally:
-            for file in runs[0].membership.files():
+            for file in runs[0].assignment.files():
                 file.unlink(missing_ok=True)
         self._warn(endings)
         return [self._reports(item, ending) for ending in endings]
 
-    def _membership(self, rank: int, item: pytest.Item, plan: Plan) -> Membership:
+    def _assignment(self, rank: int, item: pytest.Item, plan: Plan) -> RankAssignment:
         folder = self._pool.folder
         name = re.sub(r"\W", "_", item.name)[:30]
-        return Membership(
+        return RankAssignment(
             rank,
             plan.size,
             plan.backend,
@@ -82,12 +82,12 @@ class Controller:
             str(folder / f"{name}-{self._tests}"),
         )
 
-    # -- what comes next -------------------------------------------------------------------------
+    # -- the next test -------------------------------------------------------------------------
 
     def _next_for(
         self, rank: int, item: pytest.Item, nextitem: pytest.Item | None
     ) -> pytest.Item | None:
-        """The next test of a rank, for which it keeps the fixtures that both use."""
+        """A rank's next test: it keeps the fixtures that both tests use."""
         if nextitem is None:
             return None
         self._survey(item.session)
@@ -95,11 +95,11 @@ class Controller:
         for index in range(start, len(self._items)):
             if self._sizes[index] > rank:
                 return self._items[index]
-        # A worker of pytest-xdist may yet be given any test: fixtures of its scopes are kept.
+        # A pytest-xdist worker may be given any test next: fixtures of wider scopes are kept.
         return item if hasattr(self._config, "workerinput") else None
 
     def _survey(self, session: pytest.Session) -> None:
-        """Note down, once, how many ranks each test needs."""
+        """Record once how many ranks each test needs."""
         if self._items is session.items and len(self._sizes) == len(self._items):
             return
         self._items = session.items
@@ -110,7 +110,7 @@ class Controller:
     def _tear_down_here(
         item: pytest.Item, nextitem: pytest.Item | None
     ) -> pytest.TestReport | None:
-        """End the fixtures that tests of the controller have left for this one to end."""
+        """Tear down the fixtures that earlier tests of the controller left active."""
         call = pytest.CallInfo.from_call(
             lambda: item.session._setupstate.teardown_exact(nextitem),
             "teardown",
@@ -118,7 +118,7 @@ class Controller:
         )
         return None if call.excinfo is None else pytest.TestReport.from_item_and_call(item, call)
 
-    # -- what came back --------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------
 
     def _reports(self, item: pytest.Item, ending: Ending) -> list[pytest.TestReport]:
         if not isinstance(ending, Ran):
@@ -127,11 +127,11 @@ class Controller:
         return [restore(config=self._config, data=dict(data)) for data in ending.reports]
 
     def _warn(self, endings: Sequence[Ending]) -> None:
-        """Pass the warnings of all ranks on, each once."""
+        """Pass on the warnings of all ranks, each once."""
         ran = [ending for ending in endings if isinstance(ending, Ran)]
         for warned in dict.fromkeys(warned for ending in ran for warned in ending.warnings):
             text, (module, name), filename, lineno, when, nodeid, location = warned
-            category = getattr(sys.modules.get(module), name, Warning)  # it may be the rank's alone
+            category = getattr(sys.modules.get(module), name, Warning)  # perhaps only the rank's
             message = warnings.WarningMessage(text, category, filename, lineno)
             told = {"when": when, "nodeid": nodeid, "location": location}
             self._config.hook.pytest_warning_recorded.call_historic(

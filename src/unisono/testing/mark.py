@@ -1,4 +1,4 @@
-"""What `@pytest.mark.ranks` asks for."""
+"""The arguments of `@pytest.mark.ranks`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from _pytest.outcomes import Failed
 TIMEOUT_INI = "ranks_timeout_s"
 
 COUNT = "_ranks"
-"""The parameter by which a test with a list of counts is repeated."""
+"""The parameter that repeats a test with a list of counts."""
 
 _HOW = "write @pytest.mark.ranks(4), or @pytest.mark.ranks([1, 2, 4]) to repeat the test"
 
@@ -26,7 +26,7 @@ class BadMark(Failed):
 
 @dataclass(frozen=True)
 class Plan:
-    """On how many ranks a test runs, until when, and with which backend in `process_group`."""
+    """How many ranks a test runs on, its time limit, and the backend of `process_group`."""
 
     size: int
     backend: str
@@ -34,7 +34,7 @@ class Plan:
 
 
 def plan_of(item: pytest.Item) -> Plan | None:
-    """The plan of a test; None where it has no mark. Raises BadMark."""
+    """The plan of a test; None without a mark. Raises BadMark."""
     mark = item.get_closest_marker("ranks")
     if mark is None:
         return None
@@ -46,16 +46,16 @@ def plan_of(item: pytest.Item) -> Plan | None:
     unknown = sorted(set(mark.kwargs) - {"backend", "timeout_s"})
     if unknown:
         raise BadMark(
-            f"pytest.mark.ranks does not know {', '.join(unknown)}: it takes the number of ranks, "
-            "backend= and timeout_s="
+            f"pytest.mark.ranks has no argument {', '.join(unknown)}: it takes the number of "
+            "ranks, backend= and timeout_s="
         )
     size = counts_of(mark)[0]
     if repeats(mark):
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if COUNT not in parameters:
             raise BadMark(
-                "a list of ranks repeats a test, which works neither in pytest.param nor outside "
-                "of test functions: give one number"
+                "a list of counts works neither in pytest.param nor outside of test functions: "
+                "pass one number"
             )
         size = parameters[COUNT]
     backend = mark.kwargs.get("backend", "unisono")
@@ -65,7 +65,7 @@ def plan_of(item: pytest.Item) -> Plan | None:
 
 
 def counts_of(mark: pytest.Mark) -> Sequence[int]:
-    """How many ranks the mark asks for: one number, or all of a list. Raises BadMark."""
+    """The numbers of ranks of the mark: one, or those of a list. Raises BadMark."""
     if len(mark.args) != 1:
         raise BadMark(f"pytest.mark.ranks needs the number of ranks: {_HOW}")
     counts: Sequence[int] = mark.args[0] if repeats(mark) else mark.args
@@ -80,7 +80,7 @@ def counts_of(mark: pytest.Mark) -> Sequence[int]:
 
 
 def repeats(mark: pytest.Mark) -> bool:
-    """Whether the mark has a list, by which a test is repeated."""
+    """Whether the mark has a list of counts."""
     return isinstance(mark.args[0], (list, tuple))
 
 
@@ -93,5 +93,5 @@ def _timeout_s(mark: pytest.Mark, config: pytest.Config) -> float:
     except (TypeError, ValueError):
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise BadMark(f"{where} must be a number of seconds above 0, not {given!r}")
+        raise BadMark(f"{where} must be a positive number of seconds, not {given!r}")
     return seconds

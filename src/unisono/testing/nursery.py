@@ -1,7 +1,7 @@
-"""Where ranks are born: a process that has imported what takes long, and forks on request. It has
-one thread, so that a fork is safe here; in the controller, where tests run, it would not be.
+"""The process that ranks are forked from. It has done the slow imports, and it has a single thread,
+so that forking is safe here; in the controller, where tests run, it would not be.
 
-Run as a script, so that nothing of ours is loaded before pytest can rewrite its assertions.
+It runs as a script, so that none of our modules is loaded before pytest can rewrite assertions.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve until the controller hangs up. Arguments: a descriptor, its pid, what to import."""
+    """Serve until the controller closes the connection. Arguments: a descriptor, its pid, modules
+    to import."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     _end_with_parent(int(sys.argv[2]))
     gc.disable()
     for name in sys.argv[3:]:
-        with contextlib.suppress(Exception):  # the tests themselves will show what is wrong
+        with contextlib.suppress(Exception):  # the tests will show the error
             importlib.import_module(name)
     gc.enable()
-    gc.freeze()  # or the first collection of every rank would look at it, and copy it to do so
+    gc.freeze()  # otherwise every rank's first collection would touch, and copy, all of it
     wakeup, woken = socket.socketpair()
     for end in (wakeup, woken):
         end.setblocking(False)
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def _tell_of_ends(children: dict[int, int]) -> None:
-    """Write down how each child that has ended did so, where its controller reads it."""
+    """Write the exit status of each ended child to where the controller reads it."""
     while children:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child == 0:
@@ -79,8 +80,8 @@ def _tell_of_ends(children: dict[int, int]) -> None:
 
 
 def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
-    """Leave everything that was the nursery's and be a pytest session."""
-    os.setpgid(0, 0)  # Ctrl-C is the controller's to handle
+    """Drop everything of the nursery and become a pytest session."""
+    os.setpgid(0, 0)  # the controller handles Ctrl-C
     _end_with_parent(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,18 +98,18 @@ def _become_a_rank(parent: int, descriptor: int, output: list[int]) -> NoReturn:
     sys.argv[:] = argv
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed()  # or all ranks would draw the same numbers, unasked
+        numpy.random.seed()  # otherwise all ranks would draw the same random numbers
     import pytest
 
     code = pytest.main()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: taking torch down piece by piece takes long, and threads may linger
+    os._exit(code)  # at once: an orderly exit with torch loaded is slow, and threads may linger
 
 
 def _end_with_parent(parent: int) -> None:
-    """As that of unisono.processes: `import unisono` must wait for pytest."""
+    """A copy of the one in unisono.processes: pytest must come before `import unisono`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

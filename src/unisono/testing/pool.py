@@ -11,28 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from unisono.testing.process import Nursery, RankProcess, let_write
-from unisono.testing.protocol import Collected, Exit, Ran, Run, Unable
+from unisono.testing.process import Nursery, PooledRank, let_write
+from unisono.testing.protocol import Collected, Exit, Ran, RunTest, Unable
 
 START_S = 120.0
-"""How long a rank may take to start and collect a file: it imports what the tests import."""
+"""Time limit to start a rank and collect a file, with the imports of the tests."""
 
 GRACE_S = 5.0
-"""How long the other ranks may go on once one has failed or died."""
+"""How long the other ranks may run after one has failed or died."""
 
 STOP_S = 10.0
-"""How long ranks may take to tear down what their session holds."""
+"""How long ranks may take to tear down their session's fixtures."""
 
 Ending = Ran | Unable
 """How a test ended on one rank."""
 
 
 class Pool:
-    """The ranks of one pytest session; it grows to the largest number asked for."""
+    """The ranks of one pytest session; the pool grows to the largest number needed."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._ranks: dict[int, RankProcess] = {}
+        self._ranks: dict[int, PooledRank] = {}
         self._nursery: Nursery | None = None
         factory = getattr(config, "_tmp_path_factory", None)
         self._own_folder = factory is None  # -p no:tmpdir
@@ -40,7 +40,7 @@ class Pool:
         self.folder = Path(folder)
 
     def close(self, *, gently: bool) -> None:
-        """End every rank; gently: they tear down the fixtures of their session first."""
+        """End every rank, after it has torn down the fixtures of its session."""
         if gently:
             for rank in self._ranks.values():
                 rank.send(None)
@@ -59,16 +59,16 @@ class Pool:
         self._ranks.pop(number).end()
 
     def _lost(self, number: int, answer: object, late: str) -> Unable:
-        """Give up a rank that has not answered as it should, and say why."""
+        """Give up a rank that did not answer properly, and say why."""
         gone = answer if isinstance(answer, Unable) else self._ranks[number].describe_end(late)
         self._end(number)
         return gone
 
-    # -- getting ready ---------------------------------------------------------------------------
+    # -- preparing ---------------------------------------------------------------------------
 
     def prepare(self, path: str, later: Sequence[str | None]) -> list[Unable | None]:
-        """Have a rank for each entry of `later`, with the file `path` collected, and the one in
-        which its next test lies. Returns for each rank why it cannot run tests of `path`."""
+        """Prepare a rank for each entry of `later`: start it and collect the file `path`, and the
+        file of its next test. Returns, for each rank, why it cannot run tests of `path`."""
         try:
             for number in range(len(later)):
                 self._start(number)
@@ -94,14 +94,14 @@ class Pool:
             self._nursery = None
         if self._nursery is None:
             self._nursery = Nursery(self.folder)
-        self._ranks[number] = RankProcess(number, self._config, self.folder, self._nursery)
+        self._ranks[number] = PooledRank(number, self._config, self.folder, self._nursery)
 
     def _await_files(self, number: int, path: str, missing: list[str]) -> Unable | None:
         rank = self._ranks[number]
         for file in missing:
             answer = rank.answer(START_S)
             if not isinstance(answer, Collected):
-                late = f"not started, or {file} not collected, in {START_S:g} s"
+                late = f"starting it and collecting {file} took longer than {START_S:g} s"
                 return self._lost(number, answer, late)
             rank.files[file] = answer.error
         error = rank.files[path]
@@ -109,8 +109,8 @@ class Pool:
 
     # -- running ---------------------------------------------------------------------------------
 
-    def run(self, runs: Sequence[Run], timeout_s: float) -> list[Ending]:
-        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been ended."""
+    def run(self, runs: Sequence[RunTest], timeout_s: float) -> list[Ending]:
+        """Run one test on ranks 0, 1, ...; returns when each has answered, died or been killed."""
         waiting = {number: self._ranks[number] for number in range(len(runs))}
         for number, run in enumerate(runs):
             waiting[number].send(run)
@@ -142,11 +142,11 @@ class Pool:
             return answer
         return self._lost(number, answer, "no answer")
 
-    def _give_up(self, ranks: list[RankProcess], why: str) -> dict[int, Unable]:
+    def _give_up(self, ranks: list[PooledRank], why: str) -> dict[int, Unable]:
         for rank in ranks:
             rank.ask_for_stacks()
         let_write(ranks)
-        silence = "It does not say where it is: has it been stopped?"
+        silence = "It did not write its stacks. Has it been stopped?"
         gone = {
             rank.number: Unable(f"not done by {why}", rank.stacks() or silence) for rank in ranks
         }
@@ -156,7 +156,7 @@ class Pool:
 
 
 def _is_bad(ending: Ending) -> bool:
-    """Whether the other ranks may now wait in vain."""
+    """Whether the other ranks may now wait for a rank that never comes."""
     if not isinstance(ending, Ran):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""The processes of ranks as their controller sees them: started, spoken to, ended."""
+"""The controller's handles of the rank processes: start, talk to, and end them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
 
 
 _HEAVY = ("numpy", "torch", "torch._dynamo")
-"""What takes seconds to import. The last is what DDP, FSDP and DTensor need: where the controller
-has it, the nursery imports it once for all ranks."""
+"""Modules that take seconds to import. DDP, FSDP and DTensor need the last: if the controller has
+imported it, the nursery imports it once for all ranks."""
 
 
 class Nursery:
-    """The process of which ranks are forked; see nursery.py."""
+    """The process that ranks are forked from; see nursery.py."""
 
     def __init__(self, folder: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,7 +48,8 @@ class Nursery:
                     "pytest",
                     *heavy,
                 ],
-                # As torchrun: ranks share the cores. What forks must have no thread that watches.
+                # One thread each, as under torchrun: ranks share the cores. A process that forks
+                # must not run the watch's thread.
                 env={"OMP_NUM_THREADS": "1", **os.environ, "UNISONO_WATCH": "0"},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -62,30 +63,30 @@ class Nursery:
         socket.send_fds(self._control, [b"fork"], descriptors)
         pid = self._control.recv(16)
         if not pid:
-            raise BrokenPipeError("the process that forks ranks has ended")
+            raise BrokenPipeError("the process that ranks are forked from has ended")
         return int(pid)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; ranks that are left end with it."""
+        """End it, and with it the remaining ranks."""
         self._control.close()
         self._process.kill()
         self._process.wait()
 
 
-class RankProcess:
+class PooledRank:
     """A process that runs tests. It has the controller's command line, folder and environment."""
 
     def __init__(self, number: int, config: pytest.Config, folder: Path, nursery: Nursery) -> None:
         self.number = number
         self.files: dict[str, str | None] = {}
-        """The files that it has collected, and what went wrong there."""
+        """The files that it has collected, and the error of each."""
         self._code: int | None = None
         self._log = folder / f"rank-{number}.log"
         self._stacks = stacks_file(str(folder), number)
-        self._stacks.unlink(missing_ok=True)  # another process had this number
+        self._stacks.unlink(missing_ok=True)  # left by an earlier process with this number
         self.channel, theirs = Pipe()
         self.sentinel, status = os.pipe()
         shown = config.getoption("capture", "no") == "no"
@@ -103,12 +104,12 @@ class RankProcess:
         )
 
     def send(self, message: object) -> None:
-        """Tell it something; if it is gone, whoever waits for the answer will notice."""
+        """Send it a message; if it is gone, the wait for the answer will notice."""
         with contextlib.suppress(OSError):
             self.channel.send(message)
 
     def answer(self, timeout_s: float) -> object:
-        """Its next message; None where it is gone or late, Unable where it cannot be understood."""
+        """Its next message; None if it is gone or late, Unable if the message cannot be read."""
         wait([self.channel, self.sentinel], timeout_s)
         try:
             if not self.channel.poll():
@@ -137,7 +138,7 @@ class RankProcess:
             self._code = int(os.read(self.sentinel, 16) or -signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill it, with whatever its tests have started."""
+        """Kill it and the processes that its tests have started."""
         with contextlib.suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
         self.join(5.0)
@@ -145,8 +146,8 @@ class RankProcess:
         os.close(self.sentinel)
 
     def describe_end(self, late: str) -> protocol.Unable:
-        """What is known of its end; `late` says it where it lives and only has not answered."""
-        self.join(1.0)  # it hangs up before it ends
+        """How it ended; `late` is the text if it is alive and only has not answered."""
+        self.join(1.0)  # it closes the connection before it ends
         texts = [_without_pytest(_read(self._stacks)), _read(self._log).strip()]
         headline = late if self._code is None else f"the process {describe_exit(self._code)}"
         return protocol.Unable(headline, "\n".join(text for text in texts if text))
@@ -159,8 +160,8 @@ class RankProcess:
         return _without_pytest(_read(self._stacks))
 
 
-def let_write(ranks: Sequence[RankProcess]) -> None:
-    """Wait until all have written their stacks, for a second at most."""
+def let_write(ranks: Sequence[PooledRank]) -> None:
+    """Wait until all have written their stacks, for at most a second."""
     end = time.monotonic() + 1.0
     before: list[str] = []
     while time.monotonic() < end:

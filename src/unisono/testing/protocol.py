@@ -1,7 +1,7 @@
-"""What the controller and the session of a rank say to each other, over a socket of their own.
+"""The messages between the controller and a rank's session, over a socket.
 
 The controller sends a Start, then requests: the path of a file to collect, answered by Collected; a
-Run, answered by Ran, Unable or Exit; None, with which the session ends.
+RunTest, answered by Ran, Unable or Exit; None, which ends the session.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.testing.membership import Membership
+from unisono.testing.assignment import RankAssignment
 
 Warned = tuple[str, tuple[str, str], str, int, str, str, tuple[str, int, str] | None]
-"""A warning that a test gave: text, module and name of its category, file and line; when, node id
-and location, as `pytest_warning_recorded` has them."""
+"""A warning from a test: text, module and name of its category, file and line; then when, node id
+and location, as in `pytest_warning_recorded`."""
 
 
 @dataclass(frozen=True)
 class Start:
     """First message to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave
-    the controller where that is one of its workers."""
+    the controller if that is one of its workers."""
 
     rank: int
     sys_path: tuple[str, ...]
@@ -37,17 +37,17 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Run:
-    """Run one test; `next_nodeid` is the rank's next one, as far as is known."""
+class RunTest:
+    """Run one test; `next_nodeid` is the rank's next one, if known."""
 
     nodeid: str
     next_nodeid: str | None
-    membership: Membership
+    assignment: RankAssignment
 
 
 @dataclass(frozen=True)
 class Ran:
-    """The test has run: its reports as pytest writes them down, and its warnings."""
+    """The test has run: its reports, serialized by pytest, and its warnings."""
 
     reports: tuple[dict[str, Any], ...]
     warnings: tuple[Warned, ...]
@@ -55,8 +55,8 @@ class Ran:
 
 @dataclass(frozen=True)
 class Unable:
-    """The test could not be run here, or the rank brought no answer: it died, or had to be ended.
-    Where `broken`, the rank's session ends with this message."""
+    """The test could not be run here, or the rank did not answer: it died, or was killed. If
+    `broken`, the rank's session ends with this message."""
 
     headline: str
     detail: str = ""

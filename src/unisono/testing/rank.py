@@ -1,7 +1,7 @@
 """The session of one rank: a pytest run that collects and runs what its controller asks for.
 
-Loaded by `-p unisono.testing.rank` in the rank's process (nursery.py), which has the command line
-of the controller otherwise. The session stays until the controller sends it away, or is gone.
+Loaded by `-p unisono.testing.rank` in the rank's process (nursery.py), otherwise with the
+controller's command line. The session lasts until the controller ends it, or is gone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import pytest
 
 from unisono import variables
 from unisono.processes import STACK_SIGNAL
-from unisono.testing import membership
+from unisono.testing import assignment
 from unisono.testing.nursery import CHANNEL
-from unisono.testing.protocol import Collected, Exit, Ran, Run, Start, Unable, Warned
+from unisono.testing.protocol import Collected, Exit, Ran, RunTest, Start, Unable, Warned
 
-# The controller has chosen the tests, stops after failures, talks to the user and writes files;
-# its own command line must not make a rank do any of it.
+# The controller selects the tests, stops after failures, talks to the user and writes files;
+# options for these must not reach a rank.
 _OWN_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("keyword", "markexpr"), ""),
     **dict.fromkeys(("lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip"), False),
@@ -52,7 +52,7 @@ def stacks_file(folder: str, rank: int) -> Path:
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Become a rank: this hook comes before any conftest or plugin of the project is loaded."""
+    """Become a rank: this hook runs before any conftest or plugin of the project is loaded."""
     descriptor = int(os.environ.pop(CHANNEL))
     os.set_inheritable(descriptor, False)
     channel = Connection(descriptor)
@@ -81,22 +81,22 @@ class RankSession:
         options = vars(config.option)
         options.update({name: value for name, value in _OWN_OPTIONS.items() if name in options})
         options["basetemp"] = os.path.join(self._start.folder, f"rank-{self._start.rank}")
-        # pytest-xdist's sign of a process whose reports another one shows; plugins know it.
+        # pytest-xdist's mark of a process whose reports are shown by another; plugins look for it.
         config.workerinput = {"workerid": "master", **self._start.worker_input}  # type: ignore[attr-defined]
         config.workeroutput = {}  # type: ignore[attr-defined]
         return (yield)
 
     def pytest_collection(self) -> bool:
-        return True  # file by file, when the controller asks
+        return True  # file by file, on the controller's request
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         with stacks_file(self._start.folder, self._start.rank).open("a") as file:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
-            importlib.import_module("unisono.world.world")  # not in the first test's time
+            importlib.import_module("unisono.world.world")  # outside the first test's time limit
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
-            gc.freeze()  # what is here stays: the collections after every test are quick
+            gc.freeze()  # keeps the collections after every test quick
             with contextlib.suppress(EOFError):  # the controller is gone
                 self._serve(session)
             faulthandler.unregister(STACK_SIGNAL)
@@ -111,7 +111,7 @@ class RankSession:
             answer = self._run(session, request)
             try:
                 self._channel.send(answer)
-            except (TypeError, AttributeError, ValueError) as error:  # pickle's ways to say no
+            except (TypeError, AttributeError, ValueError) as error:  # what pickle raises
                 self._channel.send(Unable("the report cannot be sent", str(error)))
             if isinstance(answer, Exit) or (isinstance(answer, Unable) and answer.broken):
                 return
@@ -120,7 +120,7 @@ class RankSession:
 
     def _collect(self, session: pytest.Session, path: str) -> str | None:
         self._errors.clear()
-        _pytest.assertion.pytest_collection(session)  # so that asserts of this file are rewritten
+        _pytest.assertion.pytest_collection(session)  # so that this file's asserts are rewritten
         try:
             items = session.perform_collect([path])
         except pytest.UsageError as error:
@@ -129,14 +129,14 @@ class RankSession:
             return traceback.format_exc()
         self._items.update((str(item.nodeid), item) for item in items)
         gc.collect()
-        gc.freeze()  # as what was here before: a thousand tests would cost every one 50 ms
+        gc.freeze()  # freeze these, too: collecting a thousand tests' objects takes 50 ms each time
         return "\n".join(self._errors) or None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._errors.append(report.longreprtext)
 
-    # Each file is collected by itself. Folders must nevertheless be the same nodes every time:
+    # Each file is collected separately. Folders must still be the same nodes every time, because
     # the fixtures of conftest files and packages belong to them.
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_collect_directory")
@@ -155,38 +155,38 @@ class RankSession:
         return node
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """pytest loads the conftest files of all arguments at its start, but after a collection it
-        forgets the fixtures of those that were not yet needed: announce them again."""
+        """pytest loads the conftest files of all arguments at its start, but a collection drops the
+        fixtures of those that it did not use: register them again."""
         if not isinstance(collector, pytest.Directory) or collector in self._entered:
             return
         self._entered.add(collector)
         plugins, name = self._config.pluginmanager, str(collector.path / "conftest.py")
         conftest = plugins.get_plugin(name)
-        # those of the root are never forgotten
+        # those of the root are never dropped
         if conftest is not None and collector.path != self._config.rootpath:
             fixtures: Any = plugins.get_plugin("funcmanage")
             fixtures.pytest_plugin_registered(plugin=conftest, plugin_name=name)
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _run(self, session: pytest.Session, run: Run) -> Ran | Unable | Exit:
+    def _run(self, session: pytest.Session, run: RunTest) -> Ran | Unable | Exit:
         item = self._items.get(run.nodeid)
         if item is None:
             return Unable(
                 "this test was not found in its file",
-                "Is its id, or whether it is collected, different from process to process?",
+                "Does its id, or whether it is collected, differ from process to process?",
             )
         following: pytest.Item | pytest.Collector | None = None
         if run.next_nodeid is not None:
             following = self._items.get(run.next_nodeid, item)
-        if following is item:  # nobody knows what comes next: keep what is not this test's alone
+        if following is item:  # the next test is unknown: keep fixtures of wider scopes
             following = item.parent
         self._reports.clear()
         self._warnings.clear()
-        session.config.stash[membership.MEMBERSHIP] = run.membership
-        membership.set_environment(run.membership)
+        session.config.stash[assignment.ASSIGNMENT] = run.assignment
+        assignment.set_environment(run.assignment)
         try:
-            session._setupstate.teardown_exact(item)  # where another test was expected next
+            session._setupstate.teardown_exact(item)  # if another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         except pytest.exit.Exception as error:
             return Exit(str(error.msg), error.returncode)
@@ -194,15 +194,15 @@ class RankSession:
             headline = f"the test ended the rank's session: {type(error).__name__}"
             return Unable(headline, traceback.format_exc(), broken=True)
         finally:
-            del session.config.stash[membership.MEMBERSHIP]
+            del session.config.stash[assignment.ASSIGNMENT]
         return Ran(tuple(self._reports), tuple(self._warnings))
 
     @pytest.fixture(autouse=True)
     def _leave_no_group(self) -> Generator[None, None, None]:
-        """A plugin's fixture begins before those of tests and ends after them, so that what it
-        finds, and warnings about it, are this test's and not the next one's."""
+        """A plugin's fixture starts before those of tests and ends after them, so that what it
+        finds, and its warnings, belong to this test and not to the next."""
         yield
-        membership.close_groups()
+        assignment.close_groups()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config

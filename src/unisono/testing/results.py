@@ -23,11 +23,11 @@ PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 _Link = tuple[ReprTraceback, ReprFileLocation | None, str | None]
 
 _CONSEQUENCES = ("PeerLost", "GroupAborted", "CollectiveTimeout", "Connection closed by peer")
-"""What ranks say whose peers have failed: shown after the failures that caused it."""
+"""Errors of ranks whose peers have failed: shown after the failures that caused them."""
 
 
 def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestReport:
-    """The failing report of a rank that could not write its own."""
+    """A failing report in place of a rank that could not write its own."""
     text = f"{why.headline}\n\n{why.detail}\n" if why.detail else f"{why.headline}\n"
     crash = ReprFileLocation(str(item.path), (item.location[1] or 0) + 1, why.headline)
     longrepr = ExceptionChainRepr([(ReprTracebackNative([text]), crash, None)])
@@ -37,8 +37,8 @@ def failed_report(item: pytest.Item, phase: Phase, why: Unable) -> pytest.TestRe
 def merge(
     item: pytest.Item, by_rank: Sequence[Sequence[pytest.TestReport]]
 ) -> list[pytest.TestReport]:
-    """The reports of one test, phase by phase, from the reports of every rank: a phase failed where
-    it failed on any rank, and was skipped where every rank skipped it."""
+    """The reports of one test, phase by phase, from the reports of every rank: a phase failed if it
+    failed on any rank, and was skipped if every rank skipped it."""
     reports = []
     for phase in PHASES:
         present = {
@@ -50,7 +50,7 @@ def merge(
         if present:
             reports.append(_merge_phase(item, phase, present, len(by_rank)))
         elif phase != "call":
-            reports.append(_report(item, phase, "passed", None))  # others count on these two
+            reports.append(_report(item, phase, "passed", None))  # plugins rely on these two
     return reports
 
 
@@ -111,7 +111,7 @@ def _report(
 
 
 def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> ExceptionRepr | str:
-    """All failures, each once, under the ranks that had it; causes before consequences."""
+    """All failures, each once, with the ranks that had it; causes before consequences."""
     if size == 1:
         only = reports[0].longrepr
         return only if isinstance(only, ExceptionRepr) else str(only)
@@ -129,7 +129,8 @@ def _group_failures(reports: dict[int, pytest.TestReport], size: int) -> Excepti
         shown = f", shown by rank {ranks[0]}" if len(texts) > 1 else ""
         chain.append((_nothing(), None, f" {_who(ranks, size)}{shown} ".center(60, "-")))
         chain.extend(_chain(reports[ranks[0]]))
-    # pytest takes the summary's line from the last link, also after a journey between processes.
+    # pytest takes the summary's line from the last link of the chain, also in a deserialized
+    # report.
     first = reports[ordered[0][0]]
     location = _chain(first)[-1][1] or ReprFileLocation("", 0, "")
     line = f"{_who(ordered[0], size)}: {_line(first)}"
@@ -163,11 +164,11 @@ def _who(ranks: Collection[int], size: int) -> str:
     return name_ranks(ranks)
 
 
-# -- what ranks wrote --------------------------------------------------------------------------
+# -- captured output --------------------------------------------------------------------------
 
 
 def _label_sections(reports: dict[int, pytest.TestReport], size: int) -> list[tuple[str, str]]:
-    """The captured output of all ranks; where several wrote the same, it is shown once."""
+    """The captured output of all ranks; equal output of several ranks is shown once."""
     ranks: dict[tuple[str, str], list[int]] = {}
     for rank, report in reports.items():
         for section in report.sections:

@@ -21,7 +21,7 @@ def autoload() -> None:
     `init_process_group()`, take the place of the one that UNISONO_REPLACE names, and start the
     watch if UNISONO_WATCH says so.
 
-    `import torch` must not fail: a variable that means nothing is a warning.
+    `import torch` must not fail: an invalid variable is only a warning.
     """
     register()
     name = BACKEND.read_or_warn()
@@ -55,7 +55,7 @@ def _replace_backend(name: str) -> None:
 
 
 def register() -> None:
-    """Make the name "unisono" known to torch.distributed. Doing it twice does nothing."""
+    """Register the name "unisono" with torch.distributed. Doing it twice does nothing."""
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
@@ -70,15 +70,15 @@ _inherited_file: int | None = None
 
 
 def inherit_store(descriptor: int) -> None:
-    """Let `init_process_group()` without an address meet in this file, which all ranks of a launch
-    have inherited; from the moment when torch is imported."""
+    """Make `init_process_group()` without an address meet in this file, which all ranks of a launch
+    inherit."""
     global _inherited_file
     _inherited_file = descriptor
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """Make a group; what that needs is imported when the first one is made. Importing leaves no
-    garbage worth the time that it takes to look through all of torch for it."""
+    """Make a group; the modules for it are imported with the first one. The garbage collector is
+    off meanwhile: it would look through all of torch and find almost nothing."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -90,18 +90,18 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def set_default_backend(name: str) -> None:
-    """Let `init_process_group()` without a name take this backend, on every device it serves."""
+    """Make this backend the default of `init_process_group()`, on every device it serves."""
     from torch.distributed import Backend
 
     devices = Backend.backend_capability.get(name, ())
-    if name == NAME:  # of other devices than ours nobody has been asked
+    if name == NAME:  # only for the devices that we serve
         Backend.default_device_backend_map.clear()
     for device in devices:
         Backend.default_device_backend_map[device] = name
 
 
 def known_backends() -> list[str]:
-    """The backends that this torch can make. Raises TorchMissing where there is none."""
+    """The backends that this torch can make. Raises TorchMissing without torch."""
     require_torch("a backend of torch.distributed")
     import torch.distributed as dist
 
@@ -120,9 +120,9 @@ def known_backends() -> list[str]:
 
 
 def backend_problem(name: str) -> str:
-    """Why this torch cannot make a group of the backend `name`; "" where it can."""
+    """Why this torch cannot make a group of the backend `name`; "" if it can."""
     known = known_backends()
-    if name in known or name == "fake":  # torch's own, which moves nothing: nobody is offered it
+    if name in known or name == "fake":  # torch's fake backend moves no data, so it is not offered
         return ""
     likely = difflib.get_close_matches(name, known, 1)
     guess = f"; did you mean {likely[0]}?" if likely else ""

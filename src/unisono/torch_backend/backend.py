@@ -1,7 +1,7 @@
-"""A group of ours as a c10d Backend, which serves one device of a torch process group: what torch
-makes of `"cpu:unisono,cuda:nccl"` and of `shrink_group`, from torch 2.15 on.
+"""A group of ours as a c10d Backend, which serves one device of a torch process group: for
+`"cpu:unisono,cuda:nccl"` and `shrink_group`, from torch 2.15 on.
 
-torch calls it by way of its dispatcher, which a whole group of ours does not pass.
+torch calls it through its dispatcher, which a complete process group of ours bypasses.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CALLS = (
     "recv",
     "recv_anysource",
 )
-"""What the dispatcher asks of a backend."""
+"""What the dispatcher needs of a backend."""
 _Backend: Any = _distributed_c10d.Backend
 
 
 @never_compiled
 class UnisonoBackend(_Backend):  # type: ignore[misc]
-    """What torch's dispatcher takes for a backend: it hands calls on to a group of ours."""
+    """A backend for torch's dispatcher: it passes calls on to a group of ours."""
 
     supports_coalescing = False
     supports_splitting = False
@@ -62,7 +62,7 @@ class UnisonoBackend(_Backend):  # type: ignore[misc]
         return self.group._end_coalescing()
 
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """What the dispatcher asks for."""
+        """What the dispatcher needs."""
         return getattr(self.group, name)(*given)
 
 

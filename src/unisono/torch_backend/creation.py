@@ -1,4 +1,4 @@
-"""What torch calls to make a group of ours, and when we refuse."""
+"""What torch calls to make a group of ours, and the cases that raise."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 
 def create(options: Any, over: Any) -> Any:
-    """What torch calls to make a group; on its members only: a process group of ours, or a Backend
-    where another one serves other devices. Where torch passes a Communicator on as the backend's
-    options (`make_default_group`, `torch_groups.group_over`), it is made over that one."""
+    """What torch calls, on members only, to make a group: returns a process group of ours, or a
+    Backend if another backend serves other devices. If the backend's options are a Communicator
+    (`make_default_group`, `torch_groups.group_over`), the group is made over that one."""
     shorten_uncaught()
     given = _given_to_torch()
     is_one_of_many = _check_torch(options.group_rank, options.global_ranks_in_group, given)
@@ -51,13 +51,13 @@ def create(options: Any, over: Any) -> Any:
 
 
 def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]:
-    """The members meet: their Communicator, and their part of the store. A group outside the world,
-    which trainers make by torch's own helper, has no global ranks, and members that need not be in
-    this world, nor on its hosts."""
+    """Meet the other members: returns their Communicator and their part of the store. A group
+    outside the world, which trainers make with torch's own helper, has no global ranks, and its
+    members need not be in this world or on its hosts."""
     rank, size = options.group_rank, options.group_size
     timeout_s = options.timeout.total_seconds()
     is_default = not dist.is_initialized() and given.get("group_desc") in (None, "default_pg")
-    in_world = is_default or bool(options.global_ranks_in_group)  # torch gives the default none
+    in_world = is_default or bool(options.global_ranks_in_group)  # the default group has none
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     described = given.get("group_desc") not in (None, "", "undefined", "default_pg")
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
@@ -72,7 +72,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     end = time.monotonic() + LATECOMERS_S
 
     def check() -> None:
-        """The members wait for each other: raise if one has died, or how the world ended."""
+        """Wait for the members: raises if one has died, or if the world has ended."""
         doing = f"new_group([{', '.join(map(str, ranks))}])"
         error = world.loss_among(ranks, doing) if world is not None else None
         if error is None and world is not None and time.monotonic() > end:
@@ -80,7 +80,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
         if error is not None:
             raise error
 
-    check()  # hosts without the dead rank would wait for nobody
+    check()  # hosts without the dead rank would not notice
     try:
         if world is not None and world.backend == NAME and not world.is_on_one_host:
             from unisono.comm.hosts.hosts_transport import HostsTransport
@@ -108,7 +108,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
         raise
     except (RuntimeError, OSError):
         end = 0.0
-        for _ in range(50 if world is not None else 0):  # why it failed may be known in a moment
+        for _ in range(50 if world is not None else 0):  # the cause may be known in a moment
             check()
             time.sleep(0.01)
         raise
@@ -116,7 +116,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
-    """A torch process group over a Communicator, such that this torch's hooks can be attached."""
+    """A torch process group over a Communicator, with what this torch's hooks need."""
     load_soon("unisono.torch_backend.futures")
     if HAS_PYTHON_BACKENDS:
         from unisono.torch_backend.flight_recorder import recorded_group_over
@@ -126,13 +126,13 @@ def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
 
 
 def _world() -> Transport | None:
-    """What moves the data of torch's default group; None where there is none, or not ours."""
+    """The Communicator of torch's default group; None if there is none, or if it is not ours."""
     group = our_group(dist.group.WORLD) if dist.is_initialized() else None
     return None if group is None else group.comm.transport
 
 
 def make_default_group(comm: Communicator, store: Any) -> None:
-    """Make torch's default process group over a Communicator of ours that is there already."""
+    """Make torch's default process group over an existing Communicator."""
     dist.init_process_group(
         NAME,
         store=store,
@@ -144,18 +144,19 @@ def make_default_group(comm: Communicator, store: Any) -> None:
 
 
 _ALSO_OURS = ("nccl",)
-"""Beside ours, before torch 2.15: "cpu:unisono,cuda:nccl" is what a group of ours does where every
-rank has a GPU of its own; where they share one, NCCL refuses and ours does not."""
+"""Backends allowed beside ours before torch 2.15: a group of ours does what "cpu:unisono,cuda:nccl"
+asks for if every rank has its own GPU; if ranks share one, NCCL fails and ours does not."""
 
 
 def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> bool:
-    """Raise if this torch cannot have such a group. Whether other backends are part of it."""
+    """Raise if this torch cannot make such a group. Returns whether other backends are part of
+    it."""
     version = torch.__version__
     if is_newer(OLDEST_TORCH, than=version):
         raise UnisonoError(f"unisono's backend needs torch {OLDEST_TORCH} or later, not {version}")
-    if (ranks[rank] if ranks else rank) == 0:  # one warning is enough for all ranks
+    if (ranks[rank] if ranks else rank) == 0:  # one rank's warning is enough
         _warn_if_untried(version)
-    # Which backend each device shall have: before 2.15 a group of ours replaces all others.
+    # The backend of each device: before 2.15 a group of ours replaces all others.
     backends = given.get("backend_config")
     config = dict(backends.get_device_backend_map()) if backends is not None else {}
     others = sorted({name for name in config.values() if name != NAME})
@@ -165,8 +166,8 @@ def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> b
     if others:
         asked = ",".join(f"{device}:{name}" for device, name in config.items())
         raise UnisonoError(
-            f'"{asked}": a group of unisono serves tensors of all devices itself, and takes NCCL '
-            f'where every rank has a GPU of its own. Ask for "{NAME}", or make the default group '
+            f'"{asked}": a group of unisono serves tensors of all devices, and uses NCCL if every '
+            f'rank has its own GPU. Use "{NAME}", or make the default group '
             f'with "{others[0]}" and one for CPU tensors with new_group(backend="{NAME}"), or '
             "install torch 2.15"
         )
@@ -177,15 +178,14 @@ def _check_torch(rank: int, ranks: Sequence[int], given: Mapping[str, Any]) -> b
 def _warn_if_untried(version: str) -> None:
     if is_newer(version, than=NEWEST_TRIED_TORCH):
         warnings.warn(
-            f"torch {version} is newer than any that unisono was tried with (up to "
-            f"{NEWEST_TRIED_TORCH}): if something fails that worked before, look "
-            "for a newer unisono, or install an older torch",
+            f"torch {version} is newer than the versions that unisono was tested with (up to "
+            f"{NEWEST_TRIED_TORCH}): if something fails, install a newer unisono or an older torch",
             stacklevel=2,
         )
 
 
 def _given_to_torch() -> Mapping[str, Any]:
-    """What torch's function that makes a group has been given, and does not tell its backends."""
+    """Arguments of torch's group-making function that it does not pass to backends."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """torch's Flight Recorder on groups of ours, from torch 2.15 on.
 
-torch records calls on their way through its dispatcher to a backend, and looks at that backend when
-a group is made. Ours are carried out before that way begins. So a group has a stand-in for such a
-backend, and where TORCH_FR_BUFFER_SIZE asks for recording, every call takes the long way: the
-dispatcher, torch's hooks, the stand-in, and back into the group. Whoever does not ask does not pay.
+torch records calls on their way through its dispatcher to a backend, and inspects that backend when
+a group is made. Our groups bypass the dispatcher. So a group has a stand-in for such a backend, and
+if TORCH_FR_BUFFER_SIZE turns recording on, every call goes through the dispatcher, torch's hooks,
+the stand-in, and back into the group. Without recording there is no cost.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 
 def recorded_group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:
-    """A torch process group over a Communicator, such that torch's hooks can be attached."""
+    """A torch process group over a Communicator, with what torch's hooks need."""
     return with_backend(
         (RecordedProcessGroup if _is_asked_for() else UnisonoProcessGroup)(comm, store)
     )
 
 
 def with_backend(group: UnisonoProcessGroup) -> UnisonoProcessGroup:
-    """The same group, with the stand-in that torch looks at."""
+    """The same group, with the stand-in that torch inspects."""
     held_by_group: Any = weakref.proxy(group)
-    group.recorded_backend = RecordedBackend(held_by_group)  # torch keeps its C++ half alone
+    group.recorded_backend = RecordedBackend(held_by_group)  # torch keeps only its C++ half
     kind = _ProcessGroup.BackendType.CUSTOM
     group._register_backend(torch.device("cpu"), kind, group.recorded_backend)
     group._set_default_backend(kind)
@@ -61,16 +61,16 @@ class RecordedProcessGroup(UnisonoProcessGroup):
 
 
 class RecordedBackend(UnisonoBackend):
-    """What torch's dispatcher takes for the group's backend: it hands calls back to the group."""
+    """The group's backend for torch's dispatcher: it passes calls back to the group."""
 
     def __init__(self, group: UnisonoProcessGroup) -> None:
         super().__init__(group)
         self.last = threading.local()
-        """`work`: what came of this thread's last call."""
+        """`work`: the result of this thread's last call."""
 
     def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
-        """torch counts a call as over once it has a work, and of one of ours would show only `wait`
-        to the program: it gets another."""
+        """torch counts a call as finished once it has a work, and would pass on only `wait` of
+        ours: it gets an empty one, and the program gets `last.work`."""
         self.last.work = getattr(UnisonoProcessGroup, name)(self.group, *given)
         return dist.Work()
 
@@ -84,14 +84,14 @@ def _recorded(name: str) -> Callable[..., Any]:
         base(self, *given, **named)
         return last.work
 
-    # pybind11 knows by the name of the calling code that a class asks for what it overrides.
+    # pybind11 uses the calling code's name to see that a class looks up its own override.
     code = call.__code__.replace(co_name=name)
     return types.FunctionType(code, call.__globals__, name, None, call.__closure__)
 
 
 for _name in CALLS:
     setattr(RecordedProcessGroup, _name, _recorded(_name))
-for _name in _OLD_NAMES:  # torch's own: it asks for them, too, and they come to the new ones
+for _name in _OLD_NAMES:  # torch looks up its own names, too, which lead to the new ones
     setattr(RecordedProcessGroup, _name, getattr(_ProcessGroup, _name, None))
 never_compiled(RecordedProcessGroup)
 never_compiled(RecordedBackend)

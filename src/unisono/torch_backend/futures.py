@@ -1,17 +1,16 @@
-"""Works as torch knows them; their Futures, for DDP and for `work.get_future()`, and who completes
-them.
+"""Works for torch, and their Futures, for DDP and for `work.get_future()`.
 
-DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of
-ours would crash the process and Ctrl-C would not be heard. So a Future that is asked for inside a
-backward pass is completed by a callback of that pass, which waits in Python and may raise. Where
-cores are idle and all ranks have submitted the work, so that only moving data is left, the callback
-leaves it to a thread: DDP copies the buckets that have arrived while the last ones are under way,
-and what went wrong is raised by a callback after DDP's. Once the pass has come to its callbacks
-(DDP's first step with a static graph reduces there), another one would come too late: the Future is
-complete before it is handed out. Any other Future is completed by a thread.
+DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of ours
+would crash the process and Ctrl-C would be ignored. So a Future that is requested inside a backward
+pass is completed by a callback of that pass, which waits in Python and may raise. If cores are idle
+and all ranks have submitted the work, so that only data movement is left, the callback leaves it to
+a thread: DDP copies finished buckets while the last ones are still moving, and a callback after
+DDP's raises any error. Once the pass runs its callbacks (DDP's first step with a static graph
+reduces there), another one would be too late: the Future is complete before it is returned. Any
+other Future is completed by a thread.
 
-When a Future of a backward pass is complete does not depend on how fast its work was: what is to
-be done `then` may be another collective, and all ranks must come to it in the same order.
+When a Future of a backward pass completes does not depend on the speed of its work: its `then` may
+call another collective, and all ranks must call it in the same order.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LOOKS = 50
 
 
 def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
-    """A Future that will hold `result`, on its way to be completed."""
+    """A Future that will hold `result`, queued for completion."""
     future = WorkFuture(work, result)
     in_backward = _in_backward()
     is_too_late = in_backward and torch._C._current_autograd_node() is None
@@ -57,7 +56,7 @@ def _queue_callback(callback: Callable[[], None]) -> None:
 
 
 def _end_in_backward(future: WorkFuture, completer: Completer) -> None:
-    """At the end of a pass: complete the Future, or have it completed while DDP copies."""
+    """At the end of a pass: complete the Future, or let a thread do so while DDP copies."""
     if future.may_be_completed_by_thread() and _is_under_way(future.work):
         completer.add(future, whatever_happens=True)
         _queue_callback(future.finish)
@@ -66,7 +65,7 @@ def _end_in_backward(future: WorkFuture, completer: Completer) -> None:
 
 
 def _is_under_way(work: Work) -> bool:
-    """Whether the work will be over soon by itself, after a moment of patience with other ranks."""
+    """Whether the work will finish soon, after a short wait for other ranks."""
     ask: Callable[[], bool | None] = getattr(work, "is_under_way", lambda: None)
     looks = 0
     while not work.is_completed() and (answer := ask()) is not None and looks < _LOOKS:
@@ -78,7 +77,7 @@ def _is_under_way(work: Work) -> bool:
 
 
 def _gpus_of(result: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.device]:
-    """The GPUs on which the tensors of a result lie."""
+    """The GPUs of a result's tensors."""
     tensors = [result] if isinstance(result, torch.Tensor) else result
     return list({tensor.device for tensor in tensors if tensor.device.type == "cuda"})
 
@@ -89,15 +88,15 @@ def _in_backward() -> bool:
 
 @never_compiled
 class WorkFuture(torch.futures.Future[Any]):
-    """The Future of a work, or of what was to be done `then`.
+    """The Future of a work, or of a `then`.
 
-    Whoever waits for it in Python waits for the work, so that our exceptions come as they are and
-    Ctrl-C is heard. In a backward pass it never holds an exception: `finish` raises it.
+    To wait for it in Python is to wait for the work, so that our exceptions and Ctrl-C get through.
+    In a backward pass it never holds an exception: `finish` raises it.
     """
 
     def __init__(self, work: Work, result: Any, first: WorkFuture | None = None) -> None:
         self.gpus: list[Any]
-        # A Future on GPUs makes the streams of whoever waits for it wait, too.
+        # A Future on GPUs also makes the waiter's streams wait.
         gpus: list[Any] = _gpus_of(result) if first is None else first.gpus
         super().__init__(devices=gpus)
         self.gpus = gpus
@@ -105,7 +104,7 @@ class WorkFuture(torch.futures.Future[Any]):
         self._result = result
         self._has_callbacks = False
         self._first = first or self
-        self._lock = threading.RLock()  # two threads may want to complete it; callbacks may wait
+        self._lock = threading.RLock()  # two threads may try to complete it; callbacks may wait
         self._is_complete = False
         self._error: BaseException | None = None
 
@@ -115,7 +114,7 @@ class WorkFuture(torch.futures.Future[Any]):
         return super().wait()
 
     def may_be_completed_by_thread(self) -> bool:
-        """What is done `then` may be a call, which all ranks must come to in the same order."""
+        """`then` may make a call, and all ranks must make it in the same order."""
         return not self._has_callbacks
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
@@ -142,7 +141,7 @@ class WorkFuture(torch.futures.Future[Any]):
         return after
 
     def finish(self, limit_s: float | None = None) -> None:
-        """Wait for the work here, complete the Future, and raise what went wrong."""
+        """Wait for the work here, complete the Future, and raise the work's error."""
         self.work.wait(limit_s)
         with self._lock:
             if not self._is_complete:
@@ -152,8 +151,8 @@ class WorkFuture(torch.futures.Future[Any]):
             raise self._error
 
     def complete(self, limit_s: float | None = None, whatever_happens: bool = False) -> None:
-        """The same for a thread to which nobody listens. `whatever_happens`: with the result even
-        where it is not there, for somebody else raises why."""
+        """The same in a background thread. `whatever_happens`: complete it even after an error,
+        which is raised elsewhere."""
         try:
             self.finish(limit_s)
         except BaseException as error:
@@ -167,11 +166,11 @@ class WorkFuture(torch.futures.Future[Any]):
 
 
 class Completer:
-    """Completes the Futures of a group's collectives where the program does not wait for them: in
-    one thread, for they end in the order in which they began.
+    """Completes the Futures of a group's collectives if the program does not wait for them, in one
+    thread because they finish in the order in which they started.
 
-    It also keeps the latest works on one element. DDP's join starts one in each forward pass, holds
-    its C++ half alone, and waits for that in backward: for ever, if the Python half is gone.
+    It also keeps the latest one-element works alive: DDP's join starts one in each forward pass,
+    holds only its C++ half, and waits for it in backward, forever if the Python half is gone.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -185,7 +184,7 @@ class Completer:
             self._kept.append(work)
 
     def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
-        """Have the Future completed; see its `complete`."""
+        """Complete the Future; see its `complete`."""
         if self._thread is None:
             name = f"unisono futures of {self._comm.name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -193,7 +192,7 @@ class Completer:
         self._todo.put(partial(future.complete, whatever_happens=whatever_happens))
 
     def close(self) -> None:
-        """End what was begun for it."""
+        """Stop its thread."""
         self._kept.clear()
         if self._thread is not None:
             self._todo.put(None)
@@ -204,9 +203,9 @@ class Completer:
 
 
 class MessageCompleter(Completer):
-    """The same for messages, each in its own thread: it may be matched long after those that
-    began later. The program itself may go on, so the wait has a limit: one without counts as the
-    rank's own and could be taken for part of a deadlock."""
+    """The same for messages, each in its own thread: a message may be matched long after later
+    ones. The program itself goes on, so the wait has a time limit: a wait without one counts as the
+    rank's own and could look like part of a deadlock."""
 
     def add(self, future: WorkFuture, whatever_happens: bool = False) -> None:
         name = f"unisono message of {self._comm.name}"

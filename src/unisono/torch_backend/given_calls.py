@@ -1,12 +1,12 @@
 """How torch calls the methods of a process group: decorators for them.
 
 Most calls of most programs are blocking, on plain CPU tensors. Such a call is one call into C,
-which reads tensors and options by itself. What it does not take, as a look at this rank's arguments
-decides, goes on as any other: works, GPUs, sparse tensors, averages, short signatures, profiles.
+which reads tensors and options by itself. Everything else takes the general path, which this rank's
+arguments alone decide: works, GPUs, sparse tensors, averages, short signatures, profiles.
 
 The full signature of a method is `group.allreduce([tensor], options)`. torch's own groups, and code
-like DDP's, know shorter ones: `group.allreduce(tensor)`, `group.allreduce([tensor], ReduceOp.MAX)`,
-`group.broadcast(tensor, 1)`, `group.barrier()`.
+like DDP's, also use shorter ones: `group.allreduce(tensor)`, `group.allreduce([tensor],
+ReduceOp.MAX)`, `group.broadcast(tensor, 1)`, `group.barrier()`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Method = Callable[..., Any]
 
 
 def run_but_all_reduce(run: Callable[..., int], operation: int, *given: Any) -> int:
-    """Where UNISONO_ALGO names an algorithm: the short way knows the engine's own alone."""
+    """Whether UNISONO_ALGO names an algorithm: the fast path has only the engine's own."""
     is_all_reduce = operation == Operation.ALL_REDUCE
     return Status.ASK_AGAIN if is_all_reduce else run(operation, *given)
 
 
-# The way into C is written out for each kind of signature: every further function between torch's
-# call and the engine's costs a tenth of the whole.
+# The path into C is written out for each kind of signature: one more function between torch's call
+# and the engine's would add a tenth to the time.
 
 
 def straight_in_place(operation: Operation) -> Callable[[Method], Method]:
-    """Let a method that takes [tensor] and options try the engine first."""
+    """Make a method that takes [tensor] and options try the engine first."""
     everywhere = operation == Operation.ALL_REDUCE
 
     def decorate(method: Method) -> Method:
@@ -57,7 +57,7 @@ def straight_in_place(operation: Operation) -> Callable[[Method], Method]:
 
 
 def straight(operation: Operation) -> Callable[[Method], Method]:
-    """Let a method that takes output, input and options try the engine first."""
+    """Make a method that takes output, input and options try the engine first."""
 
     def decorate(method: Method) -> Method:
         @functools.wraps(method)
@@ -84,7 +84,7 @@ def _tensors_of(output: Any) -> Any:
 
 
 def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
-    """Let a method that takes output, input, the sizes of their parts and options try the engine
+    """Make a method that takes output, input, the sizes of their parts and options try the engine
     first where there are no sizes."""
 
     def decorate(method: Method) -> Method:
@@ -107,9 +107,9 @@ def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
 
 
 def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], Method]:
-    """Let a method that takes tensors and options of this kind be called by every signature.
+    """Make a method that takes tensors and options of this kind accept every signature.
 
-    `tensors` says for each of its arguments how to bring it into the full signature.
+    `tensors` says for each argument how to convert it to the full signature.
     """
 
     def decorate(method: Method) -> Method:
@@ -128,7 +128,7 @@ def accept_short_signatures(kind: type, *tensors: Method) -> Callable[[Method], 
 
 
 def _options(kind: type, fields: tuple[Any, ...]) -> Any:
-    """What was given beside the tensors: options, or what would have stood in them."""
+    """The arguments after the tensors: options, or their values."""
     options = kind()
     for value in fields:
         if type(value) is kind:
@@ -143,15 +143,15 @@ def _options(kind: type, fields: tuple[Any, ...]) -> Any:
 
 
 def as_list(tensors: Any) -> Any:
-    """A list of tensors, also where one was given."""
+    """A list of tensors, also of a single one."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def as_nested_list(tensors: Any) -> Any:
-    """A list of one list of tensors, also where that one was given."""
+    """A list of one list of tensors, also of that list alone."""
     return [tensors] if len(tensors) and isinstance(tensors[0], torch.Tensor) else tensors
 
 
 def unchanged(value: Any) -> Any:
-    """What is always passed in one way."""
+    """Arguments that always have the same form."""
     return value

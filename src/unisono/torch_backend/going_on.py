@@ -1,5 +1,5 @@
-"""torch's own ways for a group to go on, since torch 2.15: `shrink_group`, and groups that are made
-with `enable_reconfigure`, whose members the program names anew whenever it likes."""
+"""torch's own ways to continue with a group, since torch 2.15: `shrink_group`, and groups made with
+`enable_reconfigure`, whose members the program can replace at any time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from unisono.torch_backend.backend import UnisonoBackend
 from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 from unisono.torch_support import never_compiled
 
-_torch: Any = c10d  # its stubs do not know its groups
+_torch: Any = c10d  # torch's stubs lack them
 
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
-    """A Backend of the ranks that are not excluded; they alone call. `aborts`: what is under way on
-    any rank of the group ends. Raises NoQuorum where, over hosts, others have died, too."""
+    """A Backend of the ranks that are not excluded; only they call it. `aborts`: calls in progress
+    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too."""
     comm = group.comm
     if aborts:
-        comm.abort("shrink_group ends what is under way")
+        comm.abort("shrink_group ended the calls in progress")
     left = [rank for rank in range(comm.size) if rank not in excluded]
     may_split = comm.transport.is_on_one_host or comm.errored is None
     made = comm.split(left, label="shrunk") if may_split else comm.shrink(at_least=len(left))
-    assert made is not None  # torch has refused those that are excluded
-    if our_group(dist.group.WORLD) is group:  # torch numbers the ranks of the world anew
+    assert made is not None  # torch has rejected excluded callers
+    if our_group(dist.group.WORLD) is group:  # torch renumbers the ranks of the world
         made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
     return UnisonoBackend(UnisonoProcessGroup(made, group.get_group_store()))
 
 
 @never_compiled
 class ReconfigurableProcessGroup(UnisonoProcessGroup):
-    """A group that has no members until `reconfigure` names them, which may be done again and
-    again. They meet in the group's store, those of each `uuid` in a place of their own."""
+    """A group without members until `reconfigure` names them, any number of times. They meet in the
+    group's store, under each `uuid` separately."""
 
     supports_reconfigure = True
 
@@ -51,12 +51,12 @@ class ReconfigurableProcessGroup(UnisonoProcessGroup):
         self._used: set[int] = set()
 
     def get_reconfigure_handle(self) -> str:
-        """By this its peers name this process."""
+        """The name that peers use for this process."""
         return self._handle
 
     def reconfigure(self, opts: Any) -> Any:
-        """Leave the members before, and meet those of `opts.handles`: in their order, if they have
-        one. Each of them calls; nobody else need do anything."""
+        """Leave the current members and meet those of `opts.handles`, in their order if they have
+        one. Only these call it."""
         is_ordered = isinstance(opts.handles, list)
         handles = opts.handles if is_ordered else sorted(opts.handles)
         if opts.uuid in self._used:

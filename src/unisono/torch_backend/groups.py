@@ -17,7 +17,7 @@ from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 
 
 def moves_data_elsewhere(group: Any) -> bool:
-    """Whether this is a torch process group that another backend than ours moves the data of."""
+    """Whether this is a torch process group of another backend."""
     return isinstance(group, dist.ProcessGroup) and our_group(group) is None
 
 
@@ -38,20 +38,20 @@ def connect_group(
     timeout: timedelta = timedelta(seconds=DEFAULT_TIMEOUT_S),
     name: str = "outside",
 ) -> UnisonoProcessGroup:
-    """A torch process group of `size` processes that meet in a torch Store, or a PrefixStore, that
-    serves no other; torch.distributed need not be initialised, and does not know of it. `abort` and
-    `shutdown` end it. Raises RendezvousError if they do not all come within `timeout`, which holds
-    for calls, too."""
+    """A torch process group of `size` processes that meet in a torch Store, or a PrefixStore, used
+    for nothing else. torch.distributed need not be initialised and does not know the group. `abort`
+    and `shutdown` end it. Raises RendezvousError if not all arrive within `timeout`, which also
+    limits calls."""
     limits: Any = dict.fromkeys(("timeout_s", "join_timeout_s"), timeout.total_seconds())
     comm = connect(store, rank, size, name=name, in_world=False, **limits)
     return UnisonoProcessGroup(comm, store)
 
 
 def group_over(comm: Communicator) -> Any:
-    """A torch process group whose data `comm` moves, for `torch.distributed` and DDP. Nobody talks
-    to anybody. To destroy the group is to close the Communicator.
+    """A torch process group over `comm`, for `torch.distributed` and DDP. No communication takes
+    place. Destroying the group closes the Communicator.
 
-    Raises UnisonoError where torch.distributed is not initialised, or numbers its ranks otherwise.
+    Raises UnisonoError if torch.distributed is not initialised, or has other ranks.
     """
     check_started()
     ranks = comm.global_ranks
@@ -59,6 +59,6 @@ def group_over(comm: Communicator) -> Any:
     if ranks is None or max(ranks) >= size or ranks[comm.rank] != rank:
         raise UnisonoError(
             f"rank {comm.rank} of group {comm.name} is not rank {rank} of {size} of "
-            "torch.distributed: its groups need the same ranks"
+            "torch.distributed: both must have the same ranks"
         )
     return make_group(NAME, ranks, comm.name, made=comm, timeout_s=comm.timeout_s)

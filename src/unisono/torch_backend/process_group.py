@@ -1,8 +1,8 @@
 """The torch.distributed backend named "unisono": torch's process group over a Communicator.
 
-torch calls some of these methods from Python and some from C++; the names are torch's, old and
-new. A call that torch makes blocking (`opts.asyncOp` is False) is carried out at once and returns
-None, which torch takes for a finished work.
+torch calls some of these methods from Python and some from C++; the names are torch's, old and new.
+A blocking call (`opts.asyncOp` is False) runs at once and returns None, which torch takes for a
+finished work.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 Tensors = Sequence[torch.Tensor]
 HAS_PYTHON_BACKENDS = hasattr(_distributed_c10d, "FlightRecorderHook")
 """Whether a c10d Backend may be a Python class: torch 2.15."""
-hide_files(os.path.dirname(torch.__file__))  # an error shows the user's line, not torch's
+hide_files(os.path.dirname(torch.__file__))  # errors show the user's line, not torch's
 
 
 def served_devices() -> tuple[str, ...]:
-    """The kinds of devices whose tensors groups of ours take, by torch's names."""
+    """The device types that our groups serve, by torch's names."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
@@ -72,8 +72,8 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..., Any]:
-    """The same call, which torch's profiler shows as "unisono:all_reduce", with these shapes. Of
-    what goes on by itself it shows the start."""
+    """The same call, which torch's profiler shows as "unisono:all_reduce", with these shapes. Of an
+    asynchronous call it shows the start."""
     name = f"{NAME}:{call.__name__.removeprefix('_')}"
 
     def seen(*args: Any, **keywords: Any) -> Any:
@@ -83,17 +83,17 @@ def _seen_by_profiler(call: Callable[..., Any], tensors: Tensors) -> Callable[..
     return seen
 
 
-ProcessGroup: Any = dist.ProcessGroup  # torch's stubs know neither its hooks nor its old names
+ProcessGroup: Any = dist.ProcessGroup  # torch's stubs lack its hooks and old names
 
 
 @never_compiled
 class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
-    """A torch process group whose data is moved by a Communicator, `comm`."""
+    """A torch process group over a Communicator, `comm`."""
 
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False  # a Backend of ours does, one device of many
+    supports_shrinking = False  # a Backend of ours does, for one device of several
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
@@ -105,7 +105,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         self._coalesced: list[tuple[Work, Tensors]] | None = None
 
     def _go_over(self, comm: Communicator) -> None:
-        """Have this Communicator move the data."""
+        """Use this Communicator to move the data."""
         self.comm = comm
         self._run_given: Callable[..., int] = comm.transport.fast_path.run_given
         if variables.ALGO.read() is not None:
@@ -142,21 +142,21 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
-        """There is one backend, this one."""
+        """The group's only backend."""
         return self
 
     get_backend = _get_backend  # since 2.15
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """FSDP2 asks, where it is told to have its buffers from us."""
+        """FSDP2 asks this when it allocates its buffers here."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(
         self, size: int, *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """A tensor of one dimension in memory that all ranks have mapped, if there is some. All
-        ranks ask, in the same order; unlike what torch's own backends do, it is a call of the
-        group. Raises ValueError for a device that is not the CPU."""
+        """A one-dimensional tensor in memory that all ranks have mapped, if there is any. Unlike in
+        torch's own backends it is a collective call: all ranks make it, in the same order. Raises
+        ValueError for a device other than the CPU."""
         if torch.device(device).type != "cpu":
             raise ValueError(f"allocate_tensor on group {self.comm.name}: no memory on {device}")
         return self._buffers.allocate(size, dtype)
@@ -229,7 +229,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     @accept_short_signatures(GatherOptions, unchanged, unchanged)
     def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Any:
-        """On the root, one tensor for all; elsewhere torch gives an empty one."""
+        """On the root, one tensor for all ranks; elsewhere torch passes an empty one."""
         root = opts.rootRank
         wide = output if root == self.comm.rank else None
         written = () if wide is None else [wide]
@@ -278,7 +278,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             wide_output = _cut(output, output_splits, self.comm.size)
             wide_input = _cut(input, input_splits, self.comm.size)
         except ValueError as error:
-            self.comm.refuse("all_to_all", str(error))
+            self.comm.reject_call("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
     @accept_short_signatures(BarrierOptions)
@@ -292,7 +292,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier that names the missing ranks: ours always does, and always all of them."""
+        """A barrier that names the missing ranks, as all our barriers do."""
         self.comm.barrier(timeout_s=timeout.total_seconds() if timeout is not None else None)
 
     # Names of torch before 2.13.
@@ -323,10 +323,10 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         if _profiler_enabled():
             call = _seen_by_profiler(call, tensors)
         work = self._begun(call(tensor, peer, tag), tensors, self._message_completer)
-        return work if self._coalesced is None else None  # what blocks would wait for its peer
+        return work if self._coalesced is None else None  # a blocking call would wait for its peer
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
-        """Messages and works go on as ever; those until the end are waited for as one."""
+        """Messages and works start as usual; their works are combined into one at the end."""
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device | None = None) -> TorchWork:
@@ -357,17 +357,17 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """More time for the next calls, where a backend knows such a thing; ours does not."""
+        """More time for the next calls on some backends; ours ignores it."""
 
     def _set_sequence_number_for_group(self) -> None:
-        """The engine numbers calls by itself."""
+        """The engine numbers the calls."""
 
-    # -- how it is done --------------------------------------------------------------------------
+    # -- implementation --------------------------------------------------------------------------
 
     def _raise_unless_unheard(
         self, status: int, operation: Operation, tensors: Any, options: Any
     ) -> None:
-        """After a status that is not OK: raise, unless the call has not begun."""
+        """After a status other than OK: raise, unless the call has not started."""
         if status not in (Status.ASK_AGAIN, Status.ON_DEVICE):
             reduces = hasattr(options, "reduceOp")
             op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
@@ -381,8 +381,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         *args: Any,
         written: Tensors | None = None,
     ) -> Any:
-        """Make the call; a work for torch, or None where it is over and torch wants none. This rank
-        has `written` afterwards, `result` unless it is given."""
+        """Make the call; returns a work for torch, or None if it is finished and torch wants none.
+        The call writes `written`, by default `result`."""
         if _profiler_enabled():
             call = _seen_by_profiler(call, result)
         work = self._begin(call, opts, result, *args) if opts.asyncOp else call(*args)
@@ -392,8 +392,8 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _begin(
         self, call: Callable[..., Work | None], opts: Any, result: Tensors, *args: Any
     ) -> Any:
-        """Make the call asynchronous. A timeout of its own holds for it alone: a work keeps the
-        one that it began with."""
+        """Make the call asynchronously. Its own timeout applies to it alone: a work keeps the
+        timeout that it started with."""
         limit_s = opts.timeout.total_seconds()
         if limit_s <= 0:
             work = call(*args, async_op=True)
@@ -412,18 +412,18 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         return self._work(work, result, completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
-        """A Future that holds `result` once a work of the group's Communicator is over; None: it
-        is. For hooks of DDP: what holds for the Futures of our works holds for it."""
+        """A Future that holds `result` once a work of the group's Communicator has finished; None:
+        it already has. For DDP's hooks; it behaves like the Futures of our works."""
         from unisono.torch_backend.futures import future_of
 
         return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Any:
-        """The reduction that torch asks for. Its average of integers is their sum divided."""
+        """The reduction for one of torch's. torch averages integers by dividing their sum."""
         reduce_op = options.reduceOp
         name = self._names_of_ops.get(hash(reduce_op))
         if name is None:
-            raise ValueError(f"unisono does not know the reduction {reduce_op.op}")
+            raise ValueError(f"unisono does not have the reduction {reduce_op.op}")
         if name == "avg" and any(map(_is_integer, tensors)):
             return TRUNCATED_AVG if self.comm.size > 1 else "sum"
         if name == "premul_sum":
@@ -437,10 +437,10 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         work = None
         for output, input in zip(wide, inputs, strict=True):
             work = self.comm.all_gather(output, input, async_op=async_op)
-        return work  # they are carried out in order: the last one ends them all
+        return work  # they run in order, so the last one ends last
 
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
-        """Every rank's entries side by side; the sum of what has one index."""
+        """All ranks' entries, those with the same index added up."""
         if self._op_of(opts, [tensor]) != "sum":
             raise ValueError("a sparse tensor can only be summed")
         mine = tensor.coalesce()
@@ -456,7 +456,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         tensor.copy_(total.coalesce())
         return self._work(FinishedWork(), [tensor], self._completer)
 
-    # -- made when they are needed: a program whose calls all block has no works -------------------
+    # -- made on first use: a program whose calls all block has no works -------------------
 
     @functools.cached_property
     def _work(self) -> type[TorchWork]:
@@ -484,7 +484,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
 
 def our_group(group: Any) -> UnisonoProcessGroup | None:
-    """The group of ours that serves a torch process group, or its CPU tensors; None: there is
+    """The group of ours behind a torch process group, or behind its CPU tensors; None if there is
     none."""
     if HAS_PYTHON_BACKENDS and type(group) is ProcessGroup:
         try:
@@ -497,7 +497,7 @@ def our_group(group: Any) -> UnisonoProcessGroup | None:
 def _cut(
     tensor: torch.Tensor, splits: Sequence[int], ranks: int
 ) -> torch.Tensor | list[torch.Tensor]:
-    """The parts of a tensor along its first dimension; itself where they are even."""
+    """The parts of a tensor along its first dimension; the tensor itself if they are even."""
     if splits:
         if len(splits) != ranks or min(splits) < 0 or sum(splits) != tensor.size(0):
             raise ValueError(

@@ -1,8 +1,8 @@
-"""UNISONO_REPLACE=gloo: programs that ask torch for gloo by name get groups of ours.
+"""UNISONO_REPLACE=gloo: programs that ask torch for gloo by name get our groups.
 
 torch's `init_process_group` and `new_group` are wrapped at `import torch`, before a program can
-have taken them by name, and so is the helper by which trainers make groups outside the world. Calls
-from within unisono (`unisono.init("gloo")`, benchmarks) mean what they say.
+import them by name, and so is the helper that trainers use to make groups outside the world. Calls
+from unisono itself (`unisono.init("gloo")`, benchmarks) are not replaced.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _log = logging.getLogger("unisono")
 
 
 def replace_backend(replaced: str) -> None:
-    """Let `init_process_group` and `new_group` make a group of ours where they are asked for the
-    backend `replaced`, or for none where torch would take it. Rank 0 says so once."""
+    """Make `init_process_group` and `new_group` create a group of ours if the backend is
+    `replaced`, by name or by default. Rank 0 logs it once."""
     for function in (c10d.init_process_group, c10d.new_group, c10d._new_process_group_helper):
         wrapped = _wrap(function, replaced)
-        for module in list(sys.modules.values()):  # torch's own modules have it by name, too
+        for module in list(sys.modules.values()):  # torch's own modules import it by name, too
             if getattr(module, "__dict__", {}).get(function.__name__) is function:
                 setattr(module, function.__name__, wrapped)
 
 
 @functools.cache
 def _say_once(text: str) -> None:
-    """On rank 0 of the program, where it is known which that is."""
+    """On rank 0 of the program, if the rank is known."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         _log.warning("unisono: %s", text)
 
@@ -44,7 +44,7 @@ def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     makes_default = function.__name__ == "init_process_group"
     is_helper = function.__name__ == "_new_process_group_helper"
-    meaning_it = ("unisono.", "torch.") if is_helper else ("unisono.",)  # torch is asked by others
+    meaning_it = ("unisono.", "torch.") if is_helper else ("unisono.",)  # not called from unisono
 
     @functools.wraps(function, updated=())
     def wrapped(*args: Any, **keywords: Any) -> Any:
@@ -60,22 +60,22 @@ def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
         if not _is_replaced(asked, replaced):
             return function(*args, **keywords)
         call.arguments["backend"] = NAME
-        if is_helper and not call.arguments["global_ranks_in_group"]:  # others would wait in vain
+        if (
+            is_helper and not call.arguments["global_ranks_in_group"]
+        ):  # the others would wait forever
             _say_once(
                 f"group {call.arguments['group_name']}, outside torch's world, is made with "
                 f"unisono, not {replaced}: every process in it needs UNISONO_REPLACE={replaced}"
             )
         result = function(*call.args, **call.kwargs)
-        _say_once(
-            f"this program asks for {replaced}, and gets unisono (UNISONO_REPLACE={replaced})"
-        )
+        _say_once(f"this program asks for {replaced} and gets unisono (UNISONO_REPLACE={replaced})")
         return result
 
     return wrapped
 
 
 def _default_backend(device: Any) -> str | None:
-    """What torch takes where nobody names a backend."""
+    """torch's default backend."""
     if device is None:
         kind = torch._C._get_accelerator().type
     else:
@@ -84,7 +84,7 @@ def _default_backend(device: Any) -> str | None:
 
 
 def _is_replaced(asked: str | None, replaced: str) -> bool:
-    """Whether a group of ours can be made instead of what was asked for."""
+    """Whether a group of ours can replace the requested one."""
     names = {part.rpartition(":")[2].strip() for part in (asked or "").lower().split(",")}
     if replaced not in names:
         return False
@@ -92,7 +92,7 @@ def _is_replaced(asked: str | None, replaced: str) -> bool:
     if names == {replaced} and devices <= {replaced, "cpu"}:
         return True
     _say_once(
-        f'UNISONO_REPLACE={replaced} leaves "{asked}" as it is: it names another backend or '
-        "device, too"
+        f'UNISONO_REPLACE={replaced} does not replace "{asked}", which names another backend '
+        "or device, too"
     )
     return False

@@ -1,8 +1,9 @@
-"""Buffers that torch asks a backend for, as FSDP2 does: shared tensors, used again and again.
+"""Buffers that torch requests from a backend, as FSDP2 does: shared tensors that are reused.
 
-Making shared memory is a call of all ranks and takes milliseconds; FSDP2 asks for buffers in every
-step, on all ranks in the same order. So the first requests of a size make memory, together. Later
-ones take what is free on their own rank, or else ordinary memory: a call works on any mix.
+Allocating shared memory is a collective call and takes milliseconds; FSDP2 requests buffers in
+every step, on all ranks in the same order. So the first requests of a size allocate memory, on all
+ranks together. Later ones use a free buffer of their own rank, or else ordinary memory: calls work
+on any mix.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from unisono.comm.communicator import Communicator
 from unisono.errors import SegmentError
 
 LEAST_BYTES = 64 * 1024
-"""Smaller calls go through the group's segment in any case."""
+"""Smaller calls go through the group's segment anyway."""
 
 MOST_OF_A_SIZE = 2
-"""One that is in use and one that is being filled."""
+"""One in use and one being filled."""
 
 
 class _Buffer:
-    """Shared memory, and a view of it that lives as long as the storage of whoever uses it."""
+    """Shared memory, and a view of it that lives as long as its user's storage."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._memory = memory
         self._view: Any = lambda: None
 
     def take(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """A tensor over it; None: it is in use."""
+        """A tensor over it; None if it is in use."""
         if self._view() is not None:
             return None
         memory: Any = self._memory.numpy()
@@ -48,7 +49,7 @@ class SharedBuffers:
         self._has_room = comm.size > 1
 
     def allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of one dimension; all ranks ask in the same order. Raises as calls do."""
+        """A one-dimensional tensor; all ranks ask in the same order. Raises what calls raise."""
         size_bytes = count * dtype.itemsize
         if size_bytes < LEAST_BYTES:
             return torch.empty(count, dtype=dtype)
@@ -56,13 +57,13 @@ class SharedBuffers:
         if self._has_room and len(buffers) < MOST_OF_A_SIZE:
             try:
                 buffers.append(_Buffer(self._comm.empty(size_bytes, torch.uint8)))
-            except SegmentError:  # on every rank: there is not enough
+            except SegmentError:  # raised on every rank: not enough memory
                 self._has_room = False
         taken = (buffer.take(dtype) for buffer in reversed(buffers))
         free = next((tensor for tensor in taken if tensor is not None), None)
         return torch.empty(count, dtype=dtype) if free is None else free
 
     def close(self) -> None:
-        """Give back what nobody uses."""
+        """Free unused buffers."""
         self._has_room = False
         self._buffers.clear()

@@ -1,16 +1,17 @@
 """What training programs do with the collectives (docs/training.md).
 
 gradients.py    gradients averaged while backward runs
-buckets.py      which gradients travel together, and which ranks had none
+clipping.py     gradients clipped by their norm over all ranks
+buckets.py      which gradients are reduced together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
-memory.py       who else sees the memory of a tensor
-sharded.py      an optimizer whose work and state are cut over the ranks
-attention.py    attention over a sequence that is cut over the ranks
-experts.py      tokens that travel to the ranks of their experts, and back
-catching_up.py  a newcomer gets the state of the training
+memory.py       memory that a group shares, and tensors that share storage
+sharded.py      an optimizer whose work and state are sharded over the ranks
+attention.py    attention over a sequence that is sharded over the ranks
+experts.py      tokens sent to the ranks of their experts, and back
+catching_up.py  gives a newcomer the training state
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
 evaluate.py     results of uneven shards: in order, without duplicates, averaged exactly
-deferral.py     signals that wait until something is done
+deferral.py     signals deferred until a block is done
 ray_group.py    a backend of ray.util.collective
 weights/        new weights from trainers to inference engines (docs/weights.md)
 """
@@ -22,6 +23,7 @@ require_torch(__name__)
 from unisono.training.agreement import all_ranks, any_rank, main_process_first, sync_seed
 from unisono.training.attention import ring_attention
 from unisono.training.catching_up import catch_up
+from unisono.training.clipping import clip_grad_norm
 from unisono.training.ddp_buckets import share_ddp_buckets
 from unisono.training.evaluate import gather_in_order, mean_over_samples
 from unisono.training.experts import (
@@ -66,6 +68,7 @@ __all__ = [
     "all_ranks",
     "any_rank",
     "catch_up",
+    "clip_grad_norm",
     "combine_tokens",
     "dispatch_tokens",
     "gather_in_order",

@@ -1,6 +1,6 @@
-"""One decision for all ranks: a program in which ranks decide differently hangs or diverges.
+"""One decision for all ranks: a program whose ranks decide differently hangs or diverges.
 
-Every member of `group` (None: the world) makes the same call; in one process all of them work, too.
+Every member of `group` (None: the world) makes the same call; in one process the calls work, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono.world.world import resolve
 
 def any_rank(flag: object, group: Group = None) -> bool:
     """Whether the `flag` is true on any rank of `group` (None: the world); the same answer on every
-    rank. Raises a GroupError if a rank does not come.
+    rank. Raises a GroupError if a rank does not call it.
 
     >>> unisono.training.any_rank(comm.rank == 1)
     True
@@ -35,7 +35,7 @@ def any_rank(flag: object, group: Group = None) -> bool:
 
 def all_ranks(flag: object, group: Group = None) -> bool:
     """Whether the `flag` is true on all ranks of `group` (None: the world); the same answer on
-    every rank. Raises a GroupError if a rank does not come.
+    every rank. Raises a GroupError if a rank does not call it.
 
     >>> unisono.training.all_ranks(comm.rank == 1)
     False
@@ -53,8 +53,8 @@ def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
     """Seed torch, NumPy and random with the same number on every rank of `group` (None: the world),
     and return it.
 
-    It is rank 0's `seed`; where rank 0 passes None, a new one. Ranks that are to draw different
-    numbers, for dropout say, go on with `torch.manual_seed(seed + rank)`.
+    It is rank 0's `seed`, or a new one if rank 0 passes None. If ranks need different random
+    numbers, for dropout for example, call `torch.manual_seed(seed + rank)` next.
 
     Raises ValueError on every rank if rank 0's seed is not a whole number from 0 to 2**63 - 1.
 
@@ -65,11 +65,11 @@ def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
     if comm.rank == 0 and seed is None:
         seed = secrets.randbits(32)
     if comm.rank == 0 and isinstance(seed, SupportsIndex) and not isinstance(seed, bool):
-        agreed = broadcast_object(index(seed), 0, comm)  # NumPy's whole numbers, too
+        agreed = broadcast_object(index(seed), 0, comm)  # NumPy's integers, too
     else:
-        agreed = broadcast_object(repr(seed), 0, comm)  # the others are to hear of a bad one, too
+        agreed = broadcast_object(repr(seed), 0, comm)  # the others must learn of an invalid one
     if not isinstance(agreed, int) or not 0 <= agreed < 2**63:
-        raise ValueError(f"rank 0's seed is not a whole number from 0 to 2**63 - 1: {agreed}")
+        raise ValueError(f"rank 0's seed must be a whole number from 0 to 2**63 - 1, not {agreed}")
     random.seed(agreed)
     numpy.random.seed(agreed % 2**32)  # NumPy takes 32 bits
     torch.manual_seed(agreed)
@@ -78,12 +78,12 @@ def sync_seed(seed: SupportsIndex | None = None, group: Group = None) -> int:
 
 @contextmanager
 def main_process_first(group: Group = None) -> Iterator[None]:
-    """A block that rank 0 of `group` (None: the world) runs first, and the others once it has: to
+    """A block that rank 0 of `group` (None: the world) runs first, and the other ranks after it: to
     download, unpack or save.
 
     Raises, if the block fails on rank 0, on every rank: rank 0 its own exception, the others
-    UnisonoError with its text, and none of them runs the block. The block itself must not
-    communicate. The others wait as long as the group's deadline lets them.
+    UnisonoError with its text, and none of them runs the block. The block must not communicate. The
+    others wait up to the group's timeout.
 
     >>> import os, tempfile
     >>> folder = unisono.broadcast_object(tempfile.mkdtemp() if comm.rank == 0 else None)
@@ -98,15 +98,14 @@ def main_process_first(group: Group = None) -> Iterator[None]:
         failure = broadcast_object(None, 0, comm)
         if failure is not None:
             raise UnisonoError(
-                f"rank 0 of group {comm.name} failed in the block that it was to run first: "
-                f"{failure}"
+                f"rank 0 of group {comm.name} failed in the block that it runs first: {failure}"
             )
         yield
         return
     try:
         yield
     except Exception as error:
-        with suppress(GroupError):  # what went wrong first matters more
+        with suppress(GroupError):  # the first error matters more
             broadcast_object(f"{type(error).__name__}: {error}", 0, comm)
         raise
     broadcast_object(None, 0, comm)

@@ -13,9 +13,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from unisono.collectives.ragged import all_gather_integers
-from unisono.collectives.statistics import widen
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Message, Work
+from unisono.math import widen
 from unisono.world.world import resolve
 
 _KEYS, _SLOPES = 0, 1
@@ -51,7 +51,9 @@ def ring_attention(
     comm = resolve(group)
     width = _width(comm, query, key, value)
     if query.shape[-2] != key.shape[-2]:
-        comm.refuse("all_gather", f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank")
+        comm.reject_call(
+            "all_gather", f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
+        )
     scale = width**-0.5 if scale is None else scale
     return _Ring.apply(query, key, value, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -60,10 +62,10 @@ def _width(comm: Communicator, *three: torch.Tensor) -> int:
     query, key, value = three
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
     if min(tensor.dim() for tensor in three) < 2:
-        comm.refuse("all_gather", f"shapes {shapes}: positions and width are needed")
+        comm.reject_call("all_gather", f"shapes {shapes}: positions and width are needed")
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if not fits or query.shape[:-2] != key.shape[:-2]:
-        comm.refuse("all_gather", f"query, key and value of shapes {shapes} do not fit")
+        comm.reject_call("all_gather", f"query, key and value of shapes {shapes} do not fit")
     return int(query.shape[-1])
 
 

@@ -1,9 +1,9 @@
-"""Gradients in buckets: which travel together, in which memory, and which ranks had none.
+"""Gradients in buckets: which are reduced together, in which memory, and which ranks had none.
 
-A bucket that is kept from step to step is a flat tensor, of which the gradients become views as
+A bucket that is kept from step to step is a flat tensor, and the gradients become views of it as
 they arrive: that costs less than new pages for all of them. A bucket that is used once is, on
-unisono, a list of the gradients where they lie. Behind its gradients every bucket carries a number
-for each parameter: 1 from a rank that has no gradient for it. So none waits for such a rank.
+unisono, a list of the gradients in place. After its gradients every bucket has a number for each
+parameter: 1 from a rank that has no gradient for it. So no rank waits for such a rank.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.objects import all_gather_object
-from unisono.collectives.statistics import HALF_DTYPES
 from unisono.comm.communicator import Communicator
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.work import FinishedWork
 from unisono.errors import UnisonoError
+from unisono.math import HALF_DTYPES
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.memory import shares_storage, zeros_for
 
@@ -34,7 +34,7 @@ UNUSED = ("error", "zero")
 _OPS: dict[str, Reduction] = {"mean": "avg", "avg": "avg", "sum": "sum"}
 
 
-class NamedParameter(NamedTuple):  # in a hurry to be made: models have many parameters
+class NamedParameter(NamedTuple):  # a NamedTuple is fast to make, and models have many parameters
     """A parameter, its number in the model and its name."""
 
     number: int
@@ -50,7 +50,7 @@ class MissingGradient:
 
 
 def named_parameters_of(parameters: Parameters) -> list[NamedParameter]:
-    """The parameters that want gradients, each once, in the model's order."""
+    """The parameters that require gradients, each once, in the model's order."""
     given: Iterable[Any]
     given = parameters.named_parameters() if isinstance(parameters, torch.nn.Module) else parameters
     named = [
@@ -65,7 +65,7 @@ def named_parameters_of(parameters: Parameters) -> list[NamedParameter]:
 def check_the_same_everywhere(
     comm: Communicator, parameters: Sequence[NamedParameter], options: str = ""
 ) -> None:
-    """Raise ValueError on every rank if their options differ, or their parameters."""
+    """Raise ValueError on every rank if options or parameters differ."""
     mine = [
         f"{parameter.name} of {str(parameter.tensor.dtype).removeprefix('torch.')} "
         f"{tuple(parameter.tensor.shape)}"
@@ -77,7 +77,9 @@ def check_the_same_everywhere(
     first_options, *_ = everyone = all_gather_object(options, comm)
     for rank, theirs in enumerate(everyone):
         if theirs != first_options:
-            raise ValueError(f"rank 0 has {first_options}, and rank {rank} {theirs}")
+            raise ValueError(
+                f"the ranks' options differ: rank 0 has {first_options}, rank {rank} has {theirs}"
+            )
     lists = all_gather_object(mine, comm)
     for rank, listed in enumerate(lists):
         pairs = zip_longest(lists[0], listed, fillvalue="no more")
@@ -90,8 +92,8 @@ def check_the_same_everywhere(
 
 
 class GradientBucket:
-    """Gradients of one dtype and device that are reduced together: where they lie, and which of
-    them have arrived. `kept`: in many steps."""
+    """Gradients of one dtype and device that are reduced together: their memory, and which of them
+    have arrived. `kept`: for many steps."""
 
     @outlasting_inference_mode()
     def __init__(
@@ -122,12 +124,12 @@ class GradientBucket:
         self.begun = False
         self.waiting_for = len(self.parameters)
         self.arrived = [False] * len(self.parameters)
-        self.summed: set[int] = set()  # of a wide one: whose sums have begun
+        self.summed: set[int] = set()  # of a wide bucket: sums that have begun
         if self.wide and self.flat is not None:
             self.flat.zero_()
 
     def collect(self, index: int) -> None:
-        """A gradient is there: move it in, or add it to the sum in float32, and drop it."""
+        """A gradient has arrived: move it in, or add it to the sum in float32, and drop it."""
         tensor = self.parameters[index].tensor
         if self.views and tensor.grad is self.views[index]:
             return
@@ -141,19 +143,22 @@ class GradientBucket:
             self.move_in(index, gradient)
 
     def gradient(self, index: int) -> torch.Tensor | None:
-        """The gradient; TypeError, here and on the other ranks, if it has no plain memory."""
+        """The gradient; TypeError, here and on the other ranks, if it is not dense."""
         parameter = self.parameters[index]
         gradient = parameter.tensor.grad
         if gradient is None:
             return None
         if gradient.layout is not torch.strided:
             kind = str(gradient.layout).removeprefix("torch.")
-            why = f"the gradient of {parameter.name} is {kind}, and only dense ones are reduced"
+            why = (
+                f"the gradient of {parameter.name} is {kind}, but only dense gradients are reduced"
+            )
             refuse_type(self.comm, "all_reduce", f"{why}: use sparse=False")
         return gradient.detach() if gradient.requires_grad else gradient
 
     def move_in(self, index: int, gradient: torch.Tensor) -> bool:
-        """Copy a gradient into its view, which takes its place unless others see its memory."""
+        """Copy a gradient into its view, which replaces it unless other tensors share its
+        memory."""
         view = self.views[index]
         if gradient.data_ptr() != view.data_ptr() or gradient.stride() != view.stride():
             view.copy_(gradient)
@@ -164,7 +169,7 @@ class GradientBucket:
 
     @outlasting_inference_mode()
     def move_from(self, others: Iterable[GradientBucket]) -> None:
-        """Move in the gradients that are views of other buckets, which are not used any more."""
+        """Move in the gradients that are views of discarded buckets."""
         theirs = {id(view) for other in others for view in other.views}
         for parameter, view in zip(self.parameters, self.views, strict=True):
             gradient = parameter.tensor.grad
@@ -183,13 +188,14 @@ class GradientBucket:
 
 
 class BucketReduction:
-    """A bucket under way: its work, and what travels where a gradient cannot travel itself."""
+    """A bucket in progress: its work, and the stand-ins of gradients that cannot be reduced in
+    place."""
 
     @outlasting_inference_mode()
     def __init__(self, bucket: GradientBucket) -> None:
         self._bucket = bucket
         self._zeros: dict[int, torch.Tensor] = {}  # where this rank has no gradient
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradient, what travels
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # gradient, stand-in
         bucket.absent.zero_()
         rows = [self._row(index) for index in range(len(bucket.parameters))]
         travelling = [*rows, bucket.absent] if bucket.flat is None else bucket.flat
@@ -197,7 +203,7 @@ class BucketReduction:
         self.work = bucket.comm.all_reduce(travelling, bucket.op, async_op=True) or FinishedWork()
 
     def _row(self, index: int) -> torch.Tensor:
-        """What travels for one parameter."""
+        """The tensor to reduce for one parameter."""
         bucket = self._bucket
         tensor = bucket.parameters[index].tensor
         view = bucket.views[index] if bucket.views else None
@@ -215,16 +221,16 @@ class BucketReduction:
             return view
         if not shares_storage(gradient):
             return gradient
-        copy = gradient.clone()  # torch leaves views of what backward still needs
+        copy = gradient.clone()  # torch may leave views of memory that backward still needs
         self._copies.append((gradient, copy))
         return copy
 
     @outlasting_inference_mode()
     def end(self) -> list[MissingGradient]:
-        """After the work has finished: give the parameters their gradients. Returns which were
-        missing, and on how many ranks. Where every rank lacked one, the parameter has none."""
+        """After the work has finished: set the parameters' gradients. Returns which were missing,
+        and on how many ranks. If all ranks lacked one, the parameter has none."""
         bucket = self._bucket
-        without: dict[int, int] = {}  # how many ranks lack which
+        without: dict[int, int] = {}  # on how many ranks each is missing
         if bool(bucket.absent.any()):
             scale = bucket.comm.size if bucket.op == "avg" else 1
             counts = (round(abs(number) * scale) for number in bucket.absent.tolist())
@@ -256,8 +262,8 @@ def buckets_of(
     kept: bool,
     wide: bool = False,
 ) -> list[GradientBucket]:
-    """These parameters, in this order, cut into buckets of about so many bytes; each holds one
-    dtype on one device. They stand in the order in which they become full."""
+    """These parameters, in this order, cut into buckets of about this many bytes, each of one dtype
+    on one device, in the order in which they fill up."""
     filling: dict[Any, list[int]] = {}
     sizes: dict[Any, int] = {}
     full: list[list[int]] = []
@@ -287,7 +293,7 @@ def group_alike(parameters: Iterable[NamedParameter]) -> list[list[NamedParamete
 
 
 def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:
-    """Raise UnisonoError if anybody lacked a gradient: on every rank, for all know it."""
+    """Raise UnisonoError, on every rank, if any rank lacked a gradient."""
     named = [
         f"{lack.parameter.name} (on {lack.ranks} of {comm.size} ranks"
         f"{', this one too' * lack.here})"
@@ -301,11 +307,11 @@ def check_used(missing: Iterable[MissingGradient], comm: Communicator) -> None:
 
 
 def check_options(bucket_bytes: int, unused: str, op: str) -> Reduction:
-    """The Communicator's name of `op`. Raises ValueError for what nobody knows."""
+    """The Communicator's name for `op`. Raises ValueError for invalid options."""
     if unused not in UNUSED:
         raise ValueError(f"unused is {unused!r}: use {' or '.join(map(repr, UNUSED))}")
     if bucket_bytes < 1:
-        raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing")
+        raise ValueError(f"bucket_bytes must be positive, not {bucket_bytes}")
     if op not in _OPS:
-        raise ValueError(f"gradients are combined by 'mean' or 'sum', not by {op!r}")
+        raise ValueError(f"op must be 'mean' or 'sum' for gradients, not {op!r}")
     return _OPS[op]

@@ -1,4 +1,4 @@
-"""A newcomer gets the state of the training from a rank that has it."""
+"""Give a newcomer the training state of a rank that has it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def catch_up(
     step: int = 0,
     group: Group = None,
 ) -> int:
-    """Give every rank of `group` (None: the world) the state of the one that is furthest:
-    parameters and buffers of the `model`, in place, and what the `optimizer` knows. `step` is how
-    far this rank is, 0 on a newcomer; the step that all have now is returned. Of several the first
-    one gives. A rank changes nothing before it has all: where a rank dies meanwhile, every other
-    has its old state or the new one, and never half of it.
+    """Give every rank of `group` (None: the world) the state of the rank with the highest step:
+    parameters and buffers of the `model`, in place, and the state of the `optimizer`. `step` is
+    this rank's step, 0 on a newcomer; returns the step that all ranks have now. If several ranks
+    have it, the first one sends. A rank changes nothing before it has received everything: if a
+    rank dies meanwhile, every other rank has the old state or the new one, never a mix.
 
-    Raises ValueError on every rank where the models differ; TypeError for a ShardedOptimizer: what
-    a dead rank had of its state nobody else has.
+    Raises ValueError on every rank if the models differ; TypeError for a ShardedOptimizer, because
+    no other rank has a dead rank's part of its state.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.Adam(model.parameters())
@@ -39,8 +39,8 @@ def catch_up(
     """
     if isinstance(optimizer, ShardedOptimizer):
         raise TypeError(
-            "catch_up: the state of a ShardedOptimizer is cut over the ranks, and nobody has that "
-            "of a rank which has died: save and load it"
+            "catch_up: the state of a ShardedOptimizer is sharded, and a dead rank's part is "
+            "lost: save and load it instead"
         )
     comm = resolve(group)
     steps = all_gather_object(step, comm)
@@ -51,7 +51,7 @@ def catch_up(
     alike = all_gather_object(outlines[0] == outline[0], comm)
     if not all(alike):
         other = [rank for rank, is_alike in enumerate(alike) if not is_alike]
-        raise ValueError(f"the models of {name_ranks(other)} are not like that of rank {source}")
+        raise ValueError(f"the models of {name_ranks(other)} differ from that of rank {source}")
     tensors: list[torch.Tensor] = []
     state = mine
     if comm.rank == source:
@@ -60,7 +60,7 @@ def catch_up(
         state = _fill(outlines, tensors)
     for kind in sorted({tensor.device.type for tensor in tensors}):
         comm.broadcast([tensor for tensor in tensors if tensor.device.type == kind], source)
-    comm.barrier()  # whoever comes so far has it all, and the others have what they had
+    comm.barrier()  # a rank that gets here has everything; the others keep their old state
     if comm.rank != source:
         model.load_state_dict(state[0])
         if optimizer:
@@ -69,7 +69,7 @@ def catch_up(
 
 
 def _each_tensor(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The state, with `change(tensor)` in the place of each tensor."""
+    """The state, with each tensor replaced by `change(tensor)`."""
     if isinstance(state, torch.Tensor):
         return change(state)
     if isinstance(state, dict):
@@ -85,7 +85,7 @@ def _outline(tensor: torch.Tensor) -> list[Any]:
 
 
 def _fill(state: Any, tensors: list[torch.Tensor]) -> Any:
-    """The state of which this is the outline, with new tensors, which are noted down."""
+    """The state with this outline, with new tensors, which are recorded."""
     if isinstance(state, list) and state[:1] == [_TENSOR]:
         _, dtype, shape, device = state
         tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))

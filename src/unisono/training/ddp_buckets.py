@@ -1,5 +1,5 @@
-"""DDP's buckets in shared memory: the hook that DDP has for its communication shows them when they
-are full, and there they are given the pages of shared memory, once."""
+"""DDP's buckets in shared memory: DDP's communication hook gets each full bucket, and on the first
+call replaces its pages with shared memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from unisono.comm.shared_memory.shared_pages import SharedPages
 
 
 def share_ddp_buckets(model: DistributedDataParallel) -> None:
-    """Let the gradients of a `model` in DDP be averaged where they lie: its buckets become memory
-    that all ranks have mapped. All ranks call, before the first backward. The gradients are those
-    that DDP would have, bit for bit.
+    """Average the gradients of a `model` in DDP in place: its buckets become memory that all ranks
+    have mapped. All ranks call it, before the first backward. The gradients are bitwise those of
+    plain DDP.
 
-    It takes the place of DDP's communication hook, of which a model has one. Buckets on a GPU stay
-    as they are.
+    It uses DDP's communication hook, of which a model has only one. Buckets on a GPU are left
+    unchanged.
 
-    Raises TypeError for what is no such model, ValueError for one whose group is not on the backend
-    "unisono", and RuntimeError, which is torch's, for one that has a hook.
+    Raises TypeError if `model` is not a DDP model, ValueError if its group is not on the backend
+    "unisono", and torch's RuntimeError if it already has a hook.
 
     >>> from torch.nn.parallel import DistributedDataParallel
     >>> import torch.distributed as dist
@@ -31,18 +31,18 @@ def share_ddp_buckets(model: DistributedDataParallel) -> None:
     tensor([[1., 1.]])
     """
     if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"{type(model).__name__} is no DistributedDataParallel")
+        raise TypeError(f"{type(model).__name__} is not a DistributedDataParallel")
     group: Any = model.process_group
     if getattr(group, "comm", None) is None:
         raise ValueError(
             "share_ddp_buckets: the model's process group is not on the backend unisono"
         )
-    # A lambda, for DDP wants no annotations but its own.
+    # A lambda, because DDP rejects other annotations than its own.
     model.register_comm_hook(_SharedBuckets(group), lambda state, bucket: state.average(bucket))
 
 
 class _SharedBuckets:
-    """DDP's buckets by their numbers, shared where they lie."""
+    """DDP's buckets by number, shared in place."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -65,7 +65,7 @@ class _SharedBuckets:
         return self._group.future_of(comm.all_reduce(pages.middle, op, async_op=True), given)
 
     def _pages_for(self, index: int, given: torch.Tensor) -> SharedPages:
-        """DDP cuts its buckets anew after the first backward, on all ranks alike."""
+        """DDP rebuilds its buckets after the first backward, in the same way on all ranks."""
         pages = self._buckets.get(index)
         if pages is None or (pages.count, pages.dtype) != (len(given), given.dtype):
             if pages is not None:

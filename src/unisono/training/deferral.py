@@ -1,4 +1,4 @@
-"""Signals that wait until something is done that must not be left half done."""
+"""Signals deferred until a block that must not be interrupted is done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_SIGNALS = signal.valid_signals()  # asking for them takes longer than all the rest
+_SIGNALS = signal.valid_signals()  # looking them up takes longer than everything else
 
 
 class _Deferring:
-    """A handler in place of another. The first signal waits; whoever insists and sends a second is
-    heard at once. Once it holds no signals back any more, it calls the other."""
+    """A handler in place of another. The first signal waits; a second one is handled at once. Once
+    it no longer defers signals, it calls the other handler."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
@@ -30,9 +30,9 @@ class _Deferring:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """A block in which a signal with a handler in Python (Ctrl-C has one) does not interrupt; its
-    handler is called at the end, and what that raises is raised there. Only the main thread is
-    interrupted by signals, so in others there is nothing to do."""
+    """A block that signals with a Python handler (such as Ctrl-C) do not interrupt; the handler
+    runs at the end, and raises there. Signals interrupt only the main thread, so other threads do
+    nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -50,7 +50,7 @@ def defer_signals() -> Iterator[None]:
         for number, deferred in deferring.items():
             if signal.getsignal(number) is deferred:
                 signal.signal(number, deferred.handler)
-        with contextlib.ExitStack() as handlers:  # it calls all of them, though one raises
+        with contextlib.ExitStack() as handlers:  # it calls all of them, even if one raises
             for deferred in deferring.values():
                 if deferred.waiting is not None:
                     handlers.callback(deferred.handler, *deferred.waiting)

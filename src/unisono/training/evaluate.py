@@ -1,5 +1,5 @@
-"""Evaluation on shards of a dataset, which are seldom equal, and which samplers pad by giving
-samples out twice: here every sample counts once, whoever has it."""
+"""Evaluation on shards of a dataset, which often differ in size, or which samplers pad by repeating
+samples: here every sample counts once."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def gather_in_order(
     dst: int = 0,
     group: Group = None,
 ) -> Any:
-    """On rank `dst` of `group` (None: the world) the results of all ranks, in the order of the
-    dataset; None elsewhere.
+    """The results of all ranks, in the order of the dataset, on rank `dst` of `group` (None: the
+    world); None elsewhere.
 
     `results` has this rank's results, rows of a tensor or a list of plain data (strings, dicts,
-    ...), and `indices` says which sample each of them belongs to, of 0 to `total` - 1. Of a sample
-    that several ranks have, the lowest rank's first result is taken. Ranks may have any number of
-    results, and none.
+    ...), and `indices` the sample of each result, from 0 to `total` - 1. If several ranks have a
+    sample, the lowest rank's first result is taken. Ranks may have any number of results, including
+    none.
 
     Raises ValueError on every rank if a sample has no result or an index is out of range, if a
     rank's results and indices differ in number, or if ranks have results of different kinds;
@@ -68,11 +68,11 @@ def mean_over_samples(
     """The mean of each of some quantities over all samples of all ranks of `group` (None: the
     world), on every rank.
 
-    `sums` has this rank's sums over its own `count` samples: of losses, of right answers, ... One
-    message, in float64. The mean of the ranks' means would be wrong where ranks have different
-    numbers of samples.
+    `sums` has this rank's sums over its own `count` samples: of losses, of right answers, ... It
+    takes one message, in float64. The mean of the ranks' means would be wrong if ranks have
+    different numbers of samples.
 
-    Raises ValueError on every rank if their quantities differ or nobody has a sample.
+    Raises ValueError on every rank if the quantities differ or no rank has a sample.
 
     >>> sums, count = ({"loss": 1.0}, 1) if comm.rank == 0 else ({"loss": 6.0}, 3)
     >>> unisono.training.mean_over_samples(sums, count)
@@ -93,7 +93,7 @@ _LIST = "a list"
 
 
 def _kind(results: Any) -> str:
-    """What must be the same on all ranks: of a tensor, what its rows are."""
+    """What must be the same on all ranks: for a tensor, the shape and dtype of its rows."""
     if isinstance(results, torch.Tensor):
         dtype = str(results.dtype).removeprefix("torch.")
         return f"a {dtype} tensor with rows of shape {list(results.shape[1:])}"
@@ -115,32 +115,36 @@ def _as_indices(comm: Communicator, indices: Any) -> torch.Tensor:
         refuse_type(comm, "all_gather", f"the indices of gather_in_order are not numbers: {error}")
     if numbers.numel() and (numbers.is_floating_point() or numbers.dim() != 1):
         what = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
-        refuse_type(comm, "all_gather", f"gather_in_order takes a row of whole indices, not {what}")
+        refuse_type(
+            comm,
+            "all_gather",
+            f"gather_in_order takes a one-dimensional list of integer indices, not {what}",
+        )
     return numbers.flatten().long()
 
 
 def _common_kind(comm: Communicator, everyone: list[Any]) -> str:
-    """The kind of the results of those ranks that have any."""
+    """The kind of results of the ranks that have any."""
     where = f"gather_in_order on group {comm.name}"
     for rank, (results, indices, _, total) in enumerate(everyone):
         if results != indices:
             raise ValueError(f"{where}: rank {rank} has {results} results and {indices} indices")
         if total != everyone[0][3]:
             raise ValueError(
-                f"{where}: rank 0 says total={everyone[0][3]}, and rank {rank} {total}"
+                f"{where}: rank 0 passed total={everyone[0][3]}, rank {rank} passed {total}"
             )
     having = [rank for rank, theirs in enumerate(everyone) if theirs[0]] or [0]
     first, kind = having[0], str(everyone[having[0]][2])
     for rank in having:
         if everyone[rank][2] != kind:
             raise ValueError(
-                f"{where}: rank {first} has {kind}, and rank {rank} {everyone[rank][2]}"
+                f"{where}: rank {first} has {kind}, rank {rank} has {everyone[rank][2]}"
             )
     return kind
 
 
 def _first_positions(comm: Communicator, indices: list[torch.Tensor], total: int) -> list[int]:
-    """For each sample, where its result stands in the results of all ranks, one after another."""
+    """For each sample, the position of its result in the concatenated results of all ranks."""
     where: dict[int, int] = {}
     for position, index in enumerate(torch.cat(indices).tolist()):
         where.setdefault(index, position)

@@ -1,6 +1,7 @@
 """Expert parallelism: tokens travel to the ranks that have their experts, and back (Lepikhin et
 al., GShard, 2020; Fedus et al., Switch Transformers, 2021). Of `num_experts`, rank r has the r-th
-of equal shares. Every rank says first how many tokens it has for each, in one small message."""
+of equal shares. Every rank first sends how many tokens it has for each expert, in one small
+message."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from unisono.world.world import resolve
 
 @dataclass(frozen=True)
 class DispatchedTokens:
-    """What `dispatch_tokens` has brought to this rank, and what `combine_tokens` needs to go back.
+    """What `dispatch_tokens` delivered to this rank, and what `combine_tokens` needs for the way
+    back.
 
     `tokens` are those for this rank's experts, one expert after the other, from rank 0, 1, ...;
-    `counts` says how many each expert has, so that `tokens.split(counts)` has a part for each.
-    `dropped` says of each of this rank's own choices, of the shape of `experts`, whether there was
-    no room for it; `capacity` is how many tokens an expert had room for, None for any number.
+    `counts` has the number of each expert, so that `tokens.split(counts)` has a part for each.
+    `dropped`, of the shape of `experts`, says which of this rank's choices had no room; `capacity`
+    is the number of tokens that an expert had room for, None for no limit.
 
     >>> there = unisono.training.dispatch_tokens(torch.ones(1, 4), torch.tensor([[0]]), 2)
     >>> there.counts == ([2] if comm.rank == 0 else [0]), there.capacity
@@ -51,20 +53,19 @@ def dispatch_tokens(
     *,
     capacity_factor: float | None = None,
 ) -> DispatchedTokens:
-    """Send each token to the ranks that have its experts; every rank has those for its own.
+    """Send each token to the ranks of its experts; every rank gets the tokens for its own experts.
 
-    `tokens` has a row for each of this rank's tokens, `experts` the numbers of the experts that
-    each of them has chosen, of shape (tokens, choices), of all `num_experts` of the `group`; -1 is
-    none. Ranks may have different numbers of tokens, and none. Gradients flow back to `tokens`.
+    `tokens` has a row for each of this rank's tokens, `experts` the experts that each of them
+    chose, of shape (tokens, choices), among all `num_experts` of the `group`; -1 is none. Ranks may
+    have different numbers of tokens, including none. Gradients flow back to `tokens`.
 
     With `capacity_factor` an expert has room for that many times its even share of all ranks'
-    choices, rounded up: the first choices of all tokens come before the second ones, and among
-    them rank 0's before rank 1's, as in one process that has all tokens in that order. Choices
-    without room are dropped, and add nothing in `combine_tokens`.
+    choices, rounded up. The first choices of all tokens come before the second ones, and rank 0's
+    before rank 1's, as in one process with all tokens in that order. Choices without room are
+    dropped, and add nothing in `combine_tokens`.
 
-    Raises ValueError or TypeError, on every rank, where an argument makes no sense, or where ranks
-    have different capacity factors; CollectiveMismatch where their numbers of experts or choices,
-    their dtypes or widths differ.
+    Raises ValueError or TypeError, on every rank, for an invalid argument or different capacity
+    factors; CollectiveMismatch if numbers of experts or choices, dtypes or widths differ.
 
     >>> from unisono.training import combine_tokens, dispatch_tokens
     >>> tokens = torch.tensor([[1.0], [2.0]])
@@ -89,7 +90,7 @@ def dispatch_tokens(
     if len({theirs[1] for theirs in everyone}) > 1:
         given = [struct.unpack("d", struct.pack("q", theirs[1]))[0] or None for theirs in everyone]
         raise ValueError(f"ranks of group {comm.name} have different capacity factors: {given}")
-    # (rank, choice, expert): how many there are, and for how many of them there is room
+    # (rank, choice, expert): how many there are, and how many of them have room
     counts = torch.tensor(everyone)[:, 2:].reshape(comm.size, choices, num_experts)
     capacity = None
     kept = counts
@@ -101,7 +102,7 @@ def dispatch_tokens(
     rows = _rows_to_send(flat, counts[comm.rank], kept[comm.rank])
     dropped = flat >= 0
     dropped[rows] = False
-    by_expert = kept.sum(1).reshape(comm.size, comm.size, -1)  # from whom, to whom, which of theirs
+    by_expert = kept.sum(1).reshape(comm.size, comm.size, -1)  # sender, receiver, which of theirs
     sent, received = by_expert[comm.rank].sum(1), by_expert[:, comm.rank].sum(1)
     order = _order_by_expert(by_expert[:, comm.rank]).to(device)
     leaving = tokens[rows % max(len(tokens), 1)]
@@ -124,14 +125,14 @@ def dispatch_tokens(
 def combine_tokens(
     outputs: torch.Tensor, dispatched: DispatchedTokens, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Bring the experts' outputs back; every rank has, for each of its tokens, their weighted sum.
+    """Send the experts' outputs back; every rank gets the weighted sum for each of its tokens.
 
     `outputs` has a row for each token of `dispatched`, in that order, of any width. `weights` has
-    the shape of the experts that were chosen; without, outputs are just added. A choice that was
-    dropped counts as zero. Gradients flow back to `outputs` and `weights`.
+    the shape of `experts`; without it the outputs are added. A dropped choice counts as zero.
+    Gradients flow back to `outputs` and `weights`.
 
-    Every rank of the group calls it, once for each `dispatch_tokens` and in the same order. Raises
-    ValueError, on every rank, where shapes do not fit.
+    Every rank of the group calls it once for each `dispatch_tokens`, in the same order. Raises
+    ValueError, on every rank, if shapes do not fit.
 
     >>> from unisono.training import combine_tokens, dispatch_tokens
     >>> there = dispatch_tokens(torch.tensor([[3.0]]), torch.tensor([[0, 1]]), num_experts=2)
@@ -140,14 +141,15 @@ def combine_tokens(
     """
     comm, shape = dispatched._comm, dispatched.dropped.shape
     if len(outputs) != len(dispatched._order):
-        comm.refuse(
+        comm.reject_call(
             "all_to_all",
             f"{len(outputs)} outputs for {len(dispatched._order)} tokens: pass a row for each of "
             "dispatched.tokens, in their order",
         )
     if weights is not None and weights.shape != shape:
-        comm.refuse(
-            "all_to_all", f"weights of shape {tuple(weights.shape)}, but experts of {tuple(shape)}"
+        comm.reject_call(
+            "all_to_all",
+            f"weights of shape {tuple(weights.shape)} for experts of shape {tuple(shape)}",
         )
     if comm.size > 1 and torch.is_grad_enabled():
         flags = all_gather_integers(comm, (int(outputs.requires_grad),), outputs.device)
@@ -164,20 +166,20 @@ def combine_tokens(
 
 
 class ExpertParallel(torch.nn.Module):
-    """A mixture of experts whose experts are cut over the ranks of a group.
+    """A mixture of experts whose experts are sharded over the ranks of a group.
 
     `gate` gives a score for each expert of all ranks of the `group`, and is the same on every rank;
-    `experts` are this rank's own, equally many on each. A token goes to the `top_k` experts with
-    the highest scores; their outputs are weighted by the softmax of those scores.
-    `capacity_factor` is that of `dispatch_tokens`. After a call, `dropped` has the share of this
-    rank's choices that found no room.
+    `experts` are this rank's own, the same number on each. A token goes to the `top_k` experts with
+    the highest scores; their outputs are weighted by the softmax of those scores. `capacity_factor`
+    is that of `dispatch_tokens`. After a call, `dropped` is the fraction of this rank's choices
+    that had no room.
 
-    With `loss="mean"` an expert's gradient is that of the mean of the ranks' losses, as
-    GradientSync and DDP leave it in the other parameters; with `loss="sum"` that of their sum. So
-    the other parameters are averaged over all ranks that have different tokens, the experts' over
-    those with the same experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
+    With `loss="mean"` an expert's gradient is that of the mean of the ranks' losses, as with
+    GradientSync and DDP for the other parameters; with `loss="sum"` that of their sum. Average the
+    other parameters over all ranks that have different tokens, and the experts' over the ranks with
+    the same experts: `manager.along("cp", "dp", "ep")` and `manager.cp_dp`.
 
-    Raises ValueError for `top_k` and `loss` that make no sense, and what `dispatch_tokens` raises.
+    Raises ValueError for an invalid `top_k` or `loss`, and what `dispatch_tokens` raises.
 
     >>> gate = torch.nn.Linear(4, 6, bias=False)  # with the same weights on every rank
     >>> own = [torch.nn.Linear(4, 4) for _ in range(3)]
@@ -202,7 +204,9 @@ class ExpertParallel(torch.nn.Module):
         self.comm = resolve(group)
         self.num_experts = len(self.experts) * self.comm.size
         if not 1 <= top_k <= self.num_experts:
-            raise ValueError(f"top_k {top_k} does not lie in 1 to {self.num_experts}, the experts")
+            raise ValueError(
+                f"top_k must be from 1 to {self.num_experts}, the number of experts, not {top_k}"
+            )
         if loss not in ("mean", "sum"):
             raise ValueError(f'loss is {loss!r}: use "mean" or "sum"')
         self.top_k, self.capacity_factor = top_k, capacity_factor
@@ -211,7 +215,7 @@ class ExpertParallel(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The experts' results for `x`, whose last dimension is the width of a token; every rank
-        has those for its own. Raises what `dispatch_tokens` raises.
+        gets those of its own tokens. Raises what `dispatch_tokens` raises.
 
         >>> layer = unisono.training.ExpertParallel(torch.nn.Linear(4, 2), [torch.nn.Identity()])
         >>> layer(torch.ones(1, 3, 4)).shape
@@ -239,32 +243,34 @@ class ExpertParallel(torch.nn.Module):
 def _check(
     comm: Communicator, tokens: Any, experts: Any, num_experts: int, factor: float | None
 ) -> None:
-    """Refuse what makes no sense, so that the other ranks hear of it."""
+    """Reject invalid arguments, on all ranks."""
     refuse = "all_to_all"
     if not isinstance(tokens, torch.Tensor) or not isinstance(experts, torch.Tensor):
-        refuse_type(comm, refuse, "tokens and experts are torch tensors")
+        refuse_type(comm, refuse, "tokens and experts must be torch tensors")
     if experts.is_floating_point() or experts.is_complex() or experts.dtype is torch.bool:
-        refuse_type(comm, refuse, f"experts are numbers of experts, not {experts.dtype}")
+        refuse_type(comm, refuse, f"experts must be integers, not {experts.dtype}")
     if experts.dim() != 2 or not tokens.dim() or len(experts) != len(tokens):
-        comm.refuse(
+        comm.reject_call(
             refuse,
             f"experts of shape {tuple(experts.shape)} for tokens of shape {tuple(tokens.shape)}: "
             "pass a row of choices for each token",
         )
     if num_experts < 1 or num_experts % comm.size:
-        comm.refuse(refuse, f"{num_experts} experts cannot be cut evenly over {comm.size} ranks")
+        comm.reject_call(
+            refuse, f"{num_experts} experts cannot be divided evenly among {comm.size} ranks"
+        )
     if factor is not None and not (factor > 0 and math.isfinite(factor)):
-        comm.refuse(refuse, f"capacity_factor must be more than 0, not {factor!r}")
+        comm.reject_call(refuse, f"capacity_factor must be positive and finite, not {factor!r}")
     if experts.numel() and not -1 <= int(experts.min()) <= int(experts.max()) < num_experts:
-        comm.refuse(
+        comm.reject_call(
             refuse,
-            f"experts lie in {int(experts.min())} to {int(experts.max())}, but there are only 0 "
-            f"to {num_experts - 1} (and -1 for none)",
+            f"experts has values from {int(experts.min())} to {int(experts.max())}, but valid "
+            f"ones are 0 to {num_experts - 1}, and -1 for none",
         )
 
 
 def _rows_to_send(flat: torch.Tensor, counts: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Which of this rank's choices find room, by expert: of each choice's, the first ones."""
+    """Which of this rank's choices have room, by expert: the first ones of each choice."""
     none = int((flat < 0).sum())
     order = flat.argsort(stable=True)[none:]
     runs, room = (numbers.t().reshape(-1).to(flat.device) for numbers in (counts, kept))
@@ -275,7 +281,7 @@ def _rows_to_send(flat: torch.Tensor, counts: torch.Tensor, kept: torch.Tensor) 
 
 
 def _order_by_expert(counts: torch.Tensor) -> torch.Tensor:
-    """What arrives by sender, then by expert, in the order of experts, then of senders."""
+    """From the order (sender, expert), in which tokens arrive, to (expert, sender)."""
     lengths = counts.reshape(-1)
     number_of_expert = torch.arange(counts.shape[1]).repeat(counts.shape[0])
     return number_of_expert.repeat_interleave(lengths).argsort(stable=True)
@@ -309,7 +315,7 @@ def _exchange(
 
 
 def _tracked(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, with a gradient: another rank has one, and its backward pass needs ours."""
+    """The same, with a gradient: another rank has one, and its backward pass needs this rank's."""
     if tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
     return tensor.detach().requires_grad_()

@@ -36,17 +36,17 @@ _BUCKET_BYTES_WITHOUT_ROOM = 256 * 2**20
 class GradientSync:
     """Averages the gradients of a `model` over the ranks of a `group`, in buckets, during backward.
 
-    Making one is collective: parameters are compared, then those of rank `src`, and its buffers,
-    are copied to all (`src=None` leaves them). After that each rank's `finish()` answers the
-    others', once per step.
+    Construction is collective: it compares the parameters, then copies those of rank `src`, and its
+    buffers, to all ranks (not with `src=None`). After that every rank calls `finish()` once per
+    step.
 
-    `bucket_bytes` is about how much travels at once: 8 MiB, but 256 MiB where ranks on unisono have
-    no second core each, for nothing is hidden behind a backward on the same core. Without `overlap`
-    everything sets out in `finish`. `op` is "mean" or "sum". `unused` says what happens where a
-    rank has no gradient for a parameter: "error" raises on every rank and names it; "zero" counts
-    it as zero, and leaves the gradient None if no rank has one, as in a program of one process.
-    `accumulate_float32` adds up gradients in half precision, of several backward passes and of all
-    ranks, in float32, and rounds once.
+    `bucket_bytes` is the approximate size of a message: 8 MiB by default, but 256 MiB if ranks on
+    unisono have only one core each, because nothing overlaps with a backward pass on the same core.
+    Without `overlap` all messages start in `finish`. `op` is "mean" or "sum". `unused` says what
+    happens if a rank has no gradient for a parameter: "error" raises on every rank and names it;
+    "zero" counts it as zero, and leaves the gradient None if no rank has one, as in a program of
+    one process. `accumulate_float32` adds half-precision gradients, of several backward passes and
+    of all ranks, in float32, and rounds once.
 
     Raises ValueError, on every rank, if the ranks' parameters or options differ, or if a parameter
     belongs to another GradientSync that is not closed.
@@ -55,7 +55,7 @@ class GradientSync:
     >>> sync = unisono.training.GradientSync(model)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> for batch in (torch.full((1, 1), comm.rank + 1.0),):
-    ...     model(batch).sum().backward()  # full buckets set out while it goes on
+    ...     model(batch).sum().backward()  # full buckets are reduced meanwhile
     ...     sync.finish()  # every rank has the mean of all ranks' gradients
     ...     print(model.weight.grad)
     ...     optimizer.step()
@@ -90,7 +90,7 @@ class GradientSync:
         options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
         check_the_same_everywhere(self._comm, self._parameters, options)
         if not self._parameters:
-            raise ValueError("no parameter wants a gradient")
+            raise ValueError("no parameter requires a gradient")
         self._bucket_bytes = (
             _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
         )
@@ -120,7 +120,7 @@ class GradientSync:
         return () if self._model is None else self._model.named_parameters()
 
     def _refuse_those_of_another(self) -> None:
-        """Two that reduce the same gradients would do so at the same time."""
+        """Two of them would reduce the same gradients at the same time."""
         for parameter in self._parameters:
             hooks = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None) or {}
             methods = (getattr(hook, "func", None) for hook in hooks.values())
@@ -128,7 +128,7 @@ class GradientSync:
                 isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
             ):
                 why = f"{parameter.name} belongs to another GradientSync: close() that one first"
-                self._comm.refuse("all_gather", why)
+                self._comm.reject_call("all_gather", why)
 
     def _arrange(self, order: list[NamedParameter]) -> None:
         self._buckets = buckets_of(
@@ -164,13 +164,13 @@ class GradientSync:
                 self._begin_next()
 
     def _begin_next(self) -> None:
-        """Buckets set out in their order, whichever is full first: ranks may differ in that."""
+        """Buckets start in a fixed order because ranks may fill them in different orders."""
         self._reductions.append(self._buckets[len(self._reductions)].begin())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here add to this rank's gradients and send nothing; the first one
-        after it, or `finish`, sends the sums. All ranks do the same.
+        """Backward passes inside it add to this rank's gradients and send nothing; the first one
+        after it, or `finish`, sends the sums. All ranks must do the same.
 
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> sync = unisono.training.GradientSync(model)
@@ -190,11 +190,11 @@ class GradientSync:
     # -- after backward --------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Wait until every rank has all ranks' gradients, combined, in `parameter.grad`.
+        """Wait until `parameter.grad` has the combined gradients of all ranks.
 
         All ranks call it once per step, even without a batch. Raises UnisonoError, on every rank
-        and with the gradients in place, where `unused="error"` and a parameter had none; a
-        GroupError if the communication failed.
+        and with the gradients in place, if `unused="error"` and a parameter had none; a GroupError
+        if the communication failed.
 
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> sync = unisono.training.GradientSync([weight], op="sum")
@@ -208,14 +208,16 @@ class GradientSync:
         self._reductions = []
         if self._unused == "error":
             check_used(missing, self._comm)
-        if not self._learned:  # from a whole step: a rank that discards it would not take part
+        if (
+            not self._learned
+        ):  # only after a complete step: a rank that discards one does not take part
             self._adopt_order()
             self._check_for_newcomers()
         thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
         if thawed:
             raise UnisonoError(
-                f"{', '.join(thawed)} wanted no gradient when this GradientSync was made, and has "
-                "one now: close it and make another"
+                f"{', '.join(thawed)} required no gradient when this GradientSync was made, but "
+                "has one now: close it and make a new one"
             )
 
     def _complete(self) -> None:
@@ -225,7 +227,7 @@ class GradientSync:
             reduction.work.wait()
 
     def _adopt_order(self) -> None:
-        """Take the order in which rank 0 saw its gradients for that of all ranks."""
+        """Use the order in which rank 0 got its gradients on all ranks."""
         numbers = dict.fromkeys(
             [*self._seen, *(parameter.number for parameter in self._parameters)]
         )
@@ -238,21 +240,22 @@ class GradientSync:
         self._learned = True
 
     def _check_for_newcomers(self) -> None:
-        """Once: to look for them in every step would take long."""
+        """Only once: looking for them in every step would be slow."""
         known = {id(parameter.tensor) for parameter in self._parameters} | {
             id(parameter) for _, parameter in self._frozen
         }
         new = [name for name, parameter in self._named_parameters() if id(parameter) not in known]
         if new:
             raise UnisonoError(
-                f"{', '.join(new)} came after this GradientSync was made: close it and make another"
+                f"{', '.join(new)} was added after this GradientSync was made: close it and "
+                "make a new one"
             )
 
     def discard(self) -> None:
-        """Drop a step that went wrong: none of its gradients stays on this rank.
+        """Drop a failed step: none of its gradients stays on this rank.
 
-        All ranks call it, or those that have met no error call `finish`, which then raises as for
-        parameters without gradients, unless everything had set out already.
+        All ranks call it; or the ranks without an error call `finish`, which then raises as for
+        missing gradients, unless all messages had already started.
 
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> sync = unisono.training.GradientSync([weight])
@@ -270,7 +273,7 @@ class GradientSync:
         self._reductions = []
 
     def close(self) -> None:
-        """Leave the model alone from now on. Closing twice does nothing.
+        """Remove the hooks from the model. Closing twice does nothing.
 
         >>> weight = torch.zeros(1, requires_grad=True)
         >>> unisono.training.GradientSync([weight]).close()
@@ -281,7 +284,7 @@ class GradientSync:
 
 
 def _default_bucket_bytes(comm: Communicator) -> int:
-    """How large buckets are by default: as rank 0 finds its machine."""
+    """The default size of buckets, by rank 0's machine."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -302,9 +305,9 @@ def sync_gradients(
 ) -> None:
     """Average the gradients of a module, or of a list of parameters, over all ranks, in one call.
 
-    To be called after backward, by every rank of `group` (None: the world), with `parameters` of
-    the same shapes and dtypes in the same order; about `bucket_bytes` travel at once. `op` and
-    `unused` are as in GradientSync. Raises what its `finish` raises.
+    Call it after backward, on every rank of `group` (None: the world), with `parameters` of the
+    same shapes and dtypes in the same order; a message has about `bucket_bytes`. `op` and `unused`
+    are as in GradientSync. Raises what its `finish` raises.
 
     >>> weight = torch.zeros(1, requires_grad=True)
     >>> (weight * (comm.rank + 1)).sum().backward()

@@ -1,4 +1,4 @@
-"""The memory of tensors: what a group can share, and who else sees it."""
+"""Memory that a group shares, and tensors that share storage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _count_users: Any = getattr(torch._C, "_storage_Use_Count", None)
 def zeros_for(
     comm: Communicator, length: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Zeros that all ranks can read in their place, where they can have such memory; all call."""
+    """Zeros in memory that all ranks have mapped, if there is any; all ranks call it."""
     if device.type == "cpu":
         try:
             return comm.zeros(length, dtype)
-        except SegmentError:  # on every rank: there is not enough
+        except SegmentError:  # raised on every rank: not enough memory
             pass
     return torch.zeros(length, dtype=dtype, device=device)
 
 
 def shares_storage(tensor: torch.Tensor) -> bool:
-    """Whether other tensors lie in the same storage; also True where torch does not tell."""
+    """Whether other tensors use the same storage; also True if torch does not say."""
     if _count_users is None:
         return True
     return bool(_count_users(tensor.untyped_storage()._cdata) > _users_of_a_single_tensor())

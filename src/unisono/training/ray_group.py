@@ -1,7 +1,7 @@
 """A backend of ray.util.collective: `register_collective_backend("unisono", UnisonoGroup)`.
 
-Tensors of torch and arrays of NumPy, one for each call; rank 0 hosts a store, and Ray's key-value
-store says where.
+It takes torch tensors and NumPy arrays, one per call. Rank 0 hosts a store, whose address is in
+Ray's key-value store.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from unisono.training.weights.stateless import name_in
 
 
 class UnisonoGroup(BaseGroup):  # type: ignore[misc]
-    """One actor's side of a group. A dead actor is a PeerLost at once on the others."""
+    """One actor's side of a group. If an actor dies, the others raise PeerLost at once."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         key = f"unisono collective group {group_name}"
         self._store = _store_by(key, rank, world_size)
         self._comm = Communicator.join(name_in(self._store, rank), rank, world_size, self._store)
-        if rank == 0:  # all have come
+        if rank == 0:  # all have arrived
             internal_kv._internal_kv_del(key)
 
     def destroy_group(self) -> None:
@@ -93,12 +93,12 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
 
 def _only(given: Any) -> Any:
     if len(given) != 1:
-        raise ValueError(f"unisono takes one tensor of a process, not {len(given)}")
+        raise ValueError(f"unisono takes one tensor per process, not {len(given)}")
     return given[0]
 
 
 def _store_by(key: str, rank: int, size: int) -> Any:
-    """The store that rank 0 hosts, found by Ray's key-value store."""
+    """The store that rank 0 hosts, found through Ray's key-value store."""
     if rank == 0:
         address = ray.util.get_node_ip_address()
         store = TCPStore(address, 0, size, True, wait_for_workers=False)
@@ -107,7 +107,7 @@ def _store_by(key: str, rank: int, size: int) -> Any:
     deadline = Deadline(JOIN_TIMEOUT_S)
     while (found := internal_kv._internal_kv_get(key)) is None:
         if not deadline.left_s():
-            raise RendezvousError(f"rank 0 did not come in time: there is no {key!r}")
+            raise RendezvousError(f"rank 0 did not start its store in time: there is no {key!r}")
         time.sleep(0.01)
     address, port = found.decode().split()
     return TCPStore(address, int(port), size, False, wait_for_workers=False)

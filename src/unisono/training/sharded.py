@@ -1,4 +1,4 @@
-"""An optimizer whose work and state are cut over the ranks of a group: ZeRO, stages 1 and 2
+"""An optimizer whose work and state are sharded over the ranks of a group: ZeRO, stages 1 and 2
 (Rajbhandari et al., 2020). A step is a reduce_scatter of the gradients, an update of this rank's
 share, and an all_gather of the parameters: the bytes of one all_reduce."""
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from unisono.collectives.arguments import refuse_type
-from unisono.collectives.statistics import clip_grad_norm
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
@@ -24,6 +23,7 @@ from unisono.training.buckets import (
     group_alike,
     named_parameters_of,
 )
+from unisono.training.clipping import clip_grad_norm
 from unisono.training.deferral import defer_signals
 from unisono.training.memory import zeros_for
 from unisono.world.world import resolve
@@ -31,7 +31,7 @@ from unisono.world.world import resolve
 
 @dataclass
 class _Row:
-    """Parameters of one group and dtype, one behind the other, cut into a share for each rank."""
+    """The concatenated parameters of one group and dtype, cut into a share for each rank."""
 
     parameters: list[NamedParameter]
     whole: torch.Tensor  # what the parameters are views of
@@ -43,13 +43,13 @@ class _Row:
     absent: torch.Tensor
 
     def load(self, comm: Communicator) -> None:
-        """Bring the gradients into one row; those that are views of it lie there already. Take
-        over what was written into the parameters: they may come from a checkpoint."""
+        """Collect the gradients in one row; views of it are already there. Take over new values of
+        the parameters, which may come from a checkpoint."""
         self.share.copy_(self.mine)
         for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if parameter.tensor.data_ptr() != self.parts[index].data_ptr():
-                why = f"{parameter.name} was given other memory after its ShardedOptimizer was made"
-                comm.refuse("all_reduce", f"{why}: move and convert models before that")
+                why = f"{parameter.name} has other memory than when its ShardedOptimizer was made"
+                comm.reject_call("all_reduce", f"{why}: move and convert the model before")
             gradient = parameter.tensor.grad
             self.absent[index] = float(gradient is None)
             if gradient is None:
@@ -63,17 +63,17 @@ class _Row:
 
 
 class ShardedOptimizer:
-    """Any optimizer that treats every element alone (SGD, Adam, AdamW, ...), cut over the ranks of
-    `group` (None: the world).
+    """Any elementwise optimizer (SGD, Adam, AdamW, ...), sharded over the ranks of `group` (None:
+    the world).
 
-    `parameters` is a module, a list of parameters, or of dicts with "params" and options of their
-    own, as torch's optimizers take them; `make` is called with this rank's shares. Making one is
-    collective, and copies the parameters of rank `src` to all (`src=None` leaves them). `unused` is
-    as in GradientSync, except that under "zero" a parameter that no rank has a gradient for is
-    updated, too, with zero. It takes the mean of the gradients itself, without GradientSync or DDP.
+    `parameters` is a module, a list of parameters, or a list of dicts with "params" and their own
+    options, as for torch's optimizers; `make` is called with this rank's shares. Construction is
+    collective, and copies the parameters of rank `src` to all ranks (not with `src=None`). `unused`
+    is as in GradientSync, except that with "zero" a parameter without a gradient on any rank is
+    updated, too, with zero. It averages the gradients itself: do not use GradientSync or DDP.
 
-    `inner` is the optimizer of this rank's shares: schedulers take it. Raises ValueError, on every
-    rank, if the ranks' parameters or groups differ.
+    `inner` is the optimizer of this rank's shares; pass it to schedulers. Raises ValueError, on
+    every rank, if the ranks' parameters or groups differ.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> optimizer = unisono.training.ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
@@ -102,7 +102,7 @@ class ShardedOptimizer:
         lengths = [len(members) for members, _ in groups]
         check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
         if not everything:
-            raise ValueError("no parameter wants a gradient")
+            raise ValueError("no parameter requires a gradient")
         if len({id(parameter.tensor) for parameter in everything}) < len(everything):
             raise ValueError("a parameter is in two groups")
         self._rows: list[_Row] = []
@@ -123,14 +123,15 @@ class ShardedOptimizer:
 
     @outlasting_inference_mode()
     def step(self, max_norm: float | None = None) -> torch.Tensor | None:
-        """Average the gradients, update this rank's share, and have all ranks' in every model.
+        """Average the gradients, update this rank's share, and gather all ranks' shares into every
+        model.
 
-        With `max_norm` the averaged gradients are scaled down to a norm of at most that, all
-        parameters together, and their norm before is returned.
+        With `max_norm` the averaged gradients are scaled down to at most this norm, over all
+        parameters, and the norm before is returned.
 
-        Raises UnisonoError, on every rank and before anything has changed, where `unused="error"`
-        and a parameter had no gradient; ValueError if a parameter lies in other memory now. Ctrl-C
-        waits for the end of an update that has begun; a second Ctrl-C does not.
+        Raises UnisonoError, on every rank and before anything has changed, if `unused="error"` and
+        a parameter had no gradient; ValueError if a parameter's memory was replaced. Ctrl-C waits
+        for the end of an update that has begun; a second Ctrl-C does not.
 
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.SGD, lr=1.0)
@@ -153,7 +154,7 @@ class ShardedOptimizer:
         norm = None
         if max_norm is not None:
             norm = clip_grad_norm([row.share for row in self._rows], max_norm, self._comm)
-        with defer_signals():  # a share that is updated here must come to all ranks
+        with defer_signals():  # a share that is updated here must reach all ranks
             self.inner.step()
             gathers = [
                 self._comm.all_gather(row.whole, row.share.detach(), async_op=True)
@@ -172,8 +173,8 @@ class ShardedOptimizer:
         ]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As of torch's optimizers; with `set_to_none=False` zeros instead of None save a copy in
-        the next step: `set_to_none` is True unless it is given. Raises nothing.
+        """As in torch's optimizers. `set_to_none` is True by default; with False, zeros instead of
+        None save a copy in the next step. Raises nothing.
 
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> optimizer = unisono.training.ShardedOptimizer([weight], torch.optim.SGD, lr=1.0)
@@ -201,7 +202,7 @@ class ShardedOptimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the `state` that `state_dict` returned on the same rank of a group of the same
-        size. Raises what the optimizer's own `load_state_dict` raises: ValueError where it does not
+        size. Raises what the optimizer's own `load_state_dict` raises: ValueError if it does not
         fit.
 
         >>> weight = torch.nn.Parameter(torch.zeros(2))

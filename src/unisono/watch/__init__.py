@@ -1,23 +1,24 @@
-"""The watch: which rank, which call, which line, when communication is stuck, wrong or slow.
+"""The watch: which rank, which call and which line is to blame when communication hangs, is wrong
+or slow.
 
 `unisono.watch.start()` before the program joins its ranks (or UNISONO_WATCH=1 under `unisono run`)
-starts it in this process; every rank should. Groups of unisono keep records anyway; those of gloo,
+starts it in this process; every rank should. Groups of unisono always keep records; groups of gloo,
 nccl and mpi are watched from then on.
 
-monitor.py                    the watching thread; settings.py: what it is told
-calls.py                      calls of all groups that hang together: who waits for whom in them
+monitor.py                    the watching thread; settings.py: its settings
+calls.py                      calls of all connected groups: who waits for whom
 diagnose.py                   from records to a verdict
 equality.py                   ranks whose numbers differ
-alignment.py, steps.py        ranks that are shifted, by their lines; within a step
-slow.py                       a rank for which the others wait, again and again
-report.py, failure.py         what is said, saved and read again; the report of an exception
-job_view.py                   the records of a whole job, whichever host they are on
-stacks.py, stack_server.py    stacks, how a process answers whoever asks for them, and where it is
-torch_group.py, attach.py     a torch process group that forwards and records, and how it gets there
+alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
+slow.py                       a rank for which the others wait repeatedly
+report.py, failure.py         reports: text, saving and loading; the report of an exception
+job_view.py                   the records of a whole job, over all hosts
+stacks.py, stack_server.py    stacks, and how a process sends its stack to others
+torch_group.py, attach.py     a torch process group that records, and how it is installed
 host_traces.py                the parts of a trace, from host to host, and their clocks
 summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
 top.py                        the running jobs of this user, rank by rank
-command.py                    how they are shown in a terminal: `unisono top`
+command.py                    `unisono top`: the jobs in a terminal
 debug.py                      torch's and NCCL's own debug settings
 """
 
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
 
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
-"""Leaves torch alone again, once `attach` has come between it and its groups."""
+"""Undoes `attach`."""
 _logger = logging.getLogger("unisono")
 
 
@@ -76,15 +77,15 @@ def start(
     """Watch this process's communication from now on. Starting twice changes the settings.
 
     A call that has waited for `hang_s` (30 s, or UNISONO_WATCH_HANG_S) is reported once, as a
-    warning of the logger "unisono". `check` compares the calls of groups of other backends with the
-    peers' before data moves, as unisono's own always are: all ranks meet in each call, which takes
-    time and is not the program's own synchronisation. `stack_signal` is the signal by which a
-    process tells its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); one that the
-    program handles itself is left alone, with a warning. Reports are saved in the folder that
+    warning of the logger "unisono". `check` compares calls of other backends with the peers' before
+    data moves, as unisono always does: all ranks then meet in each call, which takes time and
+    synchronises more than the program itself. `stack_signal` is the signal that makes a process
+    write its stack while it holds the GIL (UNISONO_WATCH_SIGNAL; 0: none); a signal that the
+    program handles itself is not used, with a warning. Reports are saved in the folder that
     UNISONO_WATCH_FOLDER names.
 
-    Raises ValueError if `hang_s` is not above zero, UnisonoError if one of these variables has a
-    value that makes no sense.
+    Raises ValueError if `hang_s` is not positive, UnisonoError if one of these variables is
+    invalid.
 
     >>> unisono.watch.start(hang_s=60)
     >>> unisono.watch.is_on()
@@ -95,7 +96,7 @@ def start(
 
 
 def start_if_asked() -> None:
-    """Start if UNISONO_WATCH says so. A value that makes no sense is a warning here."""
+    """Start if UNISONO_WATCH says so. An invalid value is only a warning here."""
     if is_wanted():
         _start(settings_of(forgiving=True))
 
@@ -114,8 +115,8 @@ def _start(settings: WatchSettings) -> None:
 
 
 def stop() -> None:
-    """Stop watching this process; groups of other backends that are watched stay so. Does nothing
-    where the watch is off.
+    """Stop watching this process; watched groups of other backends stay watched. Does nothing if
+    the watch is off.
 
     >>> unisono.watch.stop()
     >>> unisono.watch.is_on()
@@ -137,8 +138,8 @@ def stop() -> None:
 
 
 def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
-    """Answer the questions of other hosts on these topics, and on no other of ours."""
-    from unisono.comm.hosts import questions  # not where nobody watches
+    """Answer other hosts' questions on these topics, and on no others."""
+    from unisono.comm.hosts import questions  # only while the watch is on
 
     for topic in (RECORDS, TOPIC):
         questions.answers.pop(topic, None)
@@ -146,7 +147,7 @@ def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
 
 
 def _watch_torch() -> None:
-    """torch has been imported: watch its groups, and count the steps of its optimizers."""
+    """Once torch is imported: watch its groups, and count the steps of its optimizers."""
     global _detach
     if _monitor is not None:
         from unisono.watch.attach import attach, detach
@@ -172,7 +173,7 @@ def is_on() -> bool:
 
 
 def reports() -> list[Report]:
-    """The reports about calls of this rank, the newest last; empty where nothing went wrong, or the
+    """The reports about calls of this rank, the newest last; empty if nothing went wrong, or if the
     watch is off.
 
     >>> unisono.watch.reports()
@@ -183,15 +184,15 @@ def reports() -> list[Report]:
 
 def summary(pid: int | None = None) -> Summary:
     """What the groups of this process (or of another one of this user, by its `pid`) called, over
-    all their ranks: how often, how long, how fast, and who came late. Of each rank the last
-    thousand calls count. Any rank may ask, and no other one has to.
+    all their ranks: how often, how long, how fast, and which rank was late. It covers the last
+    thousand calls of each rank. Any rank may call it alone.
 
     Raises UnisonoError if there is no such process, or its records cannot be read.
 
     >>> pair = comm.split([0, 1], "example")
     >>> for _ in range(3):
     ...     pair.all_reduce(torch.ones(1000))
-    >>> comm.barrier()  # whoever asks next sees the calls of both ranks
+    >>> comm.barrier()  # so that the calls of both ranks are complete
     >>> [call.count for call in unisono.watch.summary().calls if call.group == pair.name]
     [3]
     """
@@ -201,9 +202,9 @@ def summary(pid: int | None = None) -> Summary:
 
 
 def step() -> None:
-    """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, on every
-    rank alike. Ranks that make different numbers of calls between two marks are then reported with
-    the step, within a second. Without marks the steps of torch's optimizers count.
+    """Mark the beginning (or the end) of an iteration, in the thread that makes the calls, at the
+    same place on every rank. Ranks that make different numbers of calls between two marks are then
+    reported with the step, within a second. Without marks the steps of torch's optimizers count.
 
     >>> for _ in range(2):
     ...     unisono.watch.step()
@@ -218,10 +219,10 @@ def check_equal(
     """Compare the ranks' copies of `model` before its first forward pass in training, and then
     before every `every`-th: parameters, buffers, and the state of optimizers, bit by bit. A report
     names the rank, the tensor, and since which pass they differ. Every rank calls it; the ranks are
-    those of the model's DDP, else all. Starts the watch where it is off.
+    those of the model's DDP, else all. Starts the watch if it is off.
 
     Shards (of FSDP, tensor and expert parallelism, ZeRO), the statistics of BatchNorm, what DDP is
-    told to ignore and names in `skip` are not compared: returned is why, by name.
+    told to ignore and names in `skip` are not compared: returns the reason for each, by name.
 
     Raises ValueError if `every` is below 1.
 
@@ -240,9 +241,9 @@ def check_equal(
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write what is called inside the `with` to a file, `path`, that chrome://tracing and
-    ui.perfetto.dev show: all ranks on one clock, a row for each rank and group, with bytes and the
-    time by which each rank came after the first. All ranks enter; the lowest one writes.
+    """Write the calls inside the `with` block to a file, `path`, for chrome://tracing and
+    ui.perfetto.dev: all ranks on one clock, a row for each rank and group, with bytes and how late
+    each rank was. All ranks enter it; the lowest rank writes.
 
     Raises UnisonoError if the file's folder does not exist.
 
@@ -270,7 +271,7 @@ def _report_of_failure(error: GroupError) -> Report | None:
         return None
     try:
         report = report_of_error(error, _monitor.where)
-    except Exception:  # whatever is wrong with us, the program gets its own exception
+    except Exception:  # whatever fails here, the program gets its own exception
         _logger.debug("unisono.watch: no report of %r", error, exc_info=True)
         return None
     if report is not None:
@@ -297,7 +298,7 @@ def _before_leaving() -> None:
 
 
 def _at_exit() -> None:
-    """Say why this process ends, and what it knows of calls that failed without an exception."""
+    """Log why this process ends, and calls that failed without an exception."""
     if _monitor is not None:
         with contextlib.suppress(UnisonoError, OSError):
             leave_reason(describe_own_end())
@@ -307,8 +308,8 @@ def _at_exit() -> None:
 
 
 def _forget() -> None:
-    """In a forked child nobody watches: the thread and the groups are the parent's. Its stack
-    server goes, so that the child's own is found if it calls `start`."""
+    """A forked child is not watched: the thread and the groups belong to the parent. The stack
+    server is dropped, so that the child's own is found if it calls `start`."""
     global _monitor
     monitor, _monitor = _monitor, None
     exceptions.diagnose = torch_support.listener = None

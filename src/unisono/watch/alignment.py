@@ -1,10 +1,10 @@
-"""Where the calls of one rank run apart from the others', found by aligning the lines of both.
+"""Where the calls of one rank diverge from the others', found by aligning their source lines.
 
-A rank that leaves a call out, or makes one more, is shifted from there on: its n-th call is
-everybody else's n+1-th. So from the first call whose lines differ on, both sequences of lines are
-aligned as Needleman and Wunsch (1970) do, with free ends; the alignment begins with a gap where
-ranks are shifted. Where the records end at once, the others' lines are continued as they have
-repeated themselves so far.
+A rank that leaves out a call, or makes one more, is shifted from there on: its n-th call is the
+others' n+1-th. So, starting with the first call whose lines differ, both sequences of lines are
+aligned as by Needleman and Wunsch (1970), with free ends; the alignment starts with a gap if a rank
+is shifted. If the records end too soon, the others' lines are extrapolated from their repetition so
+far.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from unisono.watch.calls import by_number, call_name, line_of
 _AHEAD = 32
 """How many calls after the first difference are aligned."""
 _EXPECTED = 8
-"""How many are foretold, where the records end."""
+"""How many calls are extrapolated where the records end."""
 _CONTEXT = 16
 _SHOWN_BEFORE, _SHOWN_AFTER = 2, 3
 _SAME_STEP = 0.5
 _CERTAIN = 8.0
-"""By how much the lines must fit better with the gap to be a verdict though no call failed."""
+"""How much better the lines must fit with the gap to be a verdict if no call failed."""
 
 
 @dataclass(frozen=True)
 class LineShift:
     """`rank` made calls that the others did not, or left some out: `calls`, the first of which
-    would be number `number`. `window` shows both sides, call by call; `is_certain` says that long
-    sequences fit with the gap and do not without."""
+    would be number `number`. `window` shows both sides, call by call; `is_certain`: long sequences
+    fit with the gap and not without it."""
 
     rank: int
     number: int
@@ -56,8 +56,8 @@ class LineShift:
 
 
 def find_shift(group: GroupRecords) -> LineShift | None:
-    """The first place where one rank is shifted. Only a shift counts: two branches of one program
-    may well make the same call on different lines."""
+    """The first place where one rank is shifted. Only a shift counts: two branches of a program may
+    make the same call on different lines."""
     table = by_number(group)
     first = next(iter(table), 0)
     branches: set[tuple[str | None, str | None]] = set()
@@ -81,7 +81,7 @@ def find_shift(group: GroupRecords) -> LineShift | None:
 def _align(
     group: GroupRecords, number: int, rank: int, usual: str, before: Sequence[str]
 ) -> LineShift | None:
-    """The shift of `rank` from call `number` on, if it is one."""
+    """The shift of `rank` from call `number` on, if there is one."""
     sequences = {
         member.rank: {record.call: record for record in member.records if record.call is not None}
         for member in group.ranks
@@ -130,9 +130,9 @@ def _step_before(calls: dict[int, Record], number: int) -> int:
 
 
 def _scores(left: Sequence[tuple[str, int]], right: Sequence[tuple[str, int]]) -> list[list[float]]:
-    """How well what is left of both fits, from any pair of places on: 1 for two equal lines, more
-    if they are in the same step, -1 for different ones and for a call that has no partner. What one
-    has after the other's end costs nothing."""
+    """How well the rest of both sequences fits, from any pair of positions: 1 for two equal lines,
+    more if they are in the same step, -1 for different lines and for a call without a partner.
+    Calls after the other's end cost nothing."""
     scores = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(len(left) - 1, -1, -1):
         line, step = left[i]
@@ -151,7 +151,7 @@ def _gap(
     scores: list[list[float]],
     is_left_out: bool,
 ) -> int:
-    """How many calls have no partner at the beginning of the best alignment."""
+    """How many calls at the start of the best alignment have no partner."""
     length = 1
     while True:
         i, j = (length, 0) if is_left_out else (0, length)
@@ -170,7 +170,7 @@ def _window(
     gap: int,
     is_left_out: bool,
 ) -> tuple[str, ...]:
-    """The calls around the gap: the others' beside those of the rank."""
+    """The calls around the gap: the others' next to those of the rank."""
     rows = [
         (line_of(own_calls[before].site), line_of(own_calls[before].site), before)
         for before in range(number - _SHOWN_BEFORE, number)
@@ -188,7 +188,7 @@ def _window(
 
 
 def _next_of(lines: Sequence[str]) -> str | None:
-    """What followed when these lines last ended as they do now, as far back as they agree."""
+    """What followed the last time these lines ended as they do now, with the longest agreement."""
     for length in range(min(_CONTEXT, len(lines) - 1), 0, -1):
         end = list(lines[-length:])
         for at in range(len(lines) - length - 1, -1, -1):

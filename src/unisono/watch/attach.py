@@ -1,4 +1,4 @@
-"""How the watch comes between torch.distributed and its process groups."""
+"""How the watch gets between torch.distributed and its process groups."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _logger = logging.getLogger("unisono")
 
 
 def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell) -> None:
-    """Have torch put a watched group instead of every group that it makes from now on.
-    `leave` is called before one is destroyed, `tell` with what is found where calls are checked."""
+    """Replace every group that torch makes from now on by a watched one. `leave` is called before
+    one is destroyed, `tell` with the result of a check."""
     detach()
     if torch.cuda.is_available():
         notice_captures()
@@ -47,7 +47,7 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell)
 
     @functools.wraps(original)
     def helper(*args: Any, **named: Any) -> Any:
-        end = _record(*args)  # in no context manager, whose lines would be the site
+        end = _record(*args)  # not in a context manager: its lines would become the site
         try:
             group, store = original(*args, **named)
         except BaseException:
@@ -65,16 +65,16 @@ def attach(check: bool, explain: Explain, leave: Callable[[], None], tell: Tell)
 
 
 def detach() -> None:
-    """Leave the groups that are made from now on alone."""
+    """Do not watch groups that are made from now on."""
     original = getattr(getattr(_torch, _HELPER), "original", None)
     if original is not None:
         setattr(_torch, _HELPER, original)
 
 
 def _record(*given: Any) -> Callable[[int], object]:
-    """Leave a record of a group that is made, among those of the world: which members, which line.
-    All ranks make all groups, and torch counts them, but for those whose names are not numbers.
-    What is returned ends the record."""
+    """Record that a group is made, among the records of the world: its members and the line. All
+    ranks make all groups, and torch counts them, except those whose names are not numbers. Returns
+    a function that ends the record."""
     records = _records_of_world()
     if records is None or len(given) < _POSITIONAL or not str(given[5]).isdigit():
         return lambda status: None
@@ -88,7 +88,7 @@ def _record(*given: Any) -> Callable[[int], object]:
 
 
 def _records_of_world() -> Any:
-    """What writes records of the default group, if that is there and watched."""
+    """The recorder of the default group, if that exists and is watched."""
     group = dist.group.WORLD if dist.is_initialized() else None
     if isinstance(group, WatchedProcessGroup):
         return group.ledger.group
@@ -104,7 +104,7 @@ def _watch_group(
     leave: Callable[[], None],
 ) -> Any:
     world = _torch._world
-    ours = isinstance(getattr(inner, "comm", None), Communicator)  # which keeps records itself
+    ours = isinstance(getattr(inner, "comm", None), Communicator)  # it keeps records itself
     if ours or isinstance(inner, WatchedProcessGroup) or inner not in world.pg_map:
         return inner
     backend = str(world.pg_map[inner][0])
@@ -134,8 +134,8 @@ def _watch_group(
 def _open_ledger(
     inner: Any, store: Any, backend: str, global_ranks: Sequence[int]
 ) -> tuple[Ledger, list[int]]:
-    """The ledger of the members on this machine, and whose places it has: theirs, or those of all
-    where the other hosts can be asked."""
+    """The ledger of the members on this machine, and which members it has places for: these, or all
+    if the other hosts can be asked."""
     rank, size = inner.rank(), inner.size()
     timeout_s = 60.0
     said = BoundedStore(store, Deadline(timeout_s).left_s)
@@ -173,12 +173,12 @@ def _open_ledger(
 
 
 def _host() -> str:
-    """This machine, as far as its processes can see each other: boot and namespaces."""
+    """Identifies this machine for processes that can see each other: boot and namespaces."""
     return f"{boot_id()} {namespace('net')} {namespace('pid')}"
 
 
 def _replace(old: Any, new: Any) -> None:
-    """Let torch know the new group where it knew the old one."""
+    """Put the new group in torch's tables in place of the old one."""
     world = _torch._world
     hooks = getattr(world, "pg_flight_recorder_hooks", {})  # since 2.15
     tables = (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, hooks)

@@ -1,5 +1,5 @@
-"""Calls as readers of records see them: in all groups that hang together, who has come to which
-call, who waits, who is missing."""
+"""Calls in the records of all connected groups: which rank has reached which call, who waits, and
+who is missing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from unisono.errors import UnisonoError, name_ranks
 
 IN_FLIGHT = ("waiting", "moving")
 PARTLY_HERE = " on this machine"
-"""How the name of a group ends whose other ranks are elsewhere."""
+"""The suffix of a group's name if its other ranks are on other machines."""
 CREATIONS = "torch"
 """The backend of the calls that make groups."""
 MOST_MEMBERS = 64
-"""Of worlds with more ranks the members of a new group are known by a checksum only."""
+"""In larger worlds the members of a new group are known only by a checksum."""
 _UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
 _OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 
 
 def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]:
-    """The groups of these processes, and those of their peers, and so on: whoever may have a part
-    in a hang. `last` is how many records of each rank."""
+    """The groups of these processes, of their peers, and so on: everything that may be part of a
+    hang. `last` is the number of records of each rank."""
     groups: dict[tuple[tuple[int, int], tuple[int, ...]], GroupRecords] = {}
     todo, seen = list(pids), set()
     while todo:
@@ -37,7 +37,7 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
         try:
             found = with_creations(read_process(pid, last))
         except UnisonoError:
-            continue  # it has ended, or lives where we cannot see it
+            continue  # it has ended, or is not visible here
         for group in found:
             here = tuple(member.pid for member in group.ranks)
             if (group.segment, here) not in groups:
@@ -47,8 +47,8 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
 
 
 def with_creations(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
-    """The calls by which torch makes groups, which stand among those of the world, taken out of it:
-    they are numbered by themselves, as if they were calls of another group."""
+    """Takes the calls by which torch makes groups out of the world's calls: they are numbered
+    separately, as if they were calls of another group."""
     found = []
     for group in groups:
         made = [
@@ -75,14 +75,14 @@ def _with(group: GroupRecords, records: Iterable[tuple[Record, ...]]) -> tuple[R
 
 @dataclass(frozen=True)
 class Wait:
-    """A call of one rank that has begun and is not over."""
+    """A call of one rank that has started and not finished."""
 
     group: GroupRecords
     member: RankRecords
     record: Record
 
     def missing(self) -> list[int]:
-        """The ranks without which it cannot go on."""
+        """The ranks that it needs to go on."""
         record = self.record
         if record.call is not None:
             here = {
@@ -97,11 +97,11 @@ class Wait:
         return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
 
     def is_for_anybody(self) -> bool:
-        """Whether it receives from anybody: then it may wait for as long as it takes."""
+        """Whether it receives from any rank: such a call may wait as long as it likes."""
         return self.record.tag is not None and self.record.peer is None
 
     def _is_matched_by(self, rank: int) -> bool:
-        """Whether this rank has come to the other end of a message."""
+        """Whether this rank has posted the other end of a message."""
         other = find_member(self.group, rank)
         kind = "recv" if self.record.operation == "send" else "send"
         return other is not None and any(
@@ -117,13 +117,13 @@ class Wait:
 
 
 def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) -> list[Wait]:
-    """Every call in flight, of one process (a number alone: of this host) or of all, the oldest
+    """Every call in flight, of one process (a pid alone: of this host) or of all, the oldest
     first."""
     return sorted(_calls_in(IN_FLIGHT, groups, process), key=lambda wait: wait.record.arrived_s)
 
 
 def finished_calls(groups: Iterable[GroupRecords], process: Process | int) -> list[Wait]:
-    """Every call of one process that is over."""
+    """Every finished call of one process."""
     return _calls_in(("finished",), groups, process)
 
 
@@ -147,7 +147,7 @@ def _is_of(member: RankRecords, process: Process | int | None) -> bool:
 def newest_calls(
     groups: Iterable[GroupRecords], process: Process | int | None = None
 ) -> list[Wait]:
-    """The newest call in each group, over or not, of one process or of every rank."""
+    """The newest call in each group, finished or not, of one process or of every rank."""
     return [
         Wait(group, member, member.records[-1])
         for group in groups
@@ -157,7 +157,7 @@ def newest_calls(
 
 
 def failed_calls(groups: Iterable[GroupRecords]) -> list[Wait]:
-    """The newest call of each rank, where that has failed; the oldest first."""
+    """The newest call of each rank if it has failed; the oldest first."""
     found = [wait for wait in newest_calls(groups) if wait.record.state == "failed"]
     return sorted(found, key=lambda wait: wait.record.arrived_s)
 
@@ -168,12 +168,12 @@ def find_member(group: GroupRecords, rank: int | None) -> RankRecords | None:
 
 
 def last_call_number(member: RankRecords) -> int:
-    """The number of the last call that a rank has come to."""
+    """The number of the last call that a rank has reached."""
     return max((record.call for record in member.records if record.call is not None), default=0)
 
 
 def last_finished(member: RankRecords) -> Record | None:
-    """The newest call or message of a rank that is over."""
+    """The newest finished call or message of a rank."""
     over = [record for record in member.records if record.state == "finished"]
     return over[-1] if over else None
 
@@ -188,7 +188,7 @@ def call_name(record: Record) -> str:
 
 
 def describe_call(record: Record, backend: str) -> str:
-    """What a call does, all that must be equal on every rank."""
+    """What a call does: everything that must be equal on every rank."""
     operation = _OPERATIONS[record.operation]
     if operation is Operation.BARRIER:
         return record.operation

@@ -26,18 +26,18 @@ _MOST_FRAMES = 12
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Show the jobs once and end.")
-@click.option("--stacks", is_flag=True, help="Show where the ranks are, too, if they are watched.")
+@click.option("--once", is_flag=True, help="Show the jobs once and exit.")
+@click.option("--stacks", is_flag=True, help="Also show where the ranks are, if they are watched.")
 @click.option("--json", "wants_json", is_flag=True, help="The same as JSON, for scripts.")
 @click.argument("pid", type=int, required=False)
 def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
     """Show the running jobs of this user on this machine, rank by rank.
 
-    Goes on until Ctrl-C. Finds every process that is in a group of unisono, or in one of another
-    backend that is watched (unisono.watch); the jobs need not be prepared. A rank that is stuck is
-    red, and one for which the others wait has a `!`; above the ranks stands what the watch says of
-    it (where the rank is, if the job is watched). In a narrow terminal columns are left out; a job
-    with more ranks than fit is shown in full by `unisono top --once | less`.
+    Goes on until Ctrl-C. Finds every process that is in a group of unisono, or in a watched group
+    of another backend (unisono.watch); the jobs need no preparation. A stuck rank is red, and a
+    rank for which the others wait has a `!`; the watch's verdict is above the ranks (with the
+    rank's line, if the job is watched). A narrow terminal shows fewer columns; `unisono top --once
+    | less` shows all ranks of a large job.
 
     With PID, only the job of which that process is a rank or the launcher.
     """
@@ -61,21 +61,21 @@ def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
 
 
 def _why_not(pid: int) -> str:
-    """Why no job is shown for a process."""
+    """Why there is no job to show for a process."""
     if state_of(pid).has_ended:
         return f"there is no process {pid}"
     if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
         return f"process {pid} ({command_of(pid)}) is another user's"
     return (
-        f"process {pid} ({command_of(pid)}) is neither a rank nor the launcher of ranks: it is in "
-        "no group of unisono, nor in one of another backend that is watched. `unisono top` shows "
+        f"process {pid} ({command_of(pid)}) is neither a rank nor a launcher of ranks: it is not "
+        "in a group of unisono or in a watched group of another backend. `unisono top` shows "
         "every job"
     )
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column, and how wide a terminal must be to show it. Figures are never cut; words go on in
+class TopColumn:
+    """A column, and how wide a terminal must be to show it. Numbers are never cut; words wrap to
     the next line."""
 
     name: str
@@ -85,23 +85,23 @@ class Column:
 
 
 COLUMNS = (
-    Column("group", lambda row: _group(row), 60, is_figure=False),
-    Column("rank", lambda row: str(row.rank)),
-    Column("host", lambda row: row.host, 60, is_figure=False),
-    Column("pid", lambda row: str(row.pid), 70),
-    Column("in", lambda row: _doing(row), is_figure=False),
-    Column("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
-    Column("at", lambda row: row.site, is_figure=False),
-    Column("calls", lambda row: f"{row.calls:,}", 150),
-    Column("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
-    Column("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
-    Column("wait", lambda row: f"{row.wait_share:.0%}", 80),
-    Column("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
+    TopColumn("group", lambda row: _group(row), 60, is_figure=False),
+    TopColumn("rank", lambda row: str(row.rank)),
+    TopColumn("host", lambda row: row.host, 60, is_figure=False),
+    TopColumn("pid", lambda row: str(row.pid), 70),
+    TopColumn("in", lambda row: _doing(row), is_figure=False),
+    TopColumn("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
+    TopColumn("at", lambda row: row.site, is_figure=False),
+    TopColumn("calls", lambda row: f"{row.calls:,}", 150),
+    TopColumn("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
+    TopColumn("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
+    TopColumn("wait", lambda row: f"{row.wait_share:.0%}", 80),
+    TopColumn("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
 )
 
 
 def render(jobs: Sequence[Job], width: int, wants_stacks: bool = False) -> Group:
-    """The jobs, for a terminal of so many columns."""
+    """The jobs, for a terminal of this many columns."""
     if not jobs:
         return Group(Text("no job of this user runs on this machine"))
     parts: list[RenderableType] = []
@@ -119,7 +119,7 @@ def render(jobs: Sequence[Job], width: int, wants_stacks: bool = False) -> Group
 
 
 def _table(job: Job, width: int) -> Table:
-    # A culprit has a mark before its rank, for eyes and terminals that see no red.
+    # A culprit has a mark before its rank, for eyes and terminals without red.
     has_culprit = any(row.is_culprit for row in job.rows)
     needless = {"group"} if len({row.group for row in job.rows}) == 1 else set()
     if not any(row.host for row in job.rows):

@@ -18,23 +18,23 @@ _SETTINGS: dict[str, dict[str, str]] = {
     "info": _INFO,
     "detail": _INFO | {"NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,GRAPH,TUNING,COLL,P2P"},
 }
-# Not torch's DETAIL: torch 2.13 crashes under it where DDP is made on gloo, and what it adds, a
-# comparison of all ranks' calls on gloo and nccl, `watch.start(check=True)` has as well.
-# What is not set here has a better default already: NCCL's choice of subsystems at INFO, an end of
+# Not torch's DETAIL: with it torch 2.13 crashes when DDP is made on gloo, and what it adds, a
+# comparison of all ranks' calls on gloo and nccl, is also in `watch.start(check=True)`.
+# Variables that are not set here have good defaults: NCCL's choice of subsystems at INFO, an end of
 # the process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), the flight recorder's 2000 calls.
 
 _set_here: dict[str, str] = {}
-"""What `debug` has set in this process: all else in the environment is the user's."""
+"""What `debug` has set in this process: everything else in the environment is the user's."""
 
 
 def debug(level: Level = "info") -> dict[str, str]:
     """Set torch's and NCCL's debug variables in this process, for it and its children, and return
     what they are now.
 
-    `level` is "off", "info" or "detail"; docs/diagnosis.md explains each variable. One that the
-    user has set keeps its value, at every level; "off" takes back what an earlier call has set.
-    Each rank calls it for itself, before the process group is made. Where torch is imported
-    already, its own level is changed too.
+    `level` is "off", "info" or "detail"; docs/diagnosis.md explains each variable. Variables that
+    the user has set keep their values, at every level; "off" undoes an earlier call. Each rank
+    calls it, before it makes the process group. If torch is already imported, its level is changed,
+    too.
 
     Raises ValueError for another level.
 

@@ -1,9 +1,9 @@
 """From records to a verdict: which rank, which call, which line.
 
-Nothing here talks to anybody but through `ask`, which tells where a process is. The verdict is
-found in this order: ranks that called different things; ranks whose calls run apart (one made a
-call more, or left one out, seen by their lines); then, from the call that waits, whom it waits for,
-and whom those wait for, until a rank is found that waits for nobody, or the same one again.
+Everything comes from the records and from `ask`, which says where a process is. The verdict is
+found in this order: ranks that called different things; ranks whose calls are shifted (one made a
+call more, or left one out, as their lines show); then, from the waiting call, the ranks that it
+waits for, and those that they wait for, until a rank is found that waits for no other, or a cycle.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from unisono.watch.steps import Steps, sentence, step_name
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where a process is. `state` is set where it cannot go on: it has ended, or is stopped.
+    """Where a process is. `state` is set if it cannot go on: it has ended, or is stopped.
 
     `location` is its line ("data.py:41 in load"), `doing` what that line calls, `in_call` whether
-    it is inside a call of a communication library, as far as its stack tells; `source` are the
-    lines around `location`, `callers` the user's lines that led there, the nearest first. `phase`
-    is the part of an iteration that it is in. `notes` tell of its children, and of threads that
-    died; `is_abandoned` says that it waits, perhaps for one of these.
+    its stack is inside a communication library; `source` are the lines around `location`, `callers`
+    the user's lines that led there, the nearest first. `phase` is its part of the iteration.
+    `notes` are about its children, and threads that died; `is_abandoned`: it waits, perhaps for one
+    of these.
     """
 
     state: str = ""
@@ -67,7 +67,7 @@ _BALANCE = 1 << 24
 _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
-"""How a process ends that has come to the end of its program."""
+"""How a process ends that has finished its program."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -75,7 +75,7 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
     """The first call for which records show that ranks called different things."""
     for group in groups:
         for number, records in by_number(group).items():
-            # our own engine compares calls itself, and knows more of one than its record
+            # our own engine compares calls itself, and knows more than the record
             has_refused = any(record.status == "MISMATCH" for record in records.values())
             if group.backend == "unisono" and not has_refused:
                 continue
@@ -101,8 +101,8 @@ def with_stacks(report: Report, group: GroupRecords, ask: Ask) -> Report:
 
 
 def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) -> Report | None:
-    """What was `found`, if two threads call on one group: which comes first is chance. (Torch's own
-    threads call, too, in the order of the program; their calls have no line.)"""
+    """What was `found`, if two threads call on one group: their order is then random. (Torch's own
+    threads also call, in the order of the program; their calls have no line.)"""
     by_thread: dict[tuple[bool, str], list[int]] = {}
     for rank, record in records.items():
         if record.site:
@@ -117,20 +117,19 @@ def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) 
     return replace(
         found,
         kind="threads",
-        verdict=_global(group, f"two threads call on group {group.name}: {', '.join(parts)}"),
+        verdict=_global(group, f"two threads make calls on group {group.name}: {', '.join(parts)}"),
         culprits=tuple(sorted(records)),
         site=line_of(next(r.site for r in records.values() if r.site and r.thread != 1)),
         details=(
-            "calls of one group must come in one order on all ranks: give the thread a group of "
-            "its own",
+            "calls of a group must have the same order on all ranks: give the thread its own group",
             *found.details,
         ),
     )
 
 
 def unbalanced(group: GroupRecords) -> int | None:
-    """The number of the first all_to_all of another library whose parts do not fit, by its records:
-    they say no more."""
+    """The number of the first all_to_all of another library whose parts do not fit, by the
+    records."""
     for number, records in by_number(group).items():
         is_whole = len(records) == group.size and group.backend != "unisono"
         splits = [record.balance for record in records.values() if record.operation == "all_to_all"]
@@ -140,7 +139,8 @@ def unbalanced(group: GroupRecords) -> int | None:
 
 
 def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None) -> Report:
-    """Ranks that do not send in an all_to_all what their peers expect; `sizes` where all told."""
+    """Ranks that do not send in an all_to_all what their peers expect; with `sizes` if all ranks
+    told theirs."""
     records = by_number(group)[number]
     culprits = sizes.culprits() if sizes is not None else []
     first = records[culprits[0] if culprits else 0]
@@ -157,8 +157,8 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
 
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
-    """Calls that differ often do so because a rank made one more, or less, long before: then that
-    is the verdict, and what was found a detail of it."""
+    """Calls often differ because a rank made one more, or one less, long before: then that is the
+    verdict, and what was found is a detail."""
     shift = find_shift(group)
     return found if shift is None else _apart(group, shift, found)
 
@@ -181,7 +181,7 @@ def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -
 
 
 def shifted_by_lines(group: GroupRecords) -> Report | None:
-    """A rank that is shifted beyond doubt, by the lines of its calls, though no call failed."""
+    """A rank that is certainly shifted, by the lines of its calls, although no call failed."""
     shift = find_shift(group)
     if shift is None or not shift.is_certain:
         return None
@@ -263,7 +263,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
-    """Why a call waits; None where everybody is there and goes on."""
+    """Why a call waits; None if all ranks are there and make progress."""
     ask_once = functools.cache(ask)
     different = mismatch(groups)
     if different is not None:
@@ -279,8 +279,9 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
 def _follow(
     groups: Sequence[GroupRecords], wait: Wait, ask_once: Ask, before: list[Wait]
 ) -> tuple[list[Wait], int | None]:
-    """From one wait to the next: the path, and the rank that its last one lacks and that waits for
-    nobody. Where there is none, the waits that form a circle; nothing if all are there."""
+    """Follow the waits: the path, and the rank at its end, which the last call needs and which
+    waits for no other. Without such a rank, the waits that form a cycle; nothing if all are
+    there."""
     path = [*before, wait]
     circle: list[Wait] = []
     for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
@@ -308,20 +309,20 @@ def _follow(
 
 
 def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]:
-    """The newest call of a process if it has failed: whoever is busy with the exception had waited
+    """The newest call of a process if it has failed: a rank that handles the exception had waited,
     too."""
     last = sorted(newest_calls(groups, process), key=lambda wait: wait.record.arrived_s)[-1:]
     return [wait for wait in last if wait.record.state == "failed"]
 
 
 def _is_victim(group: GroupRecords, rank: int) -> bool:
-    """Whether a rank that does not come has itself seen a call fail: others are to blame first."""
+    """Whether a missing rank has itself seen a call fail: then others are to blame first."""
     member = find_member(group, rank)
     return member is not None and any(record.state == "failed" for record in member.records[-2:])
 
 
 def is_certain(report: Report, ask: Ask) -> bool:
-    """Whether a hang cannot resolve: a circle, a rank that has left, a thread that is dead."""
+    """Whether a hang cannot resolve: a cycle, a rank that has left, a dead thread."""
     if report.kind == "cycle":
         return True
     for rank in report.ranks:
@@ -342,7 +343,7 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
         name = f"rank {wait.member.global_rank}{on}"
         entered.append(f"{name} is in {wait}{f' ({at})' if at else ''}")
     messages = all(wait.record.tag is not None for wait in circle)
-    what = "messages" if messages else "calls of different groups, entered in different order"
+    what = "messages" if messages else "calls of different groups, entered in a different order"
     return Report(
         kind="cycle",
         verdict=f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}",
@@ -423,7 +424,7 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     else:
         verdict = (
             f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
-            "machine has not, or what they send does not arrive; its own watch knows more"
+            "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
     return _report(
         wait.group,
@@ -440,26 +441,26 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
-    """ " on node7", where these ranks are on one host of several."""
+    """ " on node7" if these ranks are on one host of several."""
     hosts = {member.host for member in group.ranks if member.rank in ranks}
     several = len({member.host for member in group.ranks}) > 1
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
 
 
 def _at(wait: Wait, ask_once: Ask) -> str:
-    """The line of a call, or the one that its process is at."""
+    """The line of a call, or the current line of its process."""
     return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
 
 
 def _global(group: GroupRecords, text: str) -> str:
-    """A text about ranks of a group, with their numbers in the world where those are others."""
+    """A text about ranks of a group, with their global ranks if those differ."""
     if len(group.ranks) < group.size:
         return text
     return with_global_ranks(text, [member.global_rank for member in group.ranks])
 
 
 def _behind(wait: Wait) -> list[int]:
-    """Who has moved less than the others, where all are in one call of our own engine."""
+    """The ranks that have moved less than the others, if all are in one call of our own engine."""
     group = wait.group
     calls = {
         record.call
@@ -485,7 +486,7 @@ def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> Rank
 def describe_rank(
     member: RankRecords, where: Whereabouts, arrived: bool, call: str = ""
 ) -> RankReport:
-    """A rank, where it is, and in which call."""
+    """A rank, its line, and its call."""
     return replace(
         _named(member, arrived),
         state=member.reason
@@ -502,12 +503,12 @@ def describe_rank(
 
 
 def _named(member: RankRecords, arrived: bool) -> RankReport:
-    """A rank of which no more is known than who it is."""
+    """A rank of which only the number is known."""
     return RankReport(member.rank, member.global_rank, member.pid, arrived, host=member.host)
 
 
 def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
-    """The ranks of a group in which nobody need wait."""
+    """The ranks of a group, waiting or not."""
     return tuple(
         replace(_named(member, arrived=False), last=_last_of(member)) for member in group.ranks
     )

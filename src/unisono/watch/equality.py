@@ -1,8 +1,8 @@
-"""Numbers that should be equal on all ranks, and are not.
+"""Numbers that should be equal on all ranks but are not.
 
-Before every so many forward passes each rank takes a fingerprint of all that it should hold like
-the others: parameters, buffers, the state of optimizers. An all_reduce of 16 bytes tells whether
-all are equal; the fingerprints themselves are exchanged only where they are not.
+Every few forward passes each rank takes a fingerprint of everything that should be equal on all
+ranks: parameters, buffers, the state of optimizers. An all_reduce of 16 bytes shows whether all are
+equal; the fingerprints themselves are exchanged only if they are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unisono.watch.steps import each_ddp
 Tell = Callable[[Report, bool], None]
 """(report, whether this rank logs it)"""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
-_COLUMNS = 61  # a prime, so that rows that have changed places are in other columns
+_COLUMNS = 61  # a prime, so that exchanged rows get into other columns
 _WEIGHTS = tuple(pow(3, 40 + column, 2**61 - 1) for column in range(_COLUMNS))
 _MOST_NAMED = 8
 
@@ -39,7 +39,7 @@ _hooks: dict[Any, Any] = {}
 
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """A number for the bits of a tensor, in their order, on its device."""
+    """A checksum of a tensor's bits, in order, on its device."""
     flat = tensor.detach().contiguous().view(-1)
     words = flat.view(_WORDS.get(flat.element_size(), torch.int64))
     whole = words.numel() // _COLUMNS * _COLUMNS
@@ -51,7 +51,7 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 def replicated(
     model: torch.nn.Module, skip: Collection[str] = (), optimizers: Iterable[Any] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors that all ranks should hold alike, by name; and why others are not compared."""
+    """The tensors that should be equal on all ranks, by name; and why others are not compared."""
     inner: Any = model.module if type(model).__name__ == "DistributedDataParallel" else model
     ignored = {*skip, *getattr(inner, "_ddp_params_and_buffers_to_ignore", ())}
     modules = dict(inner.named_modules())
@@ -65,7 +65,7 @@ def replicated(
     def reason(name: str, tensor: Any) -> str:
         owner = modules.get(name.rpartition(".")[0])
         if name in ignored:
-            return "left out on request"
+            return "skipped on request"
         if isinstance(owner, _BatchNorm) and not isinstance(tensor, torch.nn.Parameter):
             return "statistics of each rank's own batches"
         is_part = any(not place.is_replicate() for place in getattr(tensor, "placements", ()))
@@ -75,7 +75,7 @@ def replicated(
         if getattr(tensor, "tensor_model_parallel", False):
             return "a shard"
         is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        return "" if is_dense else "no dense tensor"
+        return "" if is_dense else "not a dense tensor"
 
     found, skipped, names = {}, {}, {}
     # Buffers first: what differs in one spreads to the parameters.
@@ -120,7 +120,7 @@ class EqualityCheck:
         joins = getattr(getattr(model, "_join_config", None), "enable", False)
         if torch.compiler.is_compiling() or not is_training or not dist.is_initialized():
             return
-        if self._passes % self._every == 0 and not joins:  # else some ranks may be through
+        if self._passes % self._every == 0 and not joins:  # otherwise some ranks may be done
             self._compare()
         self._passes += 1
 
@@ -149,7 +149,7 @@ class EqualityCheck:
     def _look_at(
         self, told: Sequence[dict[str, int]], order: list[str], skipped: dict[str, str], group: Any
     ) -> bool:
-        """Report what differs, if it is more than that some tensors are not on all ranks."""
+        """Report what differs, unless it is only that some tensors are not on all ranks."""
         everywhere = [name for name in order if all(name in known for known in told)]
         self._skip |= {name for known in told for name in known} - {*everywhere}
         odd = [name for name in everywhere if len({known[name] for known in told}) > 1]
@@ -196,27 +196,27 @@ def _note_optimizer(optimizer: Any, *_: Any) -> None:
 
 
 def check_every_ddp(every: int, tell: Tell) -> None:
-    """Check every DDP that is made from now on."""
+    """Check every DDP model that is made from now on."""
     _hooks["models"] = each_ddp(lambda model: EqualityCheck(model, every, (), tell))
 
 
 def stop_checking() -> None:
-    """Leave all models alone."""
+    """Stop checking all models."""
     while _hooks:
         _hooks.popitem()[1].remove()
 
 
-# -- messages: a tensor that is written before its send is over ------------------------------------
+# -- messages: a tensor that is written before its send has finished -------------------------------
 
 
 def guard_sends(group: Any, tell: Tell) -> None:
-    """Have a process group compare the tensors of its sends when they are waited for."""
+    """Make a process group compare the tensors of its sends when they are waited for."""
     send = group.send
 
     def guarded(tensors: Sequence[torch.Tensor], dst: int, tag: int = 0) -> Any:
         return _GuardedSend(send(tensors, dst, tag), group, tensors, dst, tell)
 
-    with contextlib.suppress(AttributeError):  # one of torch's own, which could not be watched
+    with contextlib.suppress(AttributeError):  # a group of torch's own that could not be watched
         group.send = guarded
 
 
@@ -239,8 +239,8 @@ class _GuardedSend:
             rank, group = self._group.rank(), self._group
             found = Report(
                 kind="written",
-                verdict=f"rank {rank} wrote into the tensor of its send to rank {self._dst} "
-                f"({self._site}) before it waited for it ({calling_line()})",
+                verdict=f"rank {rank} wrote to the tensor of its send to rank {self._dst} "
+                f"({self._site}) before waiting for the send ({calling_line()})",
                 group=str(group.getGroupDesc() or group.getGroupName()),
                 backend=str(group.getBackendName()),
                 operation="send",

@@ -1,4 +1,4 @@
-"""From an exception of a group to the report that it carries."""
+"""From a group's exception to its report."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LAST = 256
 
 
 def report_of_error(error: GroupError, ask: Ask) -> Report | None:
-    """What the exception says, and where every rank of its group is. None where somebody ended the
-    group by `abort`: who did, and why, is known, and it need not be a fault; nor on most ranks of a
-    job over many hosts."""
+    """What the exception says, and where every rank of its group is. None if the program ended the
+    group by `abort`: who did it and why is known, and it need not be a fault. Also None on most
+    ranks of a job over many hosts."""
     if isinstance(error, GroupAborted) or not may_ask():
         return None
     kind, culprits = _kind_of(error)
@@ -69,7 +69,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
 
 
 def _from_records(error: GroupError, view: JobView) -> Report | None:
-    """Who did not come, and why, where the records tell."""
+    """Who did not come, and why, if the records tell."""
     own_groups = _groups_of(error, view)
     different = mismatch(own_groups)
     if different is not None:
@@ -79,7 +79,7 @@ def _from_records(error: GroupError, view: JobView) -> Report | None:
     gone = {m.process for group in own_groups for m in group.ranks if m.rank == lost}
 
     def where(process: Process) -> Whereabouts:
-        """A process that has left may not be able to answer any more, and is not there yet."""
+        """A process that has left may no longer be able to answer."""
         found = view.where(process)
         is_mute = process in gone and not found.state and not found.location
         return Whereabouts(state="left the group") if is_mute else found
@@ -88,7 +88,7 @@ def _from_records(error: GroupError, view: JobView) -> Report | None:
 
 
 def _groups_of(error: GroupError, view: JobView) -> list[GroupRecords]:
-    """The group at hand, and others of its name."""
+    """The group, and others of the same name."""
     return [
         group
         for group in view.groups
@@ -99,8 +99,8 @@ def _groups_of(error: GroupError, view: JobView) -> list[GroupRecords]:
 
 
 def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
-    """Whether the records say more than the exception does, and do not blame others: whoever
-    comes late to a call that has failed finds everybody there, and ended."""
+    """Whether the records say more than the exception and do not blame others: a rank that comes
+    late to a failed call finds that all others have been there and left."""
     if kind == "mismatch":
         return found.kind in ("apart", "threads")
     if kind == "stalled" or (found.kind == "stalled" and culprits):
@@ -125,6 +125,6 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
 
 
 def describe_own_end() -> str:
-    """How this process ends, for a sentence that begins with its rank."""
+    """How this process ends: completes "rank 3 ..."."""
     error = getattr(sys, "last_value", None)
     return describe_error(error) if isinstance(error, BaseException) else "has ended"

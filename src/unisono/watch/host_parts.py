@@ -1,7 +1,7 @@
 """A watched group over several hosts: this host's part of its records, and lines to the others.
 
-The lines are those that unisono's own groups over hosts have, without the data path: the group's
-data goes as gloo, nccl or mpi carry it.
+The lines are those of unisono's own groups over hosts, without the data path: gloo, nccl or mpi
+carries the group's data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.errors import RendezvousError
 from unisono.watch.job_view import open_links
 
 _CONNECT_S = 10.0
-"""How long the first lines may take; where they do not come, somebody who asks tries again."""
+"""How long the first lines may take; if they fail, a later question tries again."""
 
 
 class HostPart:
@@ -35,8 +35,8 @@ class HostPart:
     def open(
         cls, store: Any, rank: int, size: int, name: str, members: Sequence[int], limit: Deadline
     ) -> HostPart | None:
-        """This rank's, with all others of the group; the world has no `members`. None if no other
-        host can be asked. Raises RendezvousError."""
+        """This rank's part, with all other ranks of the group; the world has no `members`. None if
+        no other host can be asked. Raises RendezvousError."""
         if members:
             links = next(iter(open_links()), None)
             return cls(links, name, members) if links is not None else None
@@ -51,7 +51,7 @@ class HostPart:
         return part
 
     def introduction(self, backend: str) -> str:
-        """What the ranks of this host say of themselves in the records."""
+        """What the ranks of this host say about themselves in the records."""
         hosts = self.links.hosts
         return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]), backend)
 
@@ -64,7 +64,7 @@ class HostPart:
         return GroupMembers(self.name, f"{self.key:x}", self.placement.members)
 
     def on_lost(self, peer: int, is_silent: bool) -> None:
-        """Whoever looks at the job asks the links."""
+        """Readers of the job use the links."""
 
     def on_left(self, peer: int) -> None:
         """Likewise."""

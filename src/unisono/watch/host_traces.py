@@ -1,7 +1,7 @@
 """A trace over hosts: the first host's lowest rank writes it, and the others send it their parts.
 
-Each host has a clock of its own (CLOCK_MONOTONIC begins when a machine starts). The lowest rank of
-every other host reads the first host's clock over the line between them when it sends its part.
+Each host has its own clock (CLOCK_MONOTONIC starts with the machine). The lowest rank of every
+other host reads the first host's clock over the line between them when it sends its part.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _AWAIT_S = 10.0
 
 @dataclass(frozen=True)
 class TracePart:
-    """What the ranks of a host, the `number`-th, did, by the first host's clock. Its own showed
-    `ahead_s` more, give or take `error_s`; both are None where it could not be compared."""
+    """What the ranks of the `number`-th host did, by the first host's clock. Its own clock was
+    `ahead_s` ahead, within `error_s`; both are None if they could not be compared."""
 
     host: str
     number: int
@@ -37,14 +37,14 @@ class TracePart:
 
 
 class HostTraces:
-    """What this process has to do with other hosts for one trace, the `serial`-th."""
+    """This process's exchange with other hosts for the `serial`-th trace."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self._links = next(iter(open_links()), None)
 
     def find_links(self) -> None:
-        """Look for other hosts: a trace may begin before the job has met."""
+        """Look for other hosts: a trace may start before the ranks have met."""
         if self._links is None:
             self._links = next(iter(open_links()), None)
 
@@ -58,7 +58,7 @@ class HostTraces:
         records: Sequence[tuple[int, int, Record]],
         dropped: int,
     ) -> bool:
-        """Send this host's part to the one that writes; whether that has taken it."""
+        """Send this host's part to the one that writes; returns whether it was accepted."""
         links = self._links
         if links is None or not links.is_open():
             return False
@@ -84,7 +84,7 @@ class HostTraces:
         return True
 
     def parts(self) -> tuple[list[TracePart], list[str]]:
-        """What the other hosts have sent, and the names of those that have not, in time."""
+        """What the other hosts have sent, and the names of those that did not send in time."""
         links = self._links
         if links is None:
             return [], []
@@ -103,7 +103,7 @@ class Inbox:
         self._parts: dict[tuple[int, int], TracePart] = {}
 
     def accept(self, message: dict[str, Any]) -> bool:
-        """A message of a host; the answer to it."""
+        """Handle a message of a host; returns the answer."""
         key = int(message["serial"]), int(message["number"])
         with self._changed:
             records = self._records.setdefault(key, [])
@@ -130,7 +130,7 @@ class Inbox:
         return True
 
     def take(self, serial: int, hosts: Sequence[int], within_s: float) -> dict[int, TracePart]:
-        """The parts of these hosts, as far as they come in time."""
+        """The parts of these hosts that arrive in time."""
         keys = [(serial, host) for host in hosts]
         with self._changed:
             self._changed.wait_for(lambda: all(key in self._parts for key in keys), within_s)

@@ -1,7 +1,7 @@
 """The whole job at one moment: the records of all its groups, and where its processes are.
 
 On one host both are read from the system. A job over several hosts has lines between them, on which
-each host is asked for what it sees; the clocks of other hosts are brought to ours.
+each host is asked for its view; times are converted to this host's clock.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
 
 _ANSWER_S = 5.0
-"""How long a host may take to say what it sees: some of its ranks may be asked twice."""
+"""How long a host may take to answer: some of its ranks may be asked twice."""
 _FRESH_S = 0.5
 EAGER_HOSTS = 8
-"""On how many hosts everybody asks all others; in larger jobs few do, or later."""
+"""Up to this many hosts every rank asks all others; in larger jobs few do, or later."""
 RECORDS = "records"
 
 
 @dataclass(frozen=True)
 class JobView:
-    """`groups` have all ranks of all hosts that answered; `where` tells where a process is, `me` is
+    """`groups` have all ranks of all hosts that answered; `where` says where a process is, `me` is
     this one. `silent` are the names of hosts that did not answer."""
 
     groups: list[GroupRecords]
@@ -46,19 +46,19 @@ class JobView:
 
 def open_links() -> list[Links]:
     """The connections of this process to other hosts, if its job has any; a world each."""
-    module = sys.modules.get("unisono.comm.hosts.links")  # else it has none
+    module = sys.modules.get("unisono.comm.hosts.links")  # otherwise it has none
     return [] if module is None else [links for links in module.all_links if links.is_open()]
 
 
 def own_host() -> str:
-    """The name of this host among those of the job; "" where it has only one."""
+    """The name of this host in the job; "" if the job has only one."""
     links = open_links()
     return links[0].hosts.names[links[0].hosts.mine] if links else ""
 
 
 def may_ask() -> bool:
-    """Whether this process may ask all hosts when all ranks want to at once: on many hosts the
-    lowest rank of each alone."""
+    """Whether this process may ask all hosts when all ranks want to at once: on many hosts only the
+    lowest rank of each."""
     return all(
         links.hosts.count <= EAGER_HOSTS or links.me == links.hosts.leader(links.hosts.mine)
         for links in open_links()
@@ -77,8 +77,8 @@ def look_at_job(
     wants_stacks: bool = True,
     meanwhile: Callable[[], object] | None = None,
 ) -> JobView:
-    """What all hosts see now. `where` tells where a process of this host is, `last` is how many
-    records of each rank count; `meanwhile` is called while others are awaited."""
+    """What all hosts see now. `where` says where a process of this host is, `last` is the number of
+    records of each rank; `meanwhile` is called while waiting for others."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
@@ -114,7 +114,7 @@ def look_at_job(
 
 
 def own_groups(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
-    """Groups of this host, with its name where the job has several."""
+    """Groups of this host, with its name if the job has several hosts."""
     return _on_host(groups, own_host())
 
 
@@ -134,7 +134,7 @@ def _with_absent(
     answered: set[int],
     known: dict[Process, Whereabouts],
 ) -> list[GroupRecords]:
-    """Groups over hosts with those of their ranks, too, of which nobody has told."""
+    """Groups over hosts, including ranks that no host has described."""
     hosts = links.hosts
     by_segment = {group.segment: group for group in groups}
     for described in links.describe_groups():
@@ -165,11 +165,11 @@ def _why_absent(links: Links, global_rank: int, answered: set[int]) -> str:
     return f"is on {links.hosts.names[host]}, which is silent"
 
 
-# -- as another host hears it -------------------------------------------------------------------
+# -- for other hosts -------------------------------------------------------------------
 
 
 class Answers:
-    """What this host tells others, for half a second the same."""
+    """What this host tells others, cached for half a second."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -196,7 +196,7 @@ def _tell(last: int | None, wants_stacks: bool) -> dict[str, Any]:
 
 
 def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
-    """A group of another host, whose clock is ahead of ours by so much."""
+    """A group of another host whose clock is ahead of ours by this much."""
     group = group_on_host(found, number)
     members = []
     for member in group.ranks:
@@ -206,13 +206,13 @@ def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -
 
 
 def group_on_host(found: dict[str, Any], number: int) -> GroupRecords:
-    """A group as another host, the `number`-th, has described it; inodes are others here."""
+    """A group as the `number`-th host has described it; inodes differ here."""
     group = build(GroupRecords, found)
     return group if group.is_part else replace(group, segment=(-1 - number, group.segment[1]))
 
 
 def by_our_clock(record: Record, ahead_s: float) -> Record:
-    """A record of a host whose clock was ahead of ours by so much."""
+    """A record of a host whose clock was ahead of ours by this much."""
     started_s, ended_s = record.started_s, record.ended_s
     return replace(
         record,

@@ -1,4 +1,4 @@
-"""The watching thread of a process: finds calls that wait too long, and answers whoever asks."""
+"""The watching thread of a process: finds calls that wait too long, and answers questions."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ from unisono.watch.traces import Trace
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
-_STANDS_STILL_S = 0.5  # in which a rank that is not stopped moves something
-_SETTLE_S = 1.0  # for what other ranks have not quite finished at the end of a trace
-_LEAVE_S = 5.0  # the thread may be asking those who do not answer; the program does not wait for it
+_STANDS_STILL_S = 0.5  # time in which a running rank moves some data
+_SETTLE_S = 1.0  # for calls that other ranks have not quite finished at the end of a trace
+_LEAVE_S = 5.0  # the thread may be waiting for silent processes; the program does not wait for it
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
 _PATIENT_TIMES = 3
-"""How many times as long the hosts beyond the first eight wait before they ask all others."""
+"""Hosts beyond the first eight wait this many times longer before they ask all others."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
 _OVER_HOSTS_S = 5.0
 """How often the first rank looks at groups over hosts."""
 _SHIFTED, _SLOW = -2, -3
-"""Stand for a call's number where a step is meant, or all calls."""
+"""In place of a call's number: a step, or all calls."""
 
 _logger = logging.getLogger("unisono")
 
 watched_groups: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The WatchedProcessGroups that attach.py has made, as long as anybody else holds them."""
+"""The WatchedProcessGroups that attach.py has made, while something else holds them."""
 
 
 class Monitor:
@@ -106,7 +106,7 @@ class Monitor:
             self._stack_server.close()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: let go of what the parent has."""
+        """In a forked child: drop what belongs to the parent."""
         self._stack_server.leave_to_parent()
         watched_groups.clear()
 
@@ -134,11 +134,11 @@ class Monitor:
                 if report is not None:
                     self._keep(report, (own[0].group.segment, -1), "raised")
                 return report
-            time.sleep(0.05)  # whoever failed first may still be on its way out
+            time.sleep(0.05)  # the rank that failed first may still be exiting
 
     def look_for_differences(self) -> None:
-        """Report calls of watched groups that differ, before the records go; and leave none open
-        that is over."""
+        """Report calls of watched groups that differ, before the records go, and close finished
+        records."""
         self._retire()
         groups = [*_whole(with_creations(read_process(os.getpid(), _LAST))), *self._over_hosts]
         self._look_for_differences(groups)
@@ -146,13 +146,13 @@ class Monitor:
         self._look_for_slow_ranks(groups, at_the_end=True)
 
     def tell(self, report: Report, speaks: bool = True) -> None:
-        """Keep a report that somebody else has made; log it, too, where this rank `speaks`."""
+        """Keep a report made elsewhere; also log it if this rank `speaks`."""
         if self._keep(report, ((0, 0), len(self.reports))) and speaks:
             _logger.warning("unisono.watch: %s", report)
 
     def tell_failures(self, error: BaseException | None) -> None:
-        """This process ends by `error`: log why, if it came out of a watched group's call and
-        nobody has given it a report."""
+        """This process ends with `error`: log why, if it came from a watched group's call and has
+        no report."""
         if not isinstance(error, RuntimeError) or hasattr(error, "report"):
             return
         for group in list(watched_groups):
@@ -175,7 +175,7 @@ class Monitor:
         native.keep_sites(True)
 
     def end_trace(self) -> None:
-        """Write the trace. Other ranks hold the records open for the one that writes."""
+        """Write the trace. Other ranks keep the records open for the rank that writes."""
         trace, self._trace = self._trace, None
         if trace is None:
             return
@@ -198,10 +198,12 @@ class Monitor:
                 trace.add(part)
             trace.write(missing)
             if missing:
-                _logger.warning("unisono: the trace lacks what %s did", " and ".join(missing))
+                _logger.warning("unisono: the trace does not include %s", " and ".join(missing))
         else:
             if not trace.send(hosts):
-                _logger.warning("unisono: the first host did not take this host's part of a trace")
+                _logger.warning(
+                    "unisono: the first host did not accept this host's part of a trace"
+                )
             trace.close()
 
     def _follow_new(self, descriptor: int) -> None:
@@ -218,7 +220,7 @@ class Monitor:
                 _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
 
     def _tick(self) -> float:
-        """Do what is to be done now; returns for how long there is nothing."""
+        """Do what is due; returns how long to sleep."""
         self._stack_server.answer_if_asked()
         busy = self._retire()
         trace = self._trace
@@ -234,7 +236,7 @@ class Monitor:
         return _BUSY_TICK_S if busy or self._trace is not None else _TICK_S
 
     def _retire(self) -> bool:
-        """Note the ends of calls of watched groups; whether any is under way."""
+        """Record the ends of calls of watched groups; returns whether any is in progress."""
         busy = False
         for group in list(watched_groups):
             busy |= group.retire()
@@ -273,7 +275,7 @@ class Monitor:
         self._tell_what_went_on(groups)
 
     def _look_over_hosts(self) -> None:
-        """Have the lowest rank of all, in a job over few hosts, see the groups over hosts whole."""
+        """In a job over few hosts, let the lowest rank see whole groups over hosts."""
         links = open_links()
         is_due = time.monotonic() >= self._over_hosts_again_s
         if not is_due or not links or links[0].me or links[0].hosts.count > EAGER_HOSTS:
@@ -284,7 +286,7 @@ class Monitor:
         self._over_hosts = [group for group in view.groups if group.is_part]
 
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
-        """Say of calls that were reported to hang that they do not any more."""
+        """Log that calls which were reported to hang have gone on."""
         for key, wait in list(self._awaited.items()):
             over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
             if over:
@@ -294,16 +296,16 @@ class Monitor:
                 _logger.warning("unisono.watch: %s went on after %.0f s", wait, waited_s)
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
-        """Whether a call of ours is not over: asking everybody where they are takes time, and what
-        they answer is not why it waited if it went on meanwhile."""
+        """Whether a call of ours is still waiting: asking all ranks takes time, and if it has gone
+        on meanwhile their answers do not explain it."""
         self._retire()
         me = os.getpid()
         found = with_creations(read_process(me, _LAST))
         return any(_key(wait) == key for wait in waits(found, me))
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
-        """Calls that differ (unisono's own groups compare those themselves), and ranks that are
-        shifted."""
+        """Find calls that differ (unisono's own groups compare those themselves), and shifted
+        ranks."""
         for group in groups:
             if (group.segment, -1) in self._reported:
                 continue
@@ -318,7 +320,7 @@ class Monitor:
                 self._tell_shift(group, diagnose.shifted_by_lines(group))
 
     def _tell_mismatch(self, group: GroupRecords, report: Report) -> None:
-        """Report that calls differ, once; the job may end by it."""
+        """Report that calls differ, once; the job may end because of it."""
         if self._is_lowest(group):  # which asks all others where they are
             report = diagnose.with_stacks(report, group, look_at_job(self.where, 1).where)
         if self._keep(report, (group.segment, -1)) and self._is_lowest(group):
@@ -326,8 +328,8 @@ class Monitor:
             tell_launcher(report.to_text())
 
     def _sizes_of(self, group: GroupRecords, number: int) -> PairwiseSizes | None:
-        """How every rank split an all_to_all, once all have told, each when its own watch has seen
-        that they do not fit; None if they do not."""
+        """How every rank split an all_to_all, once all have told, each after its own watch saw that
+        the parts do not fit; None if they have not."""
         end = time.monotonic() + _TOLD_S
         watched = next((one for one in watched_groups if one.ledger.name == group.name), None)
         while watched is not None and watched.ledger.is_whole and time.monotonic() < end:
@@ -338,8 +340,8 @@ class Monitor:
         return None
 
     def _look_at_steps(self) -> None:
-        """Ranks that made another number of calls in a step; unisono's own groups, too, do not
-        see that by comparing calls."""
+        """Find ranks that made a different number of calls in a step; even unisono's own groups
+        cannot see that by comparing calls."""
         if not steps.are_counted:
             return
         for group in [*_whole(read_process(os.getpid(), _LAST_OF_STEPS)), *self._over_hosts]:
@@ -349,15 +351,15 @@ class Monitor:
             self._tell_shift(group, diagnose.shifted_in_step(group, known))
 
     def _tell_shift(self, group: GroupRecords, report: Report | None) -> None:
-        """Report that a rank is shifted, once; the program may go on."""
+        """Report that a rank is shifted, once; the program may continue."""
         if report is None or not self._keep(report, (group.segment, _SHIFTED)):
             return
         if self._is_lowest(group):
             _logger.warning("unisono.watch: %s", report)
 
     def _look_for_slow_ranks(self, groups: list[GroupRecords], at_the_end: bool = False) -> None:
-        """Say that the others wait for one rank, once that has been so for a while; and at the
-        end, if there is much more to say then."""
+        """Report that the others wait for one rank after a while, and again at the end if much has
+        been added."""
         for group in groups:
             is_mine = group.ranks[0].pid == os.getpid() and group.ranks[0].host in ("", own_host())
             if len(group.ranks) < max(2, group.size) or not is_mine:
@@ -380,7 +382,8 @@ class Monitor:
         return bool(living) and living[0].pid == os.getpid()
 
     def _keep(self, report: Report, key: tuple[tuple[int, int], int], how: str = "seen") -> bool:
-        """Remember a report, and that what `key` names needs no other; whether it is news."""
+        """Remember a report and its `key`, so that it is made only once; returns whether it is
+        new."""
         self._reported.add(key)
         if any(known.verdict == report.verdict for known in self.reports):
             return False
@@ -389,8 +392,8 @@ class Monitor:
         return True
 
     def save(self, report: Report, how: str) -> None:
-        """Write a report into the folder for them, if there is one. `how` begins the name of its
-        file: "seen" by the watch, or "raised" in an exception."""
+        """Write a report to the folder for reports, if there is one. `how` starts the file's name:
+        "seen" by the watch, or "raised" in an exception."""
         if not self.settings.folder:
             return
         self._saved += 1
@@ -401,8 +404,8 @@ class Monitor:
             _logger.warning("unisono.watch: a report could not be saved: %s", error)
 
     def _asks_for_host(self, wait: Wait) -> bool:
-        """Whether this rank asks where all others are. In a group over hosts it is the lowest of
-        each host that waits; those of the ninth host and further are patient."""
+        """Whether this rank asks where all others are. In a group over hosts the lowest waiting
+        rank of each host asks; from the ninth host on it waits longer."""
         if not wait.group.is_part:
             return True
         states = {
@@ -417,8 +420,8 @@ class Monitor:
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
-        """Whether this rank tells it: the lowest of those who wait in the call that the report is
-        about, and can speak. Others may wait for them elsewhere."""
+        """Whether this rank logs it: the lowest rank that waits in the reported call and can log.
+        Others may wait for it elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
             return wait.member.global_rank == min(report.culprits)
         about = report.group, report.call, report.operation
@@ -427,7 +430,9 @@ class Monitor:
             for other in waits(view.groups)
             if (other.group.name, other.record.call, other.record.operation) == about
         ] or [wait]
-        if report.kind == "cycle":  # ranks of several calls: whoever asks for a host may tell it
+        if (
+            report.kind == "cycle"
+        ):  # ranks of several calls: the rank that asks for its host may log it
             alike = [other for other in waits(view.groups) if _is_in(other.member, report)]
         waiting = [
             other.member.global_rank
@@ -442,20 +447,20 @@ class Monitor:
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
 
     def _where_now(self, process: Process) -> diagnose.Whereabouts:
-        """The same for somebody who asks often; nothing of a process of another host."""
+        """The same for frequent questions; nothing about processes of other hosts."""
         if process[0] not in ("", own_host()):
             return diagnose.Whereabouts()
         return whereabouts(process[1], {}, self._stack_server.answer_if_asked, with_children=False)
 
 
 def _whole(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
-    """Without those of which other hosts have a part, too; of many hosts each looks at its own."""
+    """Without groups that span hosts; with many hosts each looks at its own."""
     are_many = any(links.hosts.count > EAGER_HOSTS for links in open_links())
     return [group for group in groups if are_many or not group.is_part]
 
 
 def _with_all_records(group: GroupRecords) -> GroupRecords:
-    """A group with all that is known of its calls: why they differ may lie far back."""
+    """A group with all its recorded calls: the cause of a difference may be far back."""
     if group.is_part:
         return group
     known = with_creations(read_process(os.getpid()))
@@ -471,7 +476,7 @@ def _moves(group: GroupRecords) -> bool:
 
 
 def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
-    """Have the groups of these processes traced."""
+    """Trace the groups of these processes."""
     for pid in pids:
         with contextlib.suppress(UnisonoError):  # it has ended
             for path in segments_of(pid):
@@ -480,12 +485,12 @@ def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
 
 
 def _key(wait: Wait) -> tuple[tuple[int, int], int]:
-    """What names a call of this process."""
+    """The key of a call of this process."""
     return wait.group.segment, wait.record.number
 
 
 def _is_same(other: Wait, wait: Wait) -> bool:
-    """Whether another rank waits in the same call; a message is its rank's own."""
+    """Whether another rank waits in the same call; a message belongs to one rank."""
     if other.group.segment != wait.group.segment or other.record.call != wait.record.call:
         return False
     return wait.record.call is not None or other.member.rank == wait.member.rank

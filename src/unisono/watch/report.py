@@ -26,9 +26,9 @@ _LAST = 12
 
 @dataclass(frozen=True)
 class CallReport:
-    """One of a rank's last calls, in whichever group. Times are seconds, 0 when the report was made
-    and negative before; `started_s` is when all peers were there. `waits_for` are the processes
-    without which it cannot go on, by their pids."""
+    """One of a rank's last calls, in any group. Times are seconds relative to the report, so
+    negative; `started_s` is when all peers were there. `waits_for` are the pids of the processes
+    that it waits for."""
 
     name: str
     group: str
@@ -42,14 +42,14 @@ class CallReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank of the group at hand: `rank`, its `global_rank`, its `pid`, whether it has `arrived`
-    at the call. Texts are empty where nothing is known.
+    """One rank of the group: `rank`, its `global_rank`, its `pid`, whether it has `arrived` at the
+    call. Unknown texts are empty.
 
     `place` is the line of its program ("data.py:41 in load"), `doing` what that line calls, `call`
-    the call that it is in, `last` the last one that it finished, `state` what the system says,
-    `stack` where it is, line by line. `source` are the lines around `place`, with a mark; `calls`
-    its last ones, the oldest first; `host` is the name of its host, where a job has several;
-    `callers` are the user's lines that led to `place`, the nearest first.
+    the call that it is in, `last` the last one that it finished, `state` its state in the system,
+    `stack` its stack, line by line. `source` are the lines around `place`, with a mark; `calls` its
+    last ones, the oldest first; `host` is the name of its host if the job has several; `callers`
+    are the user's lines that led to `place`, the nearest first.
 
     >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=False, place="data.py:41 in load").where()
     'is in data.py:41 in load'
@@ -71,7 +71,7 @@ class RankReport:
     callers: tuple[str, ...] = ()
 
     def name(self) -> str:
-        """ "rank 1", or "rank 1 (global 3)" where its number in the world is another.
+        """ "rank 1", or "rank 1 (global 3)" if its global rank differs.
 
         >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=True).name()
         'rank 1 (global 3)'
@@ -80,7 +80,7 @@ class RankReport:
         return f"rank {self.rank}{beside}"
 
     def process(self) -> str:
-        """ "pid 4711", or "pid 4711 on node7" where the job has several hosts.
+        """ "pid 4711", or "pid 4711 on node7" if the job has several hosts.
 
         >>> unisono.watch.RankReport(1, 3, pid=4711, arrived=True, host="node7").process()
         'pid 4711 on node7'
@@ -88,7 +88,7 @@ class RankReport:
         return f"pid {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def where(self) -> str:
-        """Where it is, for a sentence that begins with "it".
+        """Where it is: completes "it ...".
 
         >>> rank = unisono.watch.RankReport(1, 1, 7, True, call="barrier #2", place="a.py:3 in f")
         >>> rank.where()
@@ -110,9 +110,9 @@ class Report:
     more. `kind` is "hang", "lost", "cycle", "mismatch", "apart", "threads", "stalled", "slow",
     "elsewhere" or "failed".
 
-    `operation` and `call` are the call at hand, `waited_s` how long ranks have waited in it;
+    `operation` and `call` are the call in question, `waited_s` how long ranks have waited in it;
     `culprits` are the ranks (of the group) that the verdict names, `site` the line, `ranks` what is
-    known of each rank, `made_at` when the report was made, with the time zone.
+    known about each rank, `made_at` when the report was made, with the time zone.
 
     >>> Report = unisono.watch.Report
     >>> print(Report("lost", "rank 1 has ended", "world", "unisono", "barrier", 2, culprits=(1,)))
@@ -147,7 +147,7 @@ class Report:
                 last = f"; the last call that it finished: {rank.last}" if rank.last else ""
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
             if rank.callers and rank.rank in self.culprits:
-                lines.append(f"  {rank.name()} came there by {' < '.join(rank.callers)}")
+                lines.append(f"  {rank.name()} got there from {' < '.join(rank.callers)}")
         return "\n".join(lines)
 
     def to_text(self) -> str:
@@ -163,7 +163,7 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to the file `path`, for `load` and `unisono doctor`. Raises OSError if that
-        cannot be done.
+        fails.
 
         >>> import tempfile
         >>> Report = unisono.watch.Report
@@ -177,8 +177,7 @@ class Report:
 
 
 def load(path: str | os.PathLike[str]) -> Report:
-    """Read the report that was saved in the file `path`. Raises UnisonoError if the file holds
-    none.
+    """Read the report saved in the file `path`. Raises UnisonoError if the file is not a report.
 
     >>> unisono.watch.load("/etc/hostname")
     Traceback (most recent call last):
@@ -195,7 +194,8 @@ def load(path: str | os.PathLike[str]) -> Report:
 
 
 def from_text(text: str, origin: str = "this") -> Report:
-    """What `to_text` made. Raises UnisonoError if it did not; `origin` is for the message."""
+    """The report that `to_text` wrote. Raises UnisonoError for other texts; `origin` is for the
+    message."""
     try:
         found = json.loads(text)
         written = found.pop("format")
@@ -233,7 +233,7 @@ def _calls_of(
             if not member.pid or member.process != process:
                 continue
             for record in member.records[-_LAST:]:
-                # One that has failed had waited for whoever did not come.
+                # A failed call had waited for the missing ranks.
                 is_open = record.state in IN_FLIGHT or (
                     record.state == "failed" and record is member.records[-1]
                 )
@@ -258,13 +258,13 @@ def _before(moment_s: float | None, now: float) -> float | None:
     return None if moment_s is None else moment_s - now
 
 
-# -- dataclasses out of what JSON brings: every field is checked, for a file may hold anything -----
+# -- dataclasses from JSON: every field is checked because a file may contain anything -----
 
 
 def build(kind: type[Built], value: Any) -> Built:
-    """`value`, which `asdict` and JSON have made of one, as a `kind` again.
+    """A `kind` from `value`, which `asdict` and JSON made of one.
 
-    Raises TypeError, ValueError, KeyError or AttributeError if it is something else.
+    Raises TypeError, ValueError, KeyError or AttributeError for anything else.
     """
     built: Built = _build(kind, value)
     return built
@@ -272,7 +272,7 @@ def build(kind: type[Built], value: Any) -> Built:
 
 @functools.cache
 def _types(kind: Any) -> dict[str, Any]:
-    """The type of each field of a dataclass; none of anything else."""
+    """The type of each field of a dataclass; empty for anything else."""
     return get_type_hints(kind) if is_dataclass(kind) else {}
 
 

@@ -14,15 +14,15 @@ from unisono.watch.stack_server import DEFAULT_SIGNAL
 _log = logging.getLogger("unisono")
 
 HANG_S = 30.0
-"""How long a call waits before a report, unless set otherwise."""
+"""How long a call waits before it is reported, by default."""
 
 
 @dataclass(frozen=True)
 class WatchSettings:
     """`hang_s`: how long a call may wait before it is reported. `check`: compare calls with the
     peers' before data moves. `stack_signal`: the reserved signal, 0 for none. `folder`: where
-    reports are saved, "" for nowhere. `equal_every`: before how many forward passes of DDP numbers
-    are compared, 0 for none."""
+    reports are saved, "" for nowhere. `equal_every`: after how many forward passes of DDP numbers
+    are compared, 0 for never."""
 
     hang_s: float = HANG_S
     check: bool = False
@@ -38,10 +38,10 @@ def settings_of(
     *,
     forgiving: bool = False,
 ) -> WatchSettings:
-    """The settings; what is None comes from the environment.
+    """The settings; None means the environment's.
 
-    A value that makes no sense raises UnisonoError or, if `forgiving`, counts as not set, with a
-    warning: where only the environment asked for the watch, the program must not fail by it.
+    An invalid variable raises UnisonoError or, if `forgiving`, is ignored with a warning: if only
+    the environment asked for the watch, the program must not fail because of it.
     """
 
     def read(variable: Variable[Value]) -> Value | None:
@@ -50,7 +50,7 @@ def settings_of(
     if hang_s is None:
         hang_s = read(variables.WATCH_HANG_S) or HANG_S
     if not hang_s > 0:
-        raise ValueError(f"hang_s must be above zero, not {hang_s}")
+        raise ValueError(f"hang_s must be positive, not {hang_s}")
     if check is None:
         check = read(variables.WATCH_CHECK) or False
     if stack_signal is None:

@@ -1,7 +1,8 @@
-"""A slow rank: for whom the others wait, how long, and where it is meanwhile.
+"""A slow rank: one for which the others wait, for how long, and where it is meanwhile.
 
-What counts is the time from the last but one arrival to the last: nobody else is to blame for that.
-One long wait (a checkpoint, a compilation) is no slow rank; one in most calls is.
+What counts is the time from the second to last arrival to the last: only the last rank is to blame
+for that. One long wait (a checkpoint, a compilation) does not make a slow rank; a wait in most
+calls does.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from unisono.watch.report import Report, add_history
 
 _CALLS = 20
 _SHARE = 0.1
-"""From which share of the time on that all others wait for one rank."""
+"""The least share of the time in which all others wait for one rank."""
 _MOST = 0.6
-"""In which share of the calls it has to be the last."""
+"""The least share of the calls in which it is the last."""
 _LATE_S = 0.0005
-_ASK_S = 0.6  # a process that has just told where it is says the same again
+_ASK_S = 0.6  # a process that has just answered would say the same again
 
 
 class Slowness:
-    """What the lowest rank of a group knows of it. Of many calls some are looked at, the newest."""
+    """What the lowest rank of a group knows about it. Of many calls only the newest are looked
+    at."""
 
     def __init__(self) -> None:
         self.seen_s = 0.0
@@ -39,8 +41,8 @@ class Slowness:
         self._ask_again_s = 0.0
 
     def look(self, group: GroupRecords, ask: Ask) -> None:
-        """Take account of the calls that are over since the last look; and, where a rank is slow
-        and awaited, of where it is now."""
+        """Add the calls that have finished since the last look, and, if a slow rank is awaited,
+        where it is now."""
         for number, records in by_number(group).items():
             ends = [record.ended_s for record in records.values()]
             if number <= self._seen or len(records) < group.size or None in ends:
@@ -75,7 +77,7 @@ class Slowness:
         return None
 
     def report(self, group: GroupRecords) -> Report | None:
-        """Who is slow, if anybody is: what it costs, and where it was seen most often."""
+        """The slow rank, if there is one: what it costs, and where it was seen most often."""
         member = self._slow(group)
         if member is None:
             return None

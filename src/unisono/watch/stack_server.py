@@ -1,11 +1,11 @@
-"""Where a process is: by its stacks where it sends them, else by what the system says of it.
+"""Where a process is: from its stacks if it sends them, else from the system.
 
 The stack server: a process answers other processes of its user that ask for its stacks.
 
-It serves by a nameless file that anybody of the same user finds through /proc. Whoever asks writes
-a number into it; the process's watching thread writes its stacks and then the same number. A
-process whose threads cannot run Python (one of them keeps the GIL) is sent the reserved signal, on
-which faulthandler writes the stacks into a second file.
+It uses an anonymous file that processes of the same user find through /proc. The asking process
+writes a number into it; the watching thread writes its stacks and then the same number. If the
+process cannot run Python (a thread keeps the GIL), it is sent the reserved signal, and faulthandler
+writes the stacks into a second file.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from unisono.watch.stacks import (
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
 PATIENCE_S = 1.5
-"""How long a process has for its answer before it is sent the signal."""
+"""How long a process may take to answer before it is sent the signal."""
 
 _MAGIC = 0x326B736564756E75
 _HEAD = struct.Struct("<QiI")  # magic, pid, signal
 _INTEGER = struct.Struct("<Q")
 _TIME = struct.Struct("<d")
 _ASKED, _ANSWERED, _AT, _TEXT, _BYTES = 16, 24, 32, 40, 1 << 18
-_FRESH_S = 0.5  # an answer of so long ago needs no other
+_FRESH_S = 0.5  # an answer this recent is used again
 _SIGNAL_S = 1.0
 _LOOK_S = 0.02
 _logger = logging.getLogger("unisono")
@@ -67,7 +67,7 @@ _MOST_LINES = 40
 _CALLERS = 4
 _MOST_CHILDREN = 4
 _WAITS = ("get", "join", "acquire", "wait", "result")
-"""How the calls end in which a program waits for its own threads."""
+"""Names of calls in which a program waits for its own threads."""
 _childs_files: list[int] = []
 """In a forked child: where it writes its stacks."""
 
@@ -82,14 +82,14 @@ class StackServer:
         self._usual_hook = threading.excepthook
         threading.excepthook = self._note_ended_thread
         ended_threads.clear()
-        while _childs_files:  # of our parent's server: this one is our own
+        while _childs_files:  # to tell it from our parent's server
             os.close(_childs_files.pop())
         os.ftruncate(self._file, _BYTES)
         self._memory = mmap.mmap(self._file, _BYTES)
         _HEAD.pack_into(self._memory, 0, _MAGIC, os.getpid(), self._signal)
 
     def answer_if_asked(self) -> None:
-        """Write our stacks down if somebody wants them."""
+        """Write our stacks if a process has asked for them."""
         (asked,) = _INTEGER.unpack_from(self._memory, _ASKED)
         (answered,) = _INTEGER.unpack_from(self._memory, _ANSWERED)
         if asked == answered:
@@ -97,7 +97,7 @@ class StackServer:
         text = json.dumps([asdict(stack) for stack in own_stacks()]).encode()
         if len(text) > _BYTES - _TEXT - 8:
             text = json.dumps([asdict(stack) for stack in own_stacks()[:1]]).encode()
-        _INTEGER.pack_into(self._memory, _TEXT, 0)  # so that nobody reads half of it
+        _INTEGER.pack_into(self._memory, _TEXT, 0)  # so that no reader sees a part of it
         self._memory[_TEXT + 8 : _TEXT + 8 + len(text)] = text
         _INTEGER.pack_into(self._memory, _TEXT, len(text))
         _TIME.pack_into(self._memory, _AT, time.monotonic())
@@ -106,7 +106,7 @@ class StackServer:
     def close(self) -> None:
         """Stop answering."""
         if self._signal and signal.getsignal(self._signal) is signal.SIG_DFL:
-            faulthandler.unregister(self._signal)  # else the program has taken it meanwhile
+            faulthandler.unregister(self._signal)  # otherwise the program uses it now
         if threading.excepthook == self._note_ended_thread:
             threading.excepthook = self._usual_hook
         self._memory.close()
@@ -114,8 +114,8 @@ class StackServer:
         os.close(self._stacks)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: answer nobody, but write stacks down on the signal, for whoever asks
-        where the parent is."""
+        """In a forked child: do not answer, but write stacks on the signal, for questions to the
+        parent."""
         self.close()
         if self._signal:
             _childs_files.append(os.memfd_create("unisono-stacks", os.MFD_CLOEXEC))
@@ -128,13 +128,13 @@ class StackServer:
 
 
 def _reserve(number: int, descriptor: int) -> int:
-    """Have faulthandler answer a signal, unless the program uses it: 0 then."""
+    """Register faulthandler for a signal, unless the program uses it: then returns 0."""
     if not number:
         return 0
     if signal.getsignal(number) is not signal.SIG_DFL:
         _logger.warning(
-            "unisono.watch: the program handles signal %d itself, so this process cannot tell "
-            "where it is while it holds the GIL; choose another (UNISONO_WATCH_SIGNAL)",
+            "unisono.watch: the program handles signal %d itself, so this process cannot write "
+            "its stack while it holds the GIL; choose another signal (UNISONO_WATCH_SIGNAL)",
             number,
         )
         return 0
@@ -143,7 +143,7 @@ def _reserve(number: int, descriptor: int) -> int:
 
 
 def request_stacks(pids: Iterable[int]) -> None:
-    """Ask several processes at once, so that `ask` finds them answering."""
+    """Ask several processes at once, so that `ask` finds answers."""
     for pid in set(pids) - {os.getpid()}:
         with (
             contextlib.suppress(OSError, ValueError, UnisonoError),
@@ -154,9 +154,9 @@ def request_stacks(pids: Iterable[int]) -> None:
 
 
 def ask(pid: int, meanwhile: Callable[[], object] = lambda: None) -> list[Stack]:
-    """The stacks of a process, the main thread's first; none if it cannot or will not answer.
+    """The stacks of a process, the main thread's first; none if it does not answer.
 
-    `meanwhile` is called while we wait, so that whoever we ask may ask us.
+    `meanwhile` is called while we wait, so that we can answer questions, too.
     """
     if pid == os.getpid():
         return own_stacks()
@@ -176,7 +176,7 @@ def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) ->
     while time.monotonic() < end:
         if _INTEGER.unpack_from(memory, _ANSWERED)[0] >= asked:
             (length,) = _INTEGER.unpack_from(memory, _TEXT)
-            with contextlib.suppress(ValueError):  # it is answering somebody else
+            with contextlib.suppress(ValueError):  # it is answering another process
                 found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
                 return [build(Stack, stack) for stack in found]
         meanwhile()
@@ -185,7 +185,7 @@ def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) ->
 
 
 def _post(memory: mmap.mmap) -> int:
-    """Ask, unless somebody just has: the number of the question."""
+    """Ask, unless another process just has; returns the number of the question."""
     (asked,) = _INTEGER.unpack_from(memory, _ASKED)
     (answered,) = _INTEGER.unpack_from(memory, _ANSWERED)
     (at_s,) = _TIME.unpack_from(memory, _AT)
@@ -196,7 +196,9 @@ def _post(memory: mmap.mmap) -> int:
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
-    if not handles_signal(pid, number):  # a library has taken our handler away: it would die
+    if not handles_signal(
+        pid, number
+    ):  # a library has removed our handler: the signal would kill it
         return []
     with _open(pid, "unisono-stacks") as file:
         before = os.fstat(file).st_size
@@ -215,7 +217,7 @@ def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> li
 
 @contextlib.contextmanager
 def _open(pid: int, name: str) -> Iterator[int]:
-    """A nameless file of a process, by its name in /proc."""
+    """An anonymous file of a process, by its name in /proc."""
     folder = f"/proc/{pid}/fd"
     for entry in os.listdir(folder):
         path = f"{folder}/{entry}"
@@ -237,8 +239,8 @@ def whereabouts(
     meanwhile: Callable[[], object] = lambda: None,
     with_children: bool = True,
 ) -> Whereabouts:
-    """Where process `pid` is. `endings` says how processes ended, as far as that is known;
-    `with_children` has its forked children interrupted, too."""
+    """Where process `pid` is. `endings` says how processes ended, if known; `with_children` also
+    interrupts its forked children."""
     state = state_of(pid)
     if state.has_ended:
         how = (endings or {}).get(pid) or describe_zombie(pid) or "has ended"
@@ -248,7 +250,7 @@ def whereabouts(
     stacks = ask(pid, meanwhile)
     if not stacks:
         kernel = kernel_function(pid)
-        text = f"{state} and does not say where" + (f", in {kernel}" if kernel else "")
+        text = f"{state} and does not answer" + (f", in {kernel}" if kernel else "")
         return Whereabouts(doing=text, stack=(text,))
     program = of_program(stacks)
     frame = program.program_frame()
@@ -295,7 +297,7 @@ def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
         frames = [frame for frame in stack.frames if frame.file != threading.__file__]
         if not frames or stack.ended or stack.thread.startswith("unisono"):
             continue
-        innermost = frames[0]  # of those who wait, not of the means by which they do
+        innermost = frames[0]  # of the waiting code, not of the functions it waits in
         if innermost.file.startswith(folders):
             return True
         if stack is program and (

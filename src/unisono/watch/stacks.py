@@ -1,4 +1,4 @@
-"""Stacks of a process: its own, and those that faulthandler wrote; which line is the user's."""
+"""Stacks of a process: its own, and those written by faulthandler; and which line is the user's."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """A thread's frames, innermost first. Of one that an exception has ended, `ended` says how; of
-    the main thread `phase` says in which part of an iteration it is, where that is known."""
+    """A thread's frames, innermost first. `ended` says which exception ended the thread, if one
+    did; for the main thread `phase` is the part of the iteration, if known."""
 
     thread: str
     frames: tuple[Frame, ...]
@@ -56,7 +56,7 @@ class Stack:
     phase: str = ""
 
     def program_frame(self) -> Frame | None:
-        """The innermost frame of the user's program; of any program where there is none."""
+        """The innermost frame of the user's program, or else of any."""
         own = (frame for frame in self.frames if is_users(frame.file))
         return next(own, self.frames[0] if self.frames else None)
 
@@ -66,8 +66,8 @@ ended_threads: deque[Stack] = deque(maxlen=_MOST_ENDED)
 
 
 def of_program(stacks: Sequence[Stack]) -> Stack:
-    """The stack that tells where the program is: the main thread's, unless that is nowhere in the
-    user's files and another one is."""
+    """The stack that shows where the program is: the main thread's, unless only another one is in
+    the user's files."""
     own = (
         stack
         for stack in stacks
@@ -77,8 +77,8 @@ def of_program(stacks: Sequence[Stack]) -> Stack:
 
 
 def own_stacks() -> list[Stack]:
-    """The stacks of all threads of this process but the watching one, the main thread's first; and
-    of those that have ended by an exception."""
+    """The stacks of all threads of this process except the watching one, the main thread's first;
+    and of threads that an exception has ended."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
@@ -92,7 +92,7 @@ def own_stacks() -> list[Stack]:
 
 
 def note_ended_thread(thread: threading.Thread | None, error: BaseException) -> None:
-    """Remember how an exception has ended a thread, and where."""
+    """Remember which exception ended a thread, and where."""
     found = traceback.extract_tb(error.__traceback__)
     frames = (Frame(at.filename, at.lineno or 0, at.name) for at in reversed(found))
     ended_threads.append(Stack(thread.name if thread else "?", (*frames,), describe_error(error)))
@@ -108,7 +108,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def calling_line() -> str:
-    """The line of the user's program that led here: "train.py:88"; "" where none did."""
+    """The line of the user's program that led here: "train.py:88"; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -116,7 +116,7 @@ def calling_line() -> str:
 
 
 def from_faulthandler(text: str) -> list[Stack]:
-    """The stacks in what faulthandler wrote, the main thread's (which it writes last) first."""
+    """The stacks in faulthandler's output, the main thread's (which it writes last) first."""
     stacks: list[Stack] = []
     frames: list[Frame] = []
     name = ""
@@ -158,7 +158,7 @@ def _frames_of(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def _doing(frame: FrameType) -> str:
-    """The callee of the expression that a frame is in, by its position in the source."""
+    """What the expression at a frame's position in the source calls."""
     positions = list(frame.f_code.co_positions())
     line, last_line, column, last_column = positions[frame.f_lasti // 2]
     if line is None or column is None or last_line != line:
@@ -170,8 +170,8 @@ def _doing(frame: FrameType) -> str:
 def callee_of(expression: str) -> str:
     """What an expression calls: "lock.acquire" of "lock.acquire(timeout=3)"; "" if nothing.
 
-    By its text, for `ast.parse` may fail, with SystemError, in CPython 3.11 where two threads are
-    in it: ours must not break the program's.
+    It works on the text because `ast.parse` in CPython 3.11 may raise SystemError if two threads
+    are in it: ours must not break the program's.
     """
     text = _STRING.sub("''", expression.strip())
     if not text.endswith(")"):
@@ -189,7 +189,7 @@ def callee_of(expression: str) -> str:
 
 
 def lines_around(file: str, line: int) -> tuple[str, ...]:
-    """The source around a line, each with its number, a ">" before the line itself; none where the
+    """The source around a line, each with its number, a ">" before the line itself; none if the
     file cannot be read."""
     linecache.checkcache(file)
     source = linecache.getlines(file)
@@ -203,7 +203,7 @@ def lines_around(file: str, line: int) -> tuple[str, ...]:
 
 
 def lines_of_site(site: str) -> tuple[str, ...]:
-    """The same for a line as reports name it ("train.py:88"), if this process knows the file."""
+    """The same for a line from a report ("train.py:88"), if this process knows the file."""
     name, _, line = site.partition(" in ")[0].rpartition(":")
     if not name or not line.isdigit():
         return ()

@@ -1,9 +1,9 @@
 """Steps: how many calls each rank made between two marks: the program's own, else the forward
-passes of DDP in training, else the steps of optimizers. All are noticed by torch's own hooks.
+passes of DDP in training, else the steps of optimizers. torch's own hooks detect all of them.
 
-A call that one rank leaves out, where the next one looks the same on the same line, shifts that
-rank by one for good, and no comparison of calls can see it. But the records bear the step in which
-a call was made: the last call of a step has one number on all ranks, until one is off.
+If one rank leaves out a call, and the next call looks the same on the same line, that rank is
+shifted by one from then on, and no comparison of calls can see it. But the records contain the step
+of each call: the last call of a step has the same number on all ranks until one is shifted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unisono.errors import name_number, name_ranks
 from unisono.watch.calls import line_of
 
 _ENOUGH = 2
-"""After how many steps that were equal on all ranks one that is not counts: ranks whose optimizers
-step at different times never have so many."""
+"""A differing step counts after this many equal steps: ranks whose optimizers step at different
+times never have so many."""
 
 _hooks: dict[str, Any] = {}
 are_counted = False
@@ -43,8 +43,8 @@ def mark() -> None:
 
 
 def count_training_steps() -> None:
-    """Count the forward passes of every DDP that is made from now on, or, while there are none, the
-    steps of torch's optimizers, as steps of their thread."""
+    """Count the forward passes of every DDP model that is made from now on, or, while there is
+    none, the steps of torch's optimizers, as steps of their thread."""
     from torch.optim import optimizer
 
     if not _hooks:
@@ -56,7 +56,7 @@ def count_training_steps() -> None:
 
 
 def stop_counting() -> None:
-    """Stop counting what nobody marks."""
+    """Stop counting steps that the program does not mark."""
     global are_forward
     are_forward = False
     while _hooks:
@@ -64,7 +64,8 @@ def stop_counting() -> None:
 
 
 def each_ddp(notice: Callable[[Any], object]) -> Any:
-    """Have `notice` called with every DDP that is made from now on; the hook, to remove it."""
+    """Call `notice` with every DDP model that is made from now on; returns the hook, to remove
+    it."""
     from torch.nn.modules.module import register_module_module_registration_hook
 
     def registered(module: Any, name: str, child: Any) -> None:
@@ -80,7 +81,7 @@ def _follow_ddp(ddp: Any) -> None:
 
 
 def _enter(name: str) -> Callable[..., None]:
-    """A hook that notes in which phase the program is now."""
+    """A hook that records the phase that the program is in."""
     from torch import compiler
 
     def enter(*_: Any) -> None:
@@ -92,7 +93,7 @@ def _enter(name: str) -> Callable[..., None]:
 
 
 def _begin_iteration(module: Any, _: Any) -> None:
-    """An iteration has begun, whatever a rank skips of it."""
+    """A new iteration has begun."""
     global are_forward, phase
     from torch import compiler, is_grad_enabled
 
@@ -111,16 +112,16 @@ def _count(*_: Any) -> None:
     global are_counted
     if not are_counted:
         are_counted = True
-        native.keep_sites(True)  # a verdict without a line is half a verdict
+        native.keep_sites(True)  # wait for a line: a verdict needs one
     native.count_step()
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Steps in which not all ranks made the same number of calls: one, where the records show it,
-    or all from `since` to `step`. `counts` are the calls of each rank in them, `first` is the
-    number of the first one; `odd` are the ranks that differ, as far as that is known, and
-    `examples` are calls that they made more, or not, at least one."""
+    """Steps in which not all ranks made the same number of calls: one, if the records show it, or
+    all from `since` to `step`. `counts` are the calls of each rank in them, `first` is the number
+    of the first one; `odd` are the ranks that differ, if known, and `examples` are calls that they
+    added or left out, at least one."""
 
     since: int
     step: int
@@ -131,7 +132,7 @@ class Shift:
 
 
 class Steps:
-    """What is known of the steps of one group."""
+    """What is known about the steps of one group."""
 
     def __init__(self) -> None:
         self._even = 0
@@ -140,8 +141,8 @@ class Steps:
         self._bases: list[int] = []
 
     def look(self, group: GroupRecords) -> Shift | None:
-        """The first step that is over on all ranks and in which they made different numbers of
-        calls, after several in which they made the same."""
+        """The first step that is finished on all ranks and in which they made different numbers of
+        calls, after several with equal numbers."""
         calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
             return None
@@ -159,8 +160,8 @@ class Steps:
         return None
 
     def _since_the_group_was_made(self, calls: list[list[Record]]) -> list[list[Record]]:
-        """The calls with their steps counted from the first one of which all records are known:
-        ranks may have made other numbers of steps before."""
+        """The calls, with steps counted from the first one whose records are complete: ranks may
+        have made different numbers of steps before."""
         if not self._bases:
             number = max(records[0].call or 0 for records in calls)
             steps = [
@@ -206,7 +207,7 @@ def _calls(member: RankRecords) -> list[Record]:
 
 
 def _is_in_order(records: Sequence[Record]) -> bool:
-    """Whether a rank's calls come from a thread that counts its steps, and from no other."""
+    """Whether all calls of a rank come from a thread that counts its steps."""
     steps = [record.step for record in records]
     return bool(steps) and steps[-1] > 0 and steps == sorted(steps)
 
@@ -243,7 +244,7 @@ def sentence(group: GroupRecords, shift: Shift) -> str:
     usual = shift.counts[min(rest)]
     kinds = Counter(record.operation for record in shift.examples)
     much = " and ".join(f"{count} {operation}" for operation, count in kinds.items())
-    if kinds.total() != abs(odd - usual):  # the rest has left the records
+    if kinds.total() != abs(odd - usual):  # older calls have left the records
         much = name_number(abs(odd - usual), "call")
     did = f"left out {much}" if odd < usual else f"made {much} more"
     return (

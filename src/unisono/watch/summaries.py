@@ -1,8 +1,7 @@
-"""Summaries of records: what was called how often, how fast, and who came late.
+"""Summaries of records: what was called how often, how fast, and who was late.
 
-A rank is late by when it arrives, not by how long its call takes: the late one's own calls are
-short, for everybody else is there already. What is left of a call after the last arrival is the
-transfer.
+A rank is late by its arrival, not by the length of its call: a late rank's own calls are short
+because all others are there already. The rest of a call after the last arrival is the transfer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from unisono.watch.calls import CREATIONS, by_number
 # of the bytes that a record holds: what each rank gives, as nccl-tests counts (docs/diagnosis.md)
 _WIDE = ("all_gather", "gather")
 _LATE_S = 0.001
-"""An arrival counts as late from here on, if it is also later than the transfer takes."""
+"""An arrival counts as late from this delay on, if the delay is also longer than the transfer."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,9 @@ class CallSummary:
     """All calls of one operation and size of one group, over all ranks. Times in seconds.
 
     `wait_s` is from the first arrival to the last, `transfer_s` from there to the end, both means;
-    `share` is the part of the wall time that a rank spends in them, `busbw` bytes per second
-    as nccl-tests counts them, by transfer time; `latest` is the rank that was last most often, how
-    often, and by how much it came after the one before it, on average.
+    `share` is the part of the wall time that a rank spends in them, `busbw` bytes per second as
+    nccl-tests counts them, by transfer time; `latest` is the rank that was last most often, with
+    how often, and by how much on average.
     """
 
     group: str
@@ -82,7 +81,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class _CompleteCall:
-    """A call to which all ranks came and that is over on all."""
+    """A call that all ranks have finished."""
 
     first_s: float
     last_s: float
@@ -104,7 +103,7 @@ def summarise(groups: Iterable[GroupRecords]) -> Summary:
             call = _complete_call(group, records)
             if call is not None:
                 operation, size_bytes = call.record.operation, call.record.bytes
-                if operation in _WIDE:  # as nccl-tests names it: the whole of the wide side
+                if operation in _WIDE:  # nccl-tests' size: the whole wide side
                     size_bytes *= group.size
                 key = group.name, group.backend, operation, size_bytes, group.size
                 table.setdefault(key, []).append(call)

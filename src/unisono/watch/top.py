@@ -18,7 +18,8 @@ from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import whereabouts
 
 STUCK_S = 5.0
-"""A rank that has been in one call, or out of any while others wait, for so long is shown red."""
+"""A rank that has been in one call, or out of calls while others wait, for this long is shown in
+red."""
 
 _WINDOW_S = 2.0
 
@@ -60,22 +61,22 @@ class Job:
 
 
 class Verdicts:
-    """What the watch would say of jobs that are stuck. A call is looked into once: whoever is asked
-    for a stack must interrupt its program."""
+    """The watch's verdicts on stuck jobs. Each call is diagnosed once: to ask for a stack
+    interrupts the program."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, int], int, int], Report | None] = {}
         self._slowness: dict[tuple[int, int], Slowness] = {}
 
     def of(self, groups: Sequence[GroupRecords]) -> Report | None:
-        """The report of the oldest call that has waited for STUCK_S, if there is one; else of a
-        rank that is slow."""
+        """The report on the oldest call that has waited for STUCK_S, if there is one; else on a
+        slow rank."""
         now = time.monotonic()
         for wait in waits(groups):
             if now - wait.record.arrived_s < STUCK_S or wait.is_for_anybody():
                 continue
             if len(wait.group.ranks) < wait.group.size and wait.group.is_part:
-                continue  # who is missing may have come on another host
+                continue  # the missing rank may be on another host
             key = (wait.group.segment, wait.member.rank, wait.record.number)
             if key not in self._known:
                 self._known[key] = diagnose.hang(groups, wait, _where)
@@ -100,8 +101,8 @@ def _where_now(process: Process) -> diagnose.Whereabouts:
 
 
 def as_reported(row: RankRow, report: Report) -> RankRow:
-    """The row with what the report says of the rank: whether it is to blame, and where it is, if
-    its call has not noted a line."""
+    """The row with what the report says about the rank: whether it is to blame, and where it is, if
+    its call has no line."""
     if row.group != report.group:
         return row
     place = next((rank.place for rank in report.ranks if rank.pid == row.pid), "")
@@ -110,8 +111,8 @@ def as_reported(row: RankRow, report: Report) -> RankRow:
 
 
 def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
-    """The running jobs of this user, each with all ranks of all its groups; `of`: only the one of
-    this process, or of which it is the launcher. `verdicts` remembers what was said of them."""
+    """The running jobs of this user, each with all ranks of all its groups; `of`: only the job of
+    this process, or the job that it launched. `verdicts` remembers the verdicts."""
     known = Verdicts() if verdicts is None else verdicts
     found: list[Job] = []
     for pids, groups in _connected(snapshot(_ranks_of_this_user())):
@@ -123,14 +124,16 @@ def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
             rows = [as_reported(row, report) for row in rows]
         ordered = sorted(rows, key=lambda row: (row.group, row.rank))
         verdict = "" if report is None else report.verdict
-        names = [name for name in map(command_of, sorted(pids)) if name != "?"]  # of who lives
+        names = [
+            name for name in map(command_of, sorted(pids)) if name != "?"
+        ]  # of living processes
         found.append(Job(" ".join(names[:1]) or "?", tuple(sorted(pids)), tuple(ordered), verdict))
     return found
 
 
 def _connected(groups: list[GroupRecords]) -> list[tuple[set[int], list[GroupRecords]]]:
-    """The groups by job, with the processes of each. Two groups are of one job also where the
-    process that connects them has left one, which its peers still show."""
+    """The groups by job, with the processes of each. Two groups belong to one job even if the
+    process that connects them has left one of them, which its peers' records still show."""
     found: list[tuple[set[int], list[GroupRecords]]] = []
     for group in groups:
         pids, several = {member.pid for member in group.ranks}, [group]
@@ -208,7 +211,7 @@ def _rows(group: GroupRecords) -> list[RankRow]:
 
 
 def _waited_s(record: Record, now: float) -> float:
-    """For how long of the window a call waited for its peers; a watched one does not say when they
+    """How long in the window a call waited for its peers; a watched call does not record when they
     came, and counts as a whole."""
     until = record.started_s or record.ended_s or now
     return max(0.0, until - max(record.arrived_s, now - _WINDOW_S))

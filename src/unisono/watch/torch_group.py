@@ -1,9 +1,9 @@
 """A torch process group that forwards every call to another one and keeps its records.
 
-torch calls some methods from Python and some, DDP's among them, from C++; both come here first.
-Nothing waits that would not have waited: a call that torch makes blocking is waited for here and
-not in torch; for any other, and for what is only queued on a GPU, the end is looked for at
-the next call and by the watching thread.
+torch calls some methods from Python and some, DDP's among them, from C++; both come here first. No
+call waits that would not have waited otherwise: a blocking call waits here instead of in torch; for
+any other call, and for work that is only queued on a GPU, the next call and the watching thread
+look whether it has finished.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ hide_files(os.path.dirname(torch.__file__))
 
 _REDUCTIONS = {hash: number for number, hash in enumerate(reductions_by_hash())}
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
-_LONE_REFERENCES = 2  # to a work that only we keep: our list's and the count's own
+_LONE_REFERENCES = 2  # of a work that only we keep: our list's and getrefcount's own
 _ABANDONED_S = 1.0
-_ELSEWHERE = 0x7FFF  # no rank of a ledger
-_SPLITS_KEPT = 256  # calls; a mismatch is found within a second or two
+_ELSEWHERE = 0x7FFF  # not a rank of a ledger
+_SPLITS_KEPT = 256  # calls: a mismatch is found within a second or two
 PairSizes = tuple[list[int], list[int]]
-"""What a rank gives to each rank, and wants from each, in elements."""
+"""What a rank sends to each rank, and expects from each, in elements."""
 
 
 def _codes() -> dict[torch.dtype, int]:
@@ -55,7 +55,7 @@ def _codes() -> dict[torch.dtype, int]:
 _CODES = _codes()
 _UNKNOWN = 0xFF | 8 << 8 | 1 << 16
 
-# Which argument holds what this rank gives (or takes, where it gives nothing), by torch's names.
+# The argument with what this rank sends (or receives, if it sends nothing), by torch's names.
 _COLLECTIVES: dict[str, tuple[Operation, int]] = {
     "allreduce": (Operation.ALL_REDUCE, 0),
     "allreduce_coalesced": (Operation.ALL_REDUCE, 0),
@@ -154,7 +154,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self.ledger.close()
 
     def monitored_barrier(self, *args: Any, **named: Any) -> None:
-        """gloo's own, which names a rank that is missing; it blocks."""
+        """gloo's own, which names a missing rank; it blocks."""
         self._calls += 1
         record = self._begin(Operation.BARRIER, 0, -1, 0, 0, self._calls)
         try:
@@ -165,7 +165,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._end(record, _OK)
 
     def tell_splits(self, number: int) -> list[PairSizes | None]:
-        """Tell the others how an all_to_all was split here; and what they have told, rank by
+        """Tell the others how an all_to_all was split here; returns what they have told, rank by
         rank."""
         known = dict(self._splits).get(number)
         if known is not None:
@@ -199,9 +199,12 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return work
 
     def _begin_split(self, tensors: Any, given: Sequence[Any], number: int) -> int | None:
-        """The record of an all_to_all, whose root and reduction have the balance of its parts."""
+        """The record of an all_to_all, with the balance of its parts in the fields for root and
+        reduction."""
         splits = _splits(given, self.size())
-        if splits is None or len(self._ledger_ranks) <= self.size():  # not all are seen from here
+        if (
+            splits is None or len(self._ledger_ranks) <= self.size()
+        ):  # not all ranks are visible here
             return None
         self._splits.append((number, splits))
         self.ledger.tell(number, json.dumps(splits))  # gloo may end the process at once
@@ -222,8 +225,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             error.add_note(f"unisono.watch: {report}")
 
     def _follow_queue(self, record: int, work: Any) -> None:
-        """The call is over when the GPU has done it; nccl gives no work for one that blocks. What
-        becomes part of a CUDA graph is not done now, and nobody may ask for its end."""
+        """The call has finished when the GPU is done; nccl returns no work for a blocking call. A
+        call that is captured in a CUDA graph does not run now, and its end must not be queried."""
         if _captures and torch.cuda.is_current_stream_capturing():
             self._end(record, _OK)
             return
@@ -234,9 +237,9 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._flying.append((record, work, 0.0))
 
     def _retire_first(self) -> bool:
-        """Write down the ends of the calls that began first, as far as they are over; whether any
-        is under way. Taking from the list is one step, so that no lock is needed between the
-        program and the watching thread."""
+        """Record the ends of the oldest calls that have finished; returns whether any is in
+        progress. Taking from the list is atomic, so the program and the watching thread need no
+        lock."""
         flying = self._flying
         while flying:
             entry = flying.popleft()
@@ -247,13 +250,12 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return False
 
     def retire(self) -> bool:
-        """The same for all calls that are over; by the watching thread. (A GPU does one after the
-        other.)"""
+        """The same for all finished calls, by the watching thread. (A GPU runs them in order.)"""
         if self._queues:
             with _may_query_gpu() as may:
                 return self._retire_first() if may else True
         flying = self._flying
-        with contextlib.suppress(IndexError):  # the program took the last one meanwhile
+        with contextlib.suppress(IndexError):  # the program has taken the last one meanwhile
             for _ in range(len(flying)):
                 entry = flying.popleft()
                 if entry[1].is_completed() or (entry[2] and _is_abandoned(entry)):
@@ -264,8 +266,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 class _Mark:
-    """A mark behind what is queued on a GPU up to now. Setting it takes longer than many a call:
-    the watching thread does so when it first asks, for all calls since the last mark."""
+    """A mark after everything queued on a GPU so far. Setting it takes longer than many calls: the
+    watching thread does it when it first asks, for all calls since the last mark."""
 
     def __init__(self, device: int, stream: int) -> None:
         self.stream = device, stream
@@ -273,7 +275,7 @@ class _Mark:
         self._event: Any = None
 
     def is_completed(self) -> bool:
-        """Whether the GPU has come to it."""
+        """Whether the GPU has reached it."""
         if self.is_set:
             return bool(self._event.query())
         self.is_set = True
@@ -286,20 +288,21 @@ class _Mark:
 
 
 def _current_stream() -> tuple[int, int]:
-    """Device and address. What torch.cuda.current_stream() finds, in a tenth of the time."""
+    """Device and address of the current stream, in a tenth of the time of
+    torch.cuda.current_stream()."""
     device = torch._C._cuda_getDevice()
     return device, torch._C._cuda_getCurrentRawStream(device)
 
 
 def _is_abandoned(entry: tuple[int, Any, float]) -> bool:
-    """A message says that it is over only once it was waited for: one that nobody but us knows
-    any more never will. (How a work ended is not asked: torch warns whoever asks.)"""
+    """A message is only finished once it was waited for: one that only we still hold never will be.
+    (We do not query how a work ended because torch warns about that.)"""
     lone = sys.getrefcount(entry[1]) <= _LONE_REFERENCES
     return lone and time.monotonic() - entry[2] > _ABANDONED_S
 
 
 def _measure(tensors: Any) -> tuple[int, int]:
-    """The type of one tensor or of many, lists of lists too, and their bytes together."""
+    """The dtype of one tensor or of many, also in nested lists, and their bytes in all."""
     if isinstance(tensors, torch.Tensor):
         return _CODES.get(tensors.dtype, _UNKNOWN), 0 if tensors.is_sparse else tensors.nbytes
     dtype, total = 0, 0
@@ -310,13 +313,12 @@ def _measure(tensors: Any) -> tuple[int, int]:
 
 
 def _weight(giver: int, taker: int) -> int:
-    """A number for each pair of ranks, so that no two errors cancel out but by accident."""
+    """A number for each pair of ranks, so that two errors cancel out only by accident."""
     return (giver * 0x9E3779B1 + taker * 0x85EBCA77 + 0xC2B2AE3D) >> 7 | 1
 
 
 def _splits(given: Sequence[Any], size: int) -> PairSizes | None:
-    """What this rank gives to each and wants from each, in elements; None where that is not to be
-    seen."""
+    """What this rank sends to each and expects from each, in elements; None if unknown."""
     output, source, *more = given
     if not isinstance(output, torch.Tensor):
         sizes = [tensor.numel() for tensor in source], [tensor.numel() for tensor in output]
@@ -342,10 +344,10 @@ def _describe(operation: int, tensors: Any, options: Any) -> tuple[int, int, int
 
 
 def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
-    """The method of this name. It should add a microsecond or two to a call, no more."""
+    """The method of this name. It should add no more than a microsecond or two to a call."""
 
     def method(self: WatchedProcessGroup, *given: Any, **named: Any) -> Any:
-        if self._flying and not self._queues:  # a GPU is not asked in the middle of its work
+        if self._flying and not self._queues:  # do not query a GPU in the middle of its work
             self._retire_first()
         options = given[-1] if given else None
         tensors = given[at] if at >= 0 else None
@@ -386,7 +388,7 @@ for _name, (_operation, _at) in _COLLECTIVES.items():
 never_compiled(WatchedProcessGroup)
 
 
-# -- CUDA graphs: while one is captured, asking the GPU how far it is would break the capture ------
+# -- CUDA graphs: querying the GPU during a capture would break it ------
 
 _capturing = threading.Lock()
 _captures = 0
@@ -395,7 +397,7 @@ _captures = 0
 
 @contextlib.contextmanager
 def _may_query_gpu() -> Iterator[bool]:
-    """Whether the GPU may be asked; no capture begins meanwhile."""
+    """Whether the GPU may be queried; no capture starts meanwhile."""
     with _capturing:
         yield _captures == 0
 

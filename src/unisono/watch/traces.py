@@ -1,10 +1,10 @@
 """Traces: the calls of all ranks on one clock, in the format of Chrome and Perfetto.
 
-A process of the trace is a rank, a thread of it a group, or its steps. Arrows lead from the rank
-that came last to a call to those who waited; counters show the bytes under way.
+A process of the trace is a rank, a thread of it a group, or its steps. Arrows lead from the last
+rank of a call to those that waited; counters show the bytes in flight.
 
-Records live in rings of a thousand, so they are read while the program runs, and once more at its
-end, also of groups that are closed.
+Records are in rings of a thousand, so they are read while the program runs, and again at its end,
+also those of closed groups.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _logger = logging.getLogger("unisono")
 
 
 class Trace:
-    """Follows groups and collects their records. What was over before the trace began does not
-    count, unless `from_the_start`."""
+    """Follows groups and collects their records. Calls that finished before the trace started do
+    not count, unless `from_the_start`."""
 
     def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
         self.path = Path(path).absolute()
@@ -47,8 +47,7 @@ class Trace:
             raise UnisonoError(f"the folder of {path} does not exist")
 
     def follow(self, descriptor: int, is_new: bool = False) -> None:
-        """Collect the records of one more group, unless that is done already. Of one that `is_new`
-        everything counts."""
+        """Collect the records of one more group, once. If it `is_new` all its calls count."""
         follower = RecordFollower(descriptor)
         with self._lock:
             if follower.segment in self._followers:
@@ -59,8 +58,8 @@ class Trace:
                 self._note(follower)
 
     def _note(self, follower: RecordFollower) -> None:
-        """Remember what is over. Others may be in the next call already, which is not over before
-        we come to it."""
+        """Remember finished calls. Others may already be in the next call, which cannot finish
+        before we reach it."""
         found = follower.read()
         mine = {member.rank for member in follower.group().ranks if member.pid == os.getpid()}
         done = max((record.call or 0 for rank, record in found if rank in mine), default=0)
@@ -73,7 +72,7 @@ class Trace:
         follower.forget_dropped()
 
     def collect(self, to_the_end: bool = False) -> None:
-        """Read what is new. A group that all have left is dropped."""
+        """Read new records. A group that all ranks have left is dropped."""
         with self._lock:
             for segment, follower in list(self._followers.items()):
                 left = follower.is_left()
@@ -84,7 +83,7 @@ class Trace:
                         self._records[key] = record
                 if found or segment not in self._groups:
                     group = follower.group()
-                    if group.ranks:  # else nobody is to be seen there
+                    if group.ranks:  # otherwise no rank is visible there
                         self._groups[segment] = group
                 for rank, count in follower.dropped().items():
                     self._dropped[segment, rank] = count
@@ -93,12 +92,12 @@ class Trace:
                     del self._followers[segment]
 
     def _is_from_before(self, record: Record) -> bool:
-        """Of groups without us, which are found late."""
+        """For groups without this rank, which are found late."""
         over = record.ended_s is not None and record.ended_s < self._begin_s
         return over and not self._from_the_start
 
     def settle(self, within_s: float) -> None:
-        """Read on until the calls that we have come out of are over on the other ranks, too."""
+        """Read until the calls that we have finished have finished on the other ranks, too."""
         end = time.monotonic() + within_s
         while True:
             self.collect()
@@ -122,7 +121,7 @@ class Trace:
             time.sleep(0.001)
 
     def is_ours(self) -> bool:
-        """Whether this process writes it: it has the lowest rank of all that it has followed."""
+        """Whether this process writes it: it has the lowest rank in all groups that it follows."""
         ranks = {
             (member.global_rank, member.pid)
             for group in self._groups.values()
@@ -131,12 +130,13 @@ class Trace:
         return not ranks or min(ranks)[1] == os.getpid()
 
     def peers(self) -> list[int]:
-        """The processes of the other ranks of the groups that are followed."""
+        """The processes of the other ranks of the followed groups."""
         pids = {member.pid for group in self._groups.values() for member in group.ranks}
         return sorted(pids - {os.getpid()})
 
     def send(self, hosts: HostTraces) -> bool:
-        """Read what is left and send it to the host that writes; whether that has taken it."""
+        """Read what is left and send it to the host that writes; returns whether it was
+        accepted."""
         self.collect(to_the_end=True)
         segments = list(self._groups)
         numbers = {segment: number for number, segment in enumerate(segments)}
@@ -147,7 +147,7 @@ class Trace:
         return hosts.send(groups, records, sum(self._dropped.values()))
 
     def add(self, part: TracePart) -> None:
-        """Have another host's part in it, by our clock."""
+        """Add another host's part, by our clock."""
         for number, group in enumerate(part.groups):
             segment = -1 - part.number, number
             self._groups[segment] = group
@@ -169,8 +169,8 @@ class Trace:
             self._followers.clear()
 
     def write(self, missing_hosts: Sequence[str] = ()) -> None:
-        """Read what is left and write the file, even an empty one. Calls that were lost, because
-        more than a thousand came between two looks, are counted in it and logged."""
+        """Read what is left and write the file, even an empty one. Calls that were lost because
+        more than a thousand came between two reads are counted in it and logged."""
         self.collect(to_the_end=True)
         events = list(self._events())
         lost = sum(self._dropped.values())
@@ -187,8 +187,8 @@ class Trace:
         self.path.write_text(text, encoding="utf-8")
         if lost:
             _logger.warning(
-                "unisono: %s lacks %d calls: more were made between two looks than a ring of a "
-                "thousand records holds",
+                "unisono: %s lacks %d calls: more than a thousand were made between two reads, "
+                "which is the size of the ring of records",
                 self.path.name,
                 lost,
             )
@@ -262,7 +262,7 @@ def _arrows(
     calls: dict[tuple[tuple[int, int], int], list[dict[str, Any]]],
     arrivals: dict[tuple[tuple[int, int], int], list[float]],
 ) -> Iterable[dict[str, Any]]:
-    """From who came last to a call, the last of its rows, to all others in it."""
+    """From the last rank of a call, the last of its rows, to all others in it."""
     number = 0
     for key, (*waiting, last) in calls.items():
         for row in waiting if key[1] else ():
@@ -278,5 +278,5 @@ def _counters(changes: list[tuple[float, int, int]]) -> Iterable[dict[str, Any]]
     bytes_of: Counter[int] = Counter()
     for at_s, pid, change in sorted(changes):
         bytes_of[pid] += change
-        row = {"name": "bytes under way", "pid": pid, "tid": 0, "ts": at_s * 1e6}
+        row = {"name": "bytes in flight", "pid": pid, "tid": 0, "ts": at_s * 1e6}
         yield row | {"ph": "C", "args": {"bytes": bytes_of[pid]}}

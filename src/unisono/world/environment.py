@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as whoever started it has said in the environment."""
+"""Which rank of how many this process is, as its launcher set it in the environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Which rank of how many a process is. `local_size` is how many of them its machine has, 0
-    where nobody said; `job` names the program on this machine, "" where nobody did."""
+    """Which rank of how many a process is. `local_size` is the number of ranks on its machine, 0 if
+    unknown; `job` names the program on this machine, "" if unknown."""
 
     rank: int
     size: int
@@ -23,7 +23,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """Names of variables; of several the first that is set counts."""
+    """Names of variables; the first one that is set counts."""
 
     name: str
     rank: str
@@ -33,7 +33,7 @@ class _Launcher:
     job: tuple[str, ...] = ()
 
 
-# mpirun stands before srun: inside an allocation of Slurm both have set theirs.
+# mpirun comes before srun: inside a Slurm allocation both set their variables.
 _LAUNCHERS = (
     _Launcher("unisono", "UNISONO_RANK", ("UNISONO_SIZE",), ("UNISONO_RANK",), ("UNISONO_SIZE",)),
     _Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
@@ -58,7 +58,7 @@ _LAUNCHERS = (
 
 
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """Which rank of how many this process is; None where nobody has started several."""
+    """Which rank of how many this process is; None without a launcher."""
     for launcher in _LAUNCHERS:
         size = _first(environment, launcher.size)
         if launcher.rank in environment and size:
@@ -75,7 +75,7 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo | No
 
 
 def read_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks this process was started as one of, even where nobody says which."""
+    """How many ranks were started, even if this process's own rank is unknown."""
     info = read_rank_info(environment)
     if info is not None:
         return info.size
@@ -90,13 +90,13 @@ def read_local_rank(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def find_master(environment: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """The address and port for a torch store: MASTER_ADDR and MASTER_PORT. Where srun has started
-    the ranks on several nodes, what is not set of them is the first node of the step, which has
-    rank 0, and a port that follows from the numbers of job and step. None where nobody says."""
+    """The address and port for a torch store: MASTER_ADDR and MASTER_PORT. Under srun on several
+    nodes the defaults are the first node of the step, which has rank 0, and a port derived from the
+    job and step numbers. None if unknown."""
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     info = read_rank_info(environment)
     if info is not None and info.launcher == "srun" and not info.local_size:
-        # A batch script, which is no rank of a step, has no such list.
+        # A batch script is not a rank of a step and has no such list.
         address = address or first_node(environment.get("SLURM_STEP_NODELIST", ""))
         job = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_STEP_ID", "0")
         if not port and all(number.isdecimal() for number in job):
@@ -105,11 +105,11 @@ def find_master(environment: Mapping[str, str] = os.environ) -> tuple[str, str] 
 
 
 _PORTS = range(15_000, 30_000)
-"""Below those that kernels give away."""
+"""Below the range of ephemeral ports."""
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list as Slurm writes it: "node07" of "node[07-09,12],login1"."""
+    """The first node of a Slurm list: "node07" of "node[07-09,12],login1"."""
     first = re.split(r",(?![^\[]*\])", nodes)[0]
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first)
 

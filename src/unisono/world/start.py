@@ -1,4 +1,4 @@
-"""How a world starts: what the ranks know of each other, the choice of a backend, the meeting."""
+"""How a world starts: the rendezvous, what ranks tell each other, and the choice of a backend."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class RankDescription:
 def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
     gpus = [rank.gpu for rank in everyone]
     if all(gpus) and len(set(gpus)) == len(gpus):
-        return "nccl", "every rank has a GPU of its own"
-    lack = "the ranks do not have a GPU each" if any(gpus) else "no rank has a GPU"
+        return "nccl", "every rank has its own GPU"
+    lack = "not every rank has its own GPU" if any(gpus) else "no rank has a GPU"
     hosts = {rank.host_id for rank in everyone}
     if len(hosts) > 1:
         if variables.HOSTS.read() == "gloo":
@@ -68,15 +68,15 @@ def choose_backend(everyone: Sequence[RankDescription]) -> tuple[str, str]:
 def start(
     info: RankInfo, rendezvous: Any, backend: str, limit_s: float | None, with_torch: bool | None
 ) -> StartedWorld:
-    """Meet the other ranks and make the world's Communicator, on every rank by the same backend.
-    `limit_s` is how long the meeting and then each call may wait, if anybody has said so."""
+    """Meet the other ranks and make the world's Communicator, with the same backend on every rank.
+    `limit_s` limits the rendezvous and then each call; None means the defaults."""
     shorten_uncaught()
     timeout_s = DEFAULT_TIMEOUT_S if limit_s is None else limit_s
     with _meeting(info, rendezvous, meeting_timeout_s(limit_s)) as (where, deadline):
         store = where if hasattr(where, "get") and hasattr(where, "set") else None
         if backend == "nccl":
             require_torch("the backend nccl")
-            importlib.import_module("torch")  # a rank without it would tell the others of no GPU
+            importlib.import_module("torch")  # a rank without it would report no GPU
         mine = describe_this_rank(info)
         comm: Communicator | None = None
         everyone = [mine]
@@ -104,19 +104,19 @@ def start(
 
 
 def _check_gpus(everyone: Sequence[RankDescription]) -> None:
-    """nccl needs a GPU on every rank: what one of them lacks, all of them raise."""
+    """Raise on every rank if one of them has no GPU, which nccl needs."""
     lacking = [rank for rank, theirs in enumerate(everyone) if not theirs.gpu]
     if lacking:
         raise UnisonoError(
-            "nccl needs a GPU for every rank, and torch can use none on "
+            "nccl needs a GPU for every rank, but torch finds none on "
             f'{name_ranks(lacking)} of {len(everyone)}: take "unisono", '
-            '"gloo", or "auto", which chooses by what is there'
+            '"gloo", or "auto", which chooses what fits'
         )
 
 
 def describe_this_rank(info: RankInfo) -> RankDescription:
     host_id = ""
-    with contextlib.suppress(OSError):  # not Linux: there is no shared memory for anybody
+    with contextlib.suppress(OSError):  # not Linux: shared memory is not available
         host_id = identify_host()
     torch = sys.modules.get("torch")
     return RankDescription(
@@ -125,7 +125,7 @@ def describe_this_rank(info: RankInfo) -> RankDescription:
 
 
 def device_index(torch: Any, local_rank: int) -> int:
-    """The GPU for a rank: the one of its number, or of those that it can see."""
+    """The GPU of a rank: its local rank, modulo the number of visible GPUs."""
     return int(local_rank % torch.cuda.device_count())
 
 
@@ -146,14 +146,14 @@ def _meeting(info: RankInfo, rendezvous: Any, timeout_s: float) -> Iterator[tupl
         yield rendezvous, Deadline(timeout_s)
     elif info.launcher == "torchrun" or find_master() is not None:
         require_torch("meeting in a store at MASTER_ADDR")
-        import torch.distributed  # noqa: F401 - takes seconds, for which nobody else is to blame
+        import torch.distributed  # noqa: F401 - takes seconds: before the deadline starts
 
         deadline = Deadline(timeout_s)
         yield _store_at_master(info, deadline), deadline
     elif info.launcher in ("srun", "mpirun") and info.local_size != info.size:
         raise RendezvousError(
-            f"{info.launcher} has started {info.size} ranks, not all of them on this machine: "
-            "set MASTER_ADDR and MASTER_PORT to a free port of rank 0's machine"
+            f"{info.launcher} started {info.size} ranks, not all of them on this machine: set "
+            "MASTER_ADDR and MASTER_PORT to a free port of rank 0's machine"
         )
     elif info.launcher == "unisono":
         raise ValueError(
@@ -168,8 +168,8 @@ _starts = itertools.count()
 
 
 def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
-    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does; a part of
-    it for each start of a world, which all ranks count."""
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does. Each world
+    has its own prefix, from a counter that all ranks keep."""
     import torch.distributed as dist
 
     where = find_master()
@@ -186,8 +186,8 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
 
 
 _kept_stores: dict[tuple[str, str, int, int], Any] = {}
-"""As long as the process lives: a rank that starts again while rank 0 still ends the world before
-must not find a store that is about to go."""
+"""Kept for the life of the process: a rank that starts the next world while rank 0 still ends the
+last one must not find a store that is about to close."""
 
 
 def _connect(
@@ -198,7 +198,7 @@ def _connect(
     deadline: Deadline,
     mine: RankDescription,
 ) -> Communicator:
-    """By shared memory; where the ranks meet in a store, perhaps on several hosts."""
+    """Connect by shared memory; ranks that meet in a store may be on several hosts."""
     how: dict[str, Any] = {"timeout_s": timeout_s, "deadline": deadline}
     how["payload"] = json.dumps(vars(mine))
     if store is None:
@@ -220,7 +220,8 @@ def _gather_through_store(
 def start_over(
     comm: Communicator, reason: str, with_torch: bool, store: Any = None
 ) -> StartedWorld:
-    """The world over a Communicator of ours; `with_torch`, torch's default process group, too."""
+    """The world over a Communicator of ours; with `with_torch` also torch's default process
+    group."""
     if not with_torch:
         return StartedWorld(comm, reason, comm.close)
     require_torch("torch's default process group (with_torch=True)")
@@ -267,7 +268,7 @@ def _start_over_torch(
         if store is None:
             store = stack.enter_context(store_of(native))
         native.close()
-        both = "cpu:gloo,cuda:nccl"  # tensors of the CPU are served, too
+        both = "cpu:gloo,cuda:nccl"  # CPU tensors work, too
         dist.init_process_group(
             both if backend == "nccl" and dist.is_gloo_available() else backend,
             store=dist.PrefixStore("unisono/torch", store),  # type: ignore[attr-defined]
@@ -282,6 +283,6 @@ def _start_over_torch(
 
 
 def _destroy_torch_groups(dist: Any) -> None:
-    """Destroy torch's groups, if the program has not done so itself."""
+    """Destroy torch's groups unless the program already did."""
     if dist.is_initialized():
         dist.destroy_process_group()

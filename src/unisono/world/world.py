@@ -1,4 +1,4 @@
-"""The world: the Communicator of all ranks of this program, and who we are in it."""
+"""The world: the Communicator of all ranks of this program, and this process's rank in it."""
 
 from __future__ import annotations
 
@@ -37,24 +37,27 @@ def init(
     """Join the ranks of this program and return the Communicator of all of them.
 
     Without arguments, rank and size come from the environment that `unisono.launch`, `unisono run`,
-    torchrun, srun or mpirun has set; in a program that nobody launched the world is this one
-    process. `rank` and `size` say it instead, both or neither. `rendezvous` is a path that all
-    ranks know and may write to, an inherited descriptor of a file, or a torch Store.
+    torchrun, srun or mpirun has set; a program started without a launcher is a world of one
+    process. A program that starts its ranks itself, as torch.multiprocessing.spawn does, passes
+    `rank` and `size` in each. `rendezvous` is where such ranks meet: a path that all of them can
+    write to, an inherited file descriptor, or a torch Store; by default the store at MASTER_ADDR
+    and MASTER_PORT where these are set, else a file that belongs to their common parent process.
 
     `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
-    run --backend`), else nccl where every rank has a GPU of its own, else unisono, on one host or
-    several. On nccl the rank's GPU becomes torch's current device.
+    run --backend`), else nccl if every rank has its own GPU, else unisono, on one host or several.
+    On nccl the rank's GPU becomes torch's current device.
 
-    torch's default process group is made as well, over the same Communicator, if any rank has
-    imported torch (`with_torch` says otherwise: True always, False never); one that is there
-    already is taken as it is.
+    init also makes torch's default process group, over the same Communicator, if any rank has
+    imported torch; `with_torch` overrides this: True always, False never. If a default process
+    group exists, init uses it.
 
-    `timeout_s` is how long each call waits for the other ranks, and how long they may take to come;
-    unless it is given, 30 minutes and 300 s. A rank that has waited 5 s for others to come says for
-    whom (logger `unisono`, a warning).
+    `timeout_s` limits how long each call waits for the other ranks, and how long the ranks may take
+    to meet; the defaults are 30 minutes and 300 s. After 5 s a waiting rank logs a warning that
+    names the missing ranks (logger `unisono`).
 
-    Raises RendezvousError if the ranks do not find each other; UnisonoError if there is a world
-    already or the backend is not available.
+    Raises RendezvousError if the ranks do not find each other; UnisonoError if a world exists or
+    the backend is not available; ValueError if `rank` is not in a world of `size`, or differs from
+    what the launcher set.
 
     >>> def work():
     ...     with unisono.init() as comm:
@@ -69,18 +72,22 @@ def init(
             "call unisono.shutdown() first"
         )
     if (rank is None) != (size is None):
-        raise ValueError("rank and size go together: give both or neither")
+        raise ValueError("pass both rank and size, or neither")
     existing = None if with_torch is False else _default_group()
     if existing is not None:
         return _enter(_adopt(existing, backend, rank, size))
     info = read_rank_info() or RankInfo(0, 1)
     if rank is not None and size is not None:
-        info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
-        if size > 1 and rendezvous is None:
+        _check_rank(rank, size)
+        launched = variables.RANK.read(), variables.SIZE.read()
+        if rendezvous is not None or launched[0] is None:
+            info = RankInfo(rank, size, read_local_rank() if "LOCAL_RANK" in os.environ else rank)
+        elif launched != (rank, size):
             raise ValueError(
-                f"{size} ranks need a rendezvous: a path, a descriptor or a torch Store"
+                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
+                f"rank {rank} of {size}"
             )
-    elif info.launcher == "unisono" and rendezvous is None:
+    if info.launcher == "unisono" and rendezvous is None:
         rendezvous = variables.RENDEZVOUS.read()
     return _enter(_start_world(info, rendezvous, backend, timeout_s, with_torch))
 
@@ -88,52 +95,17 @@ def init(
 def setup(
     rank: int, world_size: int, backend: str = "auto", *, timeout_s: float | None = None
 ) -> Communicator:
-    """`init` for programs that start their ranks themselves, as torch.multiprocessing.spawn does:
-    each passes its `rank` and the `world_size`, and has the Communicator of all.
-
-    The ranks meet in the store at MASTER_ADDR and MASTER_PORT where these are set, and otherwise
-    without a port: they know each other by the process that started them all. `backend` and
-    `timeout_s` are those of `init`.
-
-    Raises what `init` raises, and ValueError for a rank that does not lie in the world.
-
-    >>> from multiprocessing import get_context
-    >>> def work(rank, queue):
-    ...     queue.put(unisono.setup(rank, world_size=2).size)
-    ...     unisono.cleanup()
-    >>> context = get_context("fork")  # in place of unisono.launch(work, 2)
-    >>> queue = context.SimpleQueue()
-    >>> ranks = [context.Process(target=work, args=(rank, queue)) for rank in range(2)]
-    >>> for process in ranks:
-    ...     process.start()
-    >>> for process in ranks:
-    ...     process.join()
-    >>> queue.get(), queue.get()
-    (2, 2)
-    """
-    _check_rank(rank, world_size)
-    launched = (variables.RANK.read(), variables.SIZE.read())
-    if launched[0] is not None:
-        if launched != (rank, world_size):
-            raise ValueError(
-                f"this process was launched as rank {launched[0]} of {launched[1]}, and cannot be "
-                f"rank {rank} of {world_size}"
-            )
-        return init(backend, timeout_s=timeout_s)
-    if world_size == 1 or _world is not None or _default_group() is not None:
-        return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
-    local_rank = read_local_rank() if "LOCAL_RANK" in os.environ else rank
-    info = RankInfo(rank, world_size, local_rank)
-    return _enter(_start_world(info, None, backend, timeout_s, None))
+    """`init` by the name that course notes use: `init(backend, rank=rank, size=world_size)`."""
+    return init(backend, rank=rank, size=world_size, timeout_s=timeout_s)
 
 
 def set_world(comm: Communicator) -> Communicator:
-    """Let `comm`, which a world has shrunk to or grown into, be the world from now on: its ranks
-    are the global ranks, and `group=None` means it. All its ranks call, newcomers too. The world
-    before is shut down, with torch's groups; torch's default process group is made anew over `comm`
-    if any rank has imported torch. DDP and all other groups are to be made again.
+    """Make `comm`, which a world has shrunk to or grown into, the new world: its ranks become the
+    global ranks, and `group=None` means it. All its ranks call, newcomers too. The old world is
+    shut down with torch's groups; a new default process group of torch's is made over `comm` if any
+    rank has imported torch. Create DDP and all other groups again.
 
-    Raises a GroupError if a rank does not come, UnisonoError on another backend than unisono.
+    Raises a GroupError if a rank does not call, UnisonoError on any backend but unisono.
 
     >>> def work():
     ...     world = unisono.init()
@@ -151,13 +123,12 @@ def set_world(comm: Communicator) -> Communicator:
         sys.modules["torch.distributed"].destroy_process_group()
     comm.global_ranks = comm.transport.global_ranks = tuple(range(comm.size))
     store = comm.transport.open_store() if with_torch else None
-    return _enter(start_over(comm, "the world before has gone on in it", with_torch, store))
+    return _enter(start_over(comm, "it continues the previous world", with_torch, store))
 
 
 def shutdown() -> None:
     """Leave the world: destroy the torch groups that `init` made, then close the Communicator. Does
-    nothing where `init` has not been called, or twice. `cleanup`, the other half of `setup`, is the
-    same.
+    nothing if there is no world.
 
     >>> comm = unisono.init()  # in a program of one process
     >>> unisono.shutdown()
@@ -171,7 +142,7 @@ def shutdown() -> None:
 
 
 cleanup = shutdown
-"""The other half of `setup`: the same as `shutdown`."""
+"""The name that course notes use."""
 
 
 def _enter(started: StartedWorld) -> Communicator:
@@ -186,7 +157,9 @@ def _start_world(
 ) -> StartedWorld:
     _check_rank(info.rank, info.size)
     if not isinstance(backend, str) or not backend:
-        raise ValueError(f"{backend!r} is not a backend: use auto, unisono, gloo, nccl or mpi")
+        raise ValueError(
+            f"{backend!r} is not a known backend: use auto, unisono, gloo, nccl or mpi"
+        )
     if backend == "auto":
         backend = variables.BACKEND.read() or backend
     return start(info, rendezvous, backend.lower(), timeout_s, with_torch)
@@ -194,36 +167,36 @@ def _start_world(
 
 def _check_rank(rank: int, size: int) -> None:
     if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"rank {rank} does not lie in a world of {size}")
+        raise ValueError(f"rank {rank} is not in a world of {size}")
 
 
 def _adopt(group: Any, backend: str, rank: int | None, size: int | None) -> StartedWorld:
-    """torch's default group, which somebody else has made and will destroy."""
+    """torch's default group, which the program made and will destroy."""
     comm = _communicator_of(group)
     assert comm is not None
     if backend.lower() not in ("auto", comm.backend):
         raise UnisonoError(
-            f"torch.distributed runs on {comm.backend} already: {backend} cannot also be started"
+            f"torch.distributed already runs on {comm.backend}: {backend} cannot also be started"
         )
     if rank is not None and (rank, size) != (comm.rank, comm.size):
         raise UnisonoError(
-            f"this process is rank {comm.rank} of {comm.size} in torch.distributed already, and "
-            f"cannot be rank {rank} of {size}"
+            f"this process is rank {comm.rank} of {comm.size} in torch.distributed, and cannot be "
+            f"rank {rank} of {size}"
         )
-    return StartedWorld(comm, "torch.distributed runs on it already", lambda: None)
+    return StartedWorld(comm, "torch.distributed already runs on it", lambda: None)
 
 
 @functools.cache
 def _end_with_the_process() -> None:
-    """A native world ends with its process, and the others learn how. torch's groups are destroyed
-    before: nccl's would complain."""
+    """A native world ends with its process, and its peers learn how. torch's groups are destroyed
+    first because nccl would complain."""
     atexit.register(_at_exit)
 
 
 def _at_exit() -> None:
     if _start is not None and _start.comm.backend != "unisono":
         if getattr(sys, "last_value", None) is not None:
-            _start.comm.abort("the program failed")  # else nccl would wait for the others
+            _start.comm.abort("the program failed")  # otherwise nccl would wait for the other ranks
         shutdown()
 
 
@@ -244,8 +217,8 @@ def is_begun() -> bool:
 
 
 def resolve(group: Group = None) -> Communicator:
-    """What moves the data of `group`: a Communicator (itself), a torch process group, or None for
-    what `get_world` returns. Raises what that raises."""
+    """The Communicator of `group`: a Communicator (itself), a torch process group, or None for what
+    `get_world` returns. Raises what that raises."""
     if group is None and _world is not None:
         return _world
     if isinstance(group, Communicator):
@@ -297,8 +270,8 @@ def _solo() -> Communicator:
 
 def get_rank(group: Group = None) -> int:
     """This process's rank in `group`: a Communicator, a torch process group, or None for the world;
-    before `init`, what the launcher has said. Raises UnisonoError if this process is not in
-    `group`, or was launched as one of several and nobody says which.
+    before `init`, what the launcher set. Raises UnisonoError if this process is not in `group`, or
+    was launched as one of several ranks without being told which.
 
     >>> unisono.get_rank() == comm.rank
     True
@@ -336,8 +309,8 @@ def is_distributed() -> bool:
 
 
 def get_local_rank() -> int:
-    """This process's number among the ranks of its machine, as its launcher says (LOCAL_RANK and
-    its like), or its rank in a world on one machine; 0 where nobody has started several.
+    """This process's number among the ranks of its machine: what its launcher set (LOCAL_RANK and
+    the like), else its rank in a world on one machine; 0 in a program of one process.
 
     >>> unisono.get_local_rank() == comm.rank  # all on this machine
     True
@@ -349,7 +322,7 @@ def get_local_rank() -> int:
 
 
 def get_backend() -> str:
-    """What moves the data of the world: "unisono", "gloo", "nccl", ...; the same on every rank.
+    """The backend of the world: "unisono", "gloo", "nccl", ...; the same on every rank.
 
     >>> unisono.get_backend()
     'unisono'
@@ -359,7 +332,7 @@ def get_backend() -> str:
 
 
 def get_backend_reason() -> str:
-    """Why the world has that backend, in a few words; the same on every rank.
+    """Why this backend was chosen, in a few words; the same on every rank.
 
     >>> unisono.get_backend_reason()
     'it was asked for'
@@ -370,8 +343,7 @@ def get_backend_reason() -> str:
 def get_device(rank: int | None = None) -> torch.device:
     """Where this rank's tensors belong: its GPU where the backend is nccl, else the CPU.
 
-    With `rank`, the device of the rank with that number on this machine, so that programs which
-    pass their own get the same. GPUs are counted round where there are fewer of them.
+    With `rank`, the device of that local rank. Indices wrap if there are fewer GPUs than ranks.
 
     Raises ValueError for a negative `rank`, TorchMissing without torch.
 
@@ -382,7 +354,7 @@ def get_device(rank: int | None = None) -> torch.device:
     import torch
 
     if rank is not None and rank < 0:
-        raise ValueError(f"a rank is at least 0, not {rank}")
+        raise ValueError(f"rank must not be negative: {rank}")
     if get_backend() == "nccl":
         local_rank = get_local_rank() if rank is None else rank
         return torch.device("cuda", device_index(torch, local_rank))
@@ -396,7 +368,7 @@ def barrier(group: Group = None, *, async_op: Literal[True]) -> Work: ...
 def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
     None for the world. With `async_op` a Work is returned at once, which is finished when every
-    rank has called it. Raises a GroupError if a rank does not come.
+    rank has called it. Raises a GroupError if a rank does not call it.
 
     >>> unisono.barrier()
     >>> work = unisono.barrier(async_op=True)
@@ -406,7 +378,7 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
 
 
 def _launched() -> RankInfo:
-    """Which rank of how many the launcher has made this process, or UnisonoError if nobody says."""
+    """Which rank of how many the launcher made this process; UnisonoError if unknown."""
     info = read_rank_info()
     if info is None:
         resolve(None)
@@ -415,7 +387,7 @@ def _launched() -> RankInfo:
 
 
 def _existing(group: Group = None) -> Communicator | None:
-    """What `group` means; None where there is neither a world nor a group."""
+    """The Communicator of `group`; None if there is neither a world nor a group."""
     if group is not None:
         return resolve(group)
     if _world is not None:
@@ -426,15 +398,15 @@ def _existing(group: Group = None) -> Communicator | None:
 def monitored_barrier(
     group: Group = None, timeout_s: float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier with a time limit of its own: `torch.distributed.monitored_barrier`, which torch
-    keeps to gloo.
+    """A barrier with its own time limit: `torch.distributed.monitored_barrier`, which torch offers
+    on gloo only.
 
     `group` is a Communicator or a torch process group of ours; None means the world, or torch's
-    default group where there is no world. `timeout_s` is the group's own limit unless it is given.
-    `wait_all_ranks` is there for torch's sake: the error always names every rank that is missing. A
-    process that is not a member of the group, or has none, returns at once.
+    default group if there is no world. `timeout_s` defaults to the group's limit. `wait_all_ranks`
+    exists for compatibility with torch: the error always names every missing rank. A process
+    outside the group returns at once.
 
-    Raises CollectiveTimeout, on every rank that came, with `missing` and where those ranks are.
+    Raises CollectiveTimeout, on every rank that called, with `missing` and where those ranks are.
 
     >>> unisono.monitored_barrier(timeout_s=60)
     """

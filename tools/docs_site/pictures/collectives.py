@@ -62,27 +62,27 @@ def _run_on_rank(schedules: dict[str, Schedule]) -> dict[str, tuple[Parts, Parts
         is_root = comm.rank == 0
         empty = numpy.full(RANKS, -1)
         if name == "barrier":
-            unisono.execute(schedule, comm)
+            unisono.run_schedule(schedule, comm)
             found[name] = ([], [])
         elif name in ("all_reduce", "reduce"):
-            unisono.execute(schedule, comm, wide)
+            unisono.run_schedule(schedule, comm, wide)
             found[name] = (own, wide if name == "all_reduce" or is_root else [])
         elif name == "broadcast":
             data = own.copy() if is_root else empty
-            unisono.execute(schedule, comm, data)
+            unisono.run_schedule(schedule, comm, data)
             found[name] = (own if is_root else [], data)
         elif name in ("all_gather", "gather"):
             output = empty if name == "all_gather" or is_root else None
-            unisono.execute(schedule, comm, output, one)
+            unisono.run_schedule(schedule, comm, output, one)
             found[name] = (one, [] if output is None else output)
         elif name == "scatter":
-            unisono.execute(schedule, comm, one, wide if is_root else None)
+            unisono.run_schedule(schedule, comm, one, wide if is_root else None)
             found[name] = (own if is_root else [], one)
         elif name == "reduce_scatter":
-            unisono.execute(schedule, comm, one, wide)
+            unisono.run_schedule(schedule, comm, one, wide)
             found[name] = (own, one)
         else:
-            unisono.execute(schedule, comm, empty, wide)
+            unisono.run_schedule(schedule, comm, empty, wide)
             found[name] = (own, empty)
     return {
         name: ([int(part) for part in before], [int(part) for part in after])

@@ -19,7 +19,7 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Unsupported(Exception):
-    """A backend does not do this, or is not here: the message says what, `install` what helps."""
+    """A backend lacks this, or is not installed: the message says what, `install` how to get it."""
 
     def __init__(self, reason: str, install: str | None = None) -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Buffers:
-    """One rank's memory for a case. In place, one side is the other."""
+    """One rank's memory for a case. In place, both sides are the same."""
 
     output: torch.Tensor
     input: torch.Tensor
@@ -80,9 +80,9 @@ class Backend(ABC):
     rank: int
     size: int
     start_send: Callable[[Any, int], Any]
-    """Begin to send a tensor to a rank; the handle is for `wait_for`."""
+    """Start to send a tensor to a rank; returns a handle for `wait_for`."""
     start_recv: Callable[[Any, int], Any]
-    """Begin to receive a tensor from a rank; the handle is for `wait_for`."""
+    """Start to receive a tensor from a rank; returns a handle for `wait_for`."""
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         """What is timed, one call per root. Raises Unsupported."""
@@ -104,7 +104,7 @@ class Backend(ABC):
         return tensor
 
     def _ping_pong_or_stream(self, case: Case, buffers: Buffers) -> Call:
-        """A message there and back, or many one way and one element back. The even rank begins."""
+        """A message there and back, or many one way and one element back. The even rank starts."""
         output, input = self.native(buffers.output), self.native(buffers.input)
         peer = neighbour(self.rank, self.size)
         if peer is None:

@@ -1,4 +1,4 @@
-"""Connecting the backends of a run on every rank; what is not there is left out, with a reason."""
+"""Connect the backends of a run on every rank; missing ones are skipped, with a reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INSTALL_TORCH = "pip install torch, a build that has it: https://pytorch.org/get
 
 class Connector:
     """Connects backends to their peers. `neighbours` are the ranks of this rank's host, `device` is
-    where the tensors lie, and `closing` closes what is made here."""
+    where the tensors are, and `closing` closes what is made here."""
 
     def __init__(
         self, control: Control, neighbours: Sequence[int], device: str, closing: ExitStack
@@ -43,7 +43,7 @@ class Connector:
     def connect(
         self, names: Sequence[str], algorithms: Sequence[str]
     ) -> tuple[list[Backend], list[Skipped]]:
-        """Everything that was asked for, in the same order on every rank."""
+        """All requested backends, in the same order on every rank."""
         backends: list[Backend] = []
         skipped = []
         for name in names:
@@ -82,8 +82,8 @@ class Connector:
         return ThroughTorch(name, self._torch_group(backend), device)
 
     def _torch_group(self, backend: str) -> Any:
-        """A process group of all ranks, beside torch's default group."""
-        if not dist.is_initialized():  # in a world that began without torch
+        """A process group of all ranks, in addition to torch's default group."""
+        if not dist.is_initialized():  # in a world that started without torch
             make_default_group(self._comm, self._closing.enter_context(store_of(self._comm)))
             self._closing.callback(dist.destroy_process_group)
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
@@ -96,28 +96,29 @@ class Connector:
         devices, ranks = torch.cuda.device_count(), len(self._neighbours)
         if devices < ranks:
             raise Unsupported(
-                f"NCCL wants a GPU per rank, and there are {devices} for {ranks} ranks"
+                f"NCCL needs a GPU per rank, and there are {devices} for {ranks} ranks"
             )
         return take_gpu(self._neighbours.index(self._comm.rank))
 
     def _mpi(self) -> Backend:
         if self._device != "cpu":
-            raise Unsupported("MPI is measured on tensors of the CPU")
+            raise Unsupported("MPI is measured on CPU tensors only")
         if importlib.util.find_spec("mpi4py") is None:
             raise Unsupported("mpi4py is not installed", INSTALL_MPI)
         launched = read_rank_info()
         if launched is None or launched.launcher != "mpirun":
-            raise Unsupported("its ranks are started by mpirun", START_MPI)
+            raise Unsupported("its ranks must be started by mpirun", START_MPI)
         from mpi4py import MPI
 
         world, size = MPI.COMM_WORLD, self._comm.size
         if world.size != size:
-            raise Unsupported(f"mpirun started {world.size} ranks, and this run has {size}")
+            raise Unsupported(f"mpirun started {world.size} ranks, but this run has {size}")
         return Mpi(world.Split(0, self._comm.rank))
 
 
 def take_gpu(local_rank: int) -> str:
-    """A rank's GPU, by turns where its host has more ranks than GPUs; current from now on."""
+    """A rank's GPU, which becomes the current device; indices wrap if its host has more ranks than
+    GPUs."""
     device = f"cuda:{local_rank % torch.cuda.device_count()}"
     torch.cuda.set_device(device)
     return device

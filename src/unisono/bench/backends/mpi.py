@@ -1,4 +1,4 @@
-"""MPI through mpi4py, on the memory of the same tensors, where mpirun has started the ranks."""
+"""MPI through mpi4py, on the memory of the same tensors, if mpirun has started the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OPS |= {"band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 
 
 class Mpi(Backend):
-    """Upper-case methods of an mpi4py communicator: those that take buffers."""
+    """The upper-case methods of an mpi4py communicator, which take buffers."""
 
     name = "mpi"
 

@@ -12,7 +12,7 @@ from unisono.comm.communicator import Communicator
 from unisono.plan.catalog import find_to_run
 
 ENGINES_OWN = "direct"
-"""The name of what the engine does where nobody chooses."""
+"""The name of the engine's default."""
 
 
 class Direct(Backend):

@@ -24,7 +24,7 @@ class ThroughTorch(Backend):
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         if case.collective.pairwise and self.device != "cpu" and self.name == "gloo":
-            raise Unsupported("gloo's messages are of CPU tensors; one on a GPU ends the process")
+            raise Unsupported("gloo sends CPU tensors only: a GPU tensor ends the process")
         return super().calls(case, buffers)
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:

@@ -59,7 +59,7 @@ class CompiledSchedule:
         if self.busiest > BUSIEST:
             raise ValueError(
                 f"{self.title} sends up to {self.busiest} chunks between two ranks, but the "
-                f"engine's limit is {BUSIEST}: use unisono.execute"
+                f"engine's limit is {BUSIEST}: use unisono.run_schedule"
             )
         starts, moves = [0], []
         for round in self.rounds:

@@ -49,7 +49,7 @@ _PARTS_OF_BYTES = re.compile("u?int[1-7]")
 _executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
 
-def execute(
+def run_schedule(
     schedule: Schedule,
     comm: Communicator,
     output: Tensors | None = None,
@@ -68,7 +68,7 @@ def execute(
 
     >>> from unisono import plan
     >>> x = torch.full((4,), float(comm.rank))
-    >>> unisono.execute(plan.find("all_reduce", "ring").schedule(comm.size), comm, x, op="max")
+    >>> unisono.run_schedule(plan.find("all_reduce", "ring").schedule(comm.size), comm, x, op="max")
     >>> x
     tensor([1., 1., 1., 1.])
     """
@@ -121,7 +121,7 @@ def run_by(
             raise ValueError(f"{schedule.algorithm} over messages does not support async_op")
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(name, error)
-    execute(schedule, comm, output, None if name in IN_PLACE else input, op)
+    run_schedule(schedule, comm, output, None if name in IN_PLACE else input, op)
     return None
 
 

@@ -1,5 +1,5 @@
 "use strict";
-/* The table of figures: sorted by a column, filtered by words; and the data to take away. */
+/* The table of numbers: sorted by a column, filtered by words; and the download of the data. */
 
 const table = document.getElementById("figures");
 const lines = [...table.tBodies[0].rows];
@@ -17,7 +17,7 @@ function sortBy(head) {
   lines.sort((one, other) => {
     const [a, b] = [value(one), value(other)];
     if (!isNumeric) return way * a.localeCompare(b);
-    // What has no figure comes last, whichever way.
+    // Cells without a number come last in both directions.
     if (typeof a !== "number" || typeof b !== "number") return (typeof b === "number") - (typeof a === "number");
     return way * (a - b);
   });

@@ -50,7 +50,7 @@ function font(size, weight = 400) {
   return `${weight} ${size}px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif`;
 }
 
-/* What share of a buffer, or of several, is there, as the red, green and blue of a pixel. */
+/* The filled share of a buffer, or of several, as the red, green and blue of a pixel. */
 class Shades {
   constructor() {
     const one = document.createElement("canvas").getContext("2d", { willReadFrequently: true });

@@ -1,5 +1,5 @@
 "use strict";
-/* What a schedule does, worked out once: which buffer changes when, which messages are under way.
+/* What a schedule does, computed once: which buffer changes when, which messages are in flight.
    A value is the set of ranks whose contributions are in it; 0 stands for an empty buffer. */
 
 async function unpack(text) {
@@ -128,7 +128,7 @@ class Model {
           messages.isFull[transfer.message] = 0;
         }
       }
-      // Everything was read; now it is written, in the order in which it comes.
+      // Everything has been read; now it is written, in order of arrival.
       step.sort((one, other) => messages.end[one.message] - messages.end[other.message]);
       let end = this.stepEnds.length ? this.stepEnds[number - 1] : 0;
       for (const transfer of step) {
@@ -187,7 +187,7 @@ class Model {
     this.now = time;
   }
 
-  /* The messages under way now. */
+  /* The messages in flight now. */
   underWay() {
     const { begin, end } = this.messages, found = [];
     let low = 0, high = this.byBegin.length;

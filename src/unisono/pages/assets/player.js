@@ -51,7 +51,7 @@ class Part {
     parent.append(this.root);
     this.facts = {};
     const facts = make("dl", { class: "facts" });
-    for (const [name, label] of [["step", "steps done"], ["done", "in place"], ["sending", "under way"], ["ends", "takes"]]) {
+    for (const [name, label] of [["step", "steps done"], ["done", "in place"], ["sending", "in flight"], ["ends", "takes"]]) {
       this.facts[name] = make("dd", { "data-fact": name });
       facts.append(make("div", {}, make("dt", { text: label }), this.facts[name]));
     }
@@ -116,7 +116,7 @@ const player = {
     this.time = 0;
     this.isPlaying = false;
     this.boundaries = [...new Set([0, ...models.flatMap((model) => model.stepEnds), this.duration])].sort((one, other) => one - other);
-    // A long schedule takes longer to watch, within reason.
+    // A long schedule plays longer, up to a limit.
     const steps = Math.max(...models.map((model) => model.stepEnds.length), 1);
     this.seconds = Math.min(30, Math.max(6, steps * 0.9));
     const main = document.getElementById("player");
@@ -167,7 +167,7 @@ const player = {
         "+": () => this.faster(1), "=": () => this.faster(1), "-": () => this.faster(-1),
         k: () => this.toggle(),
       };
-      // A button that has the focus is pressed by the space bar, as everywhere.
+      // The space bar presses a button that has the focus, as everywhere.
       if (event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY") acts[" "] = () => this.toggle();
       const act = event.target.tagName === "SELECT" ? undefined : acts[event.key];
       if (act && !(isRange && event.key.startsWith("Arrow") && event.shiftKey)) {
@@ -192,7 +192,7 @@ const player = {
     let before = null;
     const frame = (now) => {
       if (!this.isPlaying) return;
-      // A tab in the background is shown no frames: it goes on where it was.
+      // A tab in the background gets no frames: it continues where it was.
       const gone = before === null ? 0 : Math.min(0.1, (now - before) / 1000);
       before = now;
       this.seek(Math.min(this.duration, this.time + (gone * Number(this.speed.value) * this.duration) / this.seconds));

@@ -1,7 +1,7 @@
 "use strict";
-/* The ranks of a model, where its layout has them, and what moves between them. */
+/* The ranks of a model, at their places in the layout, and what moves between them. */
 
-/* The ranks, where the layout has them, and the messages between them. */
+/* The ranks, at their places in the layout, and the messages between them. */
 class Stage {
   constructor(parent, model) {
     this.model = model;
@@ -106,8 +106,8 @@ class Stage {
     context.globalAlpha = 1;
   }
 
-  /* From one point to another, bent where others lie between, and a little to the right, so that
-     two ways between the same ranks are seen apart. */
+  /* From one point to another, bent around ranks in between, and a little to the right, so that
+     two ways between the same ranks can be told apart. */
   way(from, to, aside) {
     const dx = to[0] - from[0], dy = to[1] - from[1], length = Math.hypot(dx, dy) || 1;
     const bend = this.layout.kind === "grid" && length > 1.6 * this.between ? 0.16 * length : 0;

@@ -1,7 +1,7 @@
 """Weight updates parameter by parameter, in the shape of vLLM's and OpenRLHF's calls.
 
-For each parameter the trainer announces name, type and shape by calls from outside, the workers
-receive, and the trainer broadcasts. A worker has a model with `load_weights(pairs)`, as vLLM's.
+For each parameter the workers are told name, dtype and shape by remote calls; the trainer
+broadcasts and the workers receive. A worker has a model with `load_weights(pairs)`, like vLLM's.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TRAINER = 0
 class WeightUpdateGroup:
     """The trainer, rank 0, and all workers, for updates parameter by parameter.
 
-    A worker loads each parameter as it comes, and a failure leaves engines with parts of two
-    versions. Between `begin_weight_update` and `end_weight_update`, on every rank, an update is
-    done by all engines or by none.
+    A worker loads each parameter when it arrives, and a failure leaves engines with parts of two
+    versions. Between `begin_weight_update` and `end_weight_update`, called on every rank, an update
+    is done by all engines or by none.
 
-    `init_weight_update_group` makes one of processes that have nothing in common. This class makes
-    one of a group that there is, `comm`, and closes it at the end; `store` is kept until then.
+    `init_weight_update_group` makes one from unrelated processes. This class makes one from an
+    existing group, `comm`, and closes it at the end; `store` is kept until then.
 
     >>> group = unisono.training.WeightUpdateGroup(comm.split([0, 1]))
     >>> if group.rank == 0:
@@ -62,24 +62,26 @@ class WeightUpdateGroup:
         return self.comm.size
 
     def begin_weight_update(self) -> None:
-        """From here to `end_weight_update` all or none. Every rank calls it; nothing is sent.
-        Raises WeightUpdateError if that has begun already.
+        """Start an update that all engines or none take, up to `end_weight_update`. Every rank
+        calls it; nothing is sent. Raises WeightUpdateError if an update has already begun.
 
         >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
         ...     group.begin_weight_update()
         ...     group.end_weight_update()
         """
         if self._all_or_none:
-            raise WeightUpdateError("begin_weight_update was called twice: end the first update")
+            raise WeightUpdateError(
+                "begin_weight_update was called twice: call end_weight_update first"
+            )
         self._all_or_none = True
 
     def broadcast(self, tensor: torch.Tensor, src: int = TRAINER, stream: Any = None) -> None:
-        """Send `tensor`, a parameter, from the trainer to all workers, who `receive` it. `src` must
-        be 0; `stream`, which programs pass to vLLM's groups, is ignored.
+        """Send `tensor`, a parameter, from the trainer to all workers, which `receive` it. `src`
+        must be 0; `stream`, which programs pass to vLLM's groups, is ignored.
 
-        Raises WeightMismatch on every rank where a worker was told another type or shape, and
-        WeightUpdateError where a worker failed, died or fell behind. Between `begin_weight_update`
-        and `end_weight_update` that ends the update: every engine keeps what it had.
+        Raises WeightMismatch on every rank if a worker was told another dtype or shape, and
+        WeightUpdateError if a worker failed, died or timed out. Between `begin_weight_update` and
+        `end_weight_update` that ends the update: every engine keeps its old weights.
 
         >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
         ...     if group.rank == 0:
@@ -89,8 +91,8 @@ class WeightUpdateGroup:
         """
         if src != TRAINER or self.rank != TRAINER:
             raise ValueError(
-                f"rank {self.rank} cannot send from rank {src}: the trainer, rank {TRAINER}, "
-                "sends, and workers receive by update_weight"
+                f"rank {self.rank} cannot send from rank {src}: only the trainer, rank {TRAINER}, "
+                "sends, and workers receive with update_weight"
             )
 
         def prepare() -> torch.Tensor:
@@ -101,8 +103,8 @@ class WeightUpdateGroup:
         self._move("", prepare)
 
     def receive(self, name: str, dtype: torch.dtype | str, shape: Iterable[int]) -> torch.Tensor:
-        """Receive the parameter `name` on a worker. Raises as `broadcast`, on every rank, if what
-        the trainer sends does not have this `dtype` and `shape`.
+        """Receive the parameter `name` on a worker. Raises what `broadcast` raises, on every rank,
+        if the trainer's tensor does not have this `dtype` and `shape`.
 
         >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
         ...     try:
@@ -115,7 +117,7 @@ class WeightUpdateGroup:
         (('w', 'float32 (2,)', 'rank 1: float64 (2,)'),)
         """
         if self.rank == TRAINER:
-            raise ValueError("the trainer, rank 0, does not receive: it calls broadcast")
+            raise ValueError("the trainer, rank 0, cannot receive: call broadcast there")
 
         def prepare() -> torch.Tensor:
             known = torch_dtype(str(dtype).removeprefix("torch."))
@@ -129,13 +131,13 @@ class WeightUpdateGroup:
         commit: Callable[[], None] = lambda: None,
         undo: Callable[[], None] = lambda: None,
     ) -> None:
-        """Vote on the update that `begin_weight_update` began. Every rank calls it.
+        """Vote on the update that `begin_weight_update` started. Every rank calls it.
 
-        `prepare` may fail. Where it does not on any rank, every rank calls `commit`; otherwise, and
-        where a rank dies before the decision, every rank calls `undo`.
+        `prepare` may fail. If it succeeds on all ranks, every rank calls `commit`; otherwise, or if
+        a rank dies before the decision, every rank calls `undo`.
 
-        Raises WeightUpdateError, on every rank, where the update was not done: its `committed` is
-        then False.
+        Raises WeightUpdateError, on every rank, if the update was not done: its `committed` is then
+        False.
 
         >>> done = []
         >>> with unisono.training.WeightUpdateGroup(comm.split([0, 1])) as group:
@@ -163,7 +165,7 @@ class WeightUpdateGroup:
                         undo()
 
     def close(self) -> None:
-        """Leave the group, and give back the port.
+        """Leave the group and release the port.
 
         >>> unisono.training.WeightUpdateGroup(comm.split([0, 1])).close()
         """
@@ -179,14 +181,14 @@ class WeightUpdateGroup:
 
     @property
     def _device(self) -> torch.device:
-        """Where parameters travel."""
+        """The device on which parameters are sent."""
         if self.comm.backend == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
     def _move(self, name: str, prepare: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Broadcast one parameter, once all ranks have prepared a tensor that fits. A failure ends
-        an update of all or none."""
+        """Broadcast one parameter after all ranks have prepared a tensor that fits. A failure ends
+        a transactional update."""
         try:
             with torch.no_grad(), self._protocol.update(in_place=not self._all_or_none):
                 prepared = self._protocol.attempt(prepare)
@@ -199,7 +201,7 @@ class WeightUpdateGroup:
         return tensor
 
     def _agree(self, name: str, tensor: torch.Tensor) -> None:
-        """Hear what all ranks have in mind, and raise on all of them where it does not fit."""
+        """Compare what all ranks are about to do, and raise on all of them if it does not fit."""
         protocol = self._protocol
         begun, names, *tensors = protocol.gather(
             self._all_or_none, name, dtype_name(tensor), tuple(tensor.shape)
@@ -230,10 +232,10 @@ class WeightUpdateExtension:
     vLLM mixes it into its worker class; `collective_rpc` calls these methods on every worker, in
     the shape of vLLM's and OpenRLHF's own calls.
 
-    Without `begin_weight_update` a parameter is loaded as it comes. With it, parameters are kept
-    until `end_weight_update`, and then loaded in every engine or in none: a model that is a
-    torch.nn.Module loads them before the vote, and has its old weights back if that fails anywhere;
-    another one loads them after it.
+    Without `begin_weight_update` a parameter is loaded when it arrives. With it, parameters are
+    kept until `end_weight_update`, and then loaded in every engine or in none: a torch.nn.Module
+    loads them before the vote, and gets its old weights back if that fails anywhere; any other
+    model loads them after it.
 
     >>> from types import SimpleNamespace
     >>> served = {}
@@ -251,7 +253,7 @@ class WeightUpdateExtension:
     ...     worker.close_weight_update_group()
     """
 
-    # vLLM calls no __init__ of this class, and refuses names that its workers have already.
+    # vLLM does not call __init__ of this class, and rejects names that its workers already have.
     _weights_group: WeightUpdateGroup | None = None
     _weights_kept: list[tuple[str, torch.Tensor]] | None = None
 
@@ -274,12 +276,12 @@ class WeightUpdateExtension:
         backend: str = "auto",
         **options: Any,
     ) -> None:
-        """Join the group in which the trainer sends, by the function of this name: at
-        `master_address` and `master_port`, as `group_name`, on `backend`, with its other options.
-        This worker is rank `rank_offset` + its number in its engine, of `world_size`, the trainer
-        and all workers.
+        """Join the trainer's group with the function of the same name: at `master_address` and
+        `master_port`, as `group_name`, on `backend`, with its other options. This worker is rank
+        `rank_offset` + its number in its engine, of `world_size`, the trainer and all workers.
 
-        Raises as that function, and WeightUpdateError if the worker is in such a group already.
+        Raises what that function raises, and WeightUpdateError if the worker is already in such a
+        group.
 
         >>> from types import SimpleNamespace
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -290,7 +292,8 @@ class WeightUpdateExtension:
 
         if self._weights_group is not None:
             raise WeightUpdateError(
-                "this worker is in a weight update group already: close_weight_update_group first"
+                "this worker is already in a weight update group: call "
+                "close_weight_update_group first"
             )
         self._weights_group = init_weight_update_group(
             *(master_address, master_port, rank_offset, world_size, group_name, backend),
@@ -308,7 +311,7 @@ class WeightUpdateExtension:
         backend: str = "auto",
         use_ray: bool = False,
     ) -> None:
-        """`init_weight_update_group` by OpenRLHF's name for it: `master_address`, `master_port`,
+        """OpenRLHF's name for `init_weight_update_group`: `master_address`, `master_port`,
         `rank_offset`, `world_size`, `group_name` and `backend` are the same.
 
         Raises the same, and ValueError for `use_ray`: Ray's own collectives are not used.
@@ -319,7 +322,7 @@ class WeightUpdateExtension:
         >>> worker.close_weight_update_group()
         """
         if use_ray:
-            raise ValueError("unisono does not send over Ray's collectives: leave use_ray out")
+            raise ValueError("unisono does not use Ray's collectives: leave out use_ray")
         self.init_weight_update_group(
             master_address, master_port, rank_offset, world_size, group_name, backend
         )
@@ -327,12 +330,12 @@ class WeightUpdateExtension:
     def update_weight(
         self, name: str, dtype: torch.dtype | str, shape: Iterable[int], empty_cache: bool = False
     ) -> None:
-        """Receive the parameter `name`, of `dtype` and `shape`, which the trainer broadcasts at
-        this time, and load it; between `begin_weight_update` and `end_weight_update` keep it.
+        """Receive the parameter `name`, of `dtype` and `shape`, which the trainer broadcasts at the
+        same time, and load it; between `begin_weight_update` and `end_weight_update` keep it.
 
-        Raises WeightMismatch on every rank where the trainer broadcasts another type or shape, and
-        WeightUpdateError where a rank failed, died or fell behind, or this model cannot load it.
-        `empty_cache` gives unused memory of CUDA back afterwards.
+        Raises WeightMismatch on every rank if the trainer broadcasts another dtype or shape, and
+        WeightUpdateError if a rank failed, died or timed out, or this model cannot load it.
+        `empty_cache` frees unused CUDA memory afterwards.
 
         >>> from types import SimpleNamespace
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -362,8 +365,8 @@ class WeightUpdateExtension:
             torch.cuda.empty_cache()
 
     def begin_weight_update(self) -> None:
-        """Keep parameters from now on, for `end_weight_update`. Raises WeightUpdateError if that
-        has begun already, or before the worker has joined.
+        """Keep parameters from now on, for `end_weight_update`. Raises WeightUpdateError if an
+        update has already begun, or if the worker has not joined a group.
 
         >>> from types import SimpleNamespace
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -375,11 +378,12 @@ class WeightUpdateExtension:
         self._weights_kept = []
 
     def end_weight_update(self) -> None:
-        """Load what has come, together with all other workers. The trainer calls its group's
+        """Load what has arrived, together with all other workers. The trainer calls its group's
         `end_weight_update` at the same time.
 
-        Raises WeightUpdateError on every rank, and every engine keeps what it had, if a model could
-        not load, or a rank died before all had voted; `committed` says if that was later.
+        Raises WeightUpdateError on every rank if a model could not load, or a rank died before all
+        had voted, and every engine keeps its old weights; `committed` is True if the failure came
+        later.
 
         >>> from types import SimpleNamespace
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -401,7 +405,7 @@ class WeightUpdateExtension:
             group.end_weight_update(commit=load)
 
     def close_weight_update_group(self) -> None:
-        """Leave the group; another may be joined. Without a group it does nothing.
+        """Leave the group; the worker can then join another. Does nothing without a group.
 
         >>> from types import SimpleNamespace
         >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -418,8 +422,8 @@ class WeightUpdateExtension:
 
 
 class WeightUpdateWorker(WeightUpdateExtension):
-    """What `WeightUpdateExtension` makes of vLLM's workers, around any `model` with
-    `load_weights(pairs)`. `worker_rank` is the worker's number in its engine.
+    """The methods of `WeightUpdateExtension` for any `model` with `load_weights(pairs)`.
+    `worker_rank` is the worker's number in its engine.
 
     >>> from types import SimpleNamespace
     >>> worker = unisono.training.WeightUpdateWorker(SimpleNamespace(load_weights=dict))
@@ -435,7 +439,7 @@ class WeightUpdateWorker(WeightUpdateExtension):
 
 
 class _KeptWeights:
-    """A copy of a module's tensors, for the case that it has to have them back."""
+    """A copy of a module's tensors, to restore them if necessary."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -443,7 +447,7 @@ class _KeptWeights:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def keep(self, then: Callable[[], None]) -> None:
-        """Copy everything, note where it lies, and do `then`, which may change it."""
+        """Copy everything, record where it is, and call `then`, which may change it."""
         for module in self._model.modules():
             for owner in (module._parameters, module._buffers):
                 for name, tensor in owner.items():
@@ -455,7 +459,7 @@ class _KeptWeights:
 
     @torch.no_grad()
     def give_back(self) -> None:
-        """Put everything back: the tensors, their memory, and what was in it."""
+        """Restore everything: the tensors, their memory, and its contents."""
         for owner, name, tensor in self._tensors:
             data, copy = self._copies[id(tensor)]
             data.copy_(copy)

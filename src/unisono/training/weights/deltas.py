@@ -1,8 +1,9 @@
 """Deltas: what has changed since the version that both sides have, for transfers between hosts.
 
-A sender keeps a snapshot of what it sent last, as it travelled. It compares bit by bit, and packs
-what differs; a receiver applies that to a copy of what it serves, whose checksum must then be that
-of the sender's weights. Where so much has changed that all of a bucket is as good, all is sent.
+A sender keeps a snapshot of what it sent last, in the form in which it was sent. It compares bit by
+bit and packs the differences; a receiver applies them to a copy of what it serves, whose checksum
+must then equal that of the sender's weights. If too much has changed to be worth it, the whole
+bucket is sent.
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ from unisono.comm.engine import native
 Tensors = list[torch.Tensor]
 Wait = Callable[[], object]
 Begin = Callable[[Any], Wait]
-"""Sends or receives tensors, and returns what waits for that."""
+"""Sends or receives tensors, and returns a function that waits for it."""
 
 APART, HELD, MISSING, DECLINED = range(4)
-"""What a rank says of the version that a delta begins with: no transfer of its own spans hosts; it
-has it; it does not; it sends all, whoever has it."""
+"""Whether a rank has the version that a delta starts from: it has no transfers between hosts; yes;
+no; it sends everything in any case."""
 
 
 class DeltaSide:
-    """One rank's side of deltas by a plan: in which of its `transfers`, by number, they may go. A
-    sender `gives_up` where it has no memory for a snapshot, or deltas have been slower twice."""
+    """One rank's side of deltas: the `transfers` of its plan, by number, that may use them. A
+    sender `gives_up` if it has no memory for a snapshot, or if deltas have been slower twice."""
 
     def __init__(self, transfers: set[int], gives_up: bool) -> None:
         self.transfers, self._gives_up = transfers, gives_up
         self.has_base = False
-        """Whether this rank has what the last update brought, and nothing else."""
+        """Whether this rank has exactly the result of the last update."""
         self.sent_bytes = 0
-        """What travelled in the place of all, in the last update."""
+        """The bytes of changes that the last update sent."""
         self._snapshot: dict[int, Tensors] = {}  # by the number of the step
         self._full_s, self._slower = math.inf, 0
 
     @property
     def snapshot_bytes(self) -> int:
-        """The memory that the snapshot takes on this rank."""
+        """The size of the snapshot on this rank."""
         return sum(row.numel() for rows in self._snapshot.values() for row in rows)
 
     def state(self) -> int:
-        """What this rank says of the version that it has."""
+        """Whether this rank has the base version."""
         if not self.transfers:
             return APART
         return DECLINED if self._gives_up else HELD if self.has_base else MISSING
 
     def note(self, seconds: float, is_delta: bool) -> None:
-        """A sender's update took so long."""
+        """Record how long a sender's update took."""
         if is_delta:
             self._slower = self._slower + 1 if seconds > self._full_s else 0
         else:
@@ -60,7 +61,7 @@ class DeltaSide:
             self._gives_up, self._snapshot = True, {}
 
     def send(self, step: int, new: Tensors, begin: Begin, as_delta: bool) -> Wait:
-        """Begin to send a bucket: all of it, or the lengths of what has changed, and then that."""
+        """Start to send a bucket: all of it, or the lengths of the changes and then the changes."""
         new[:] = [tensor.contiguous() for tensor in new]
         packed = self._pack(step, new) if as_delta else None
         if packed is None and not self._gives_up:
@@ -73,7 +74,7 @@ class DeltaSide:
         return lambda: (told(), sent())
 
     def receive(self, old: Tensors, new: Tensors, begin: Begin) -> Wait:
-        """The other side of it: what was `old` becomes `new`, in the same memory or in another."""
+        """The other side: `old` becomes `new`, in the same memory or in another."""
         lengths = torch.empty(len(new), dtype=torch.int64)
         begin(lengths)()
         is_all = bool(lengths[0] < 0)
@@ -88,8 +89,8 @@ class DeltaSide:
         return lambda: (received(), _apply(new, lengths.tolist(), moved[0].data_ptr()))
 
     def _pack(self, step: int, tensors: Tensors) -> tuple[list[int], Tensors] | None:
-        """What has changed in a bucket: the length of each tensor's part, and all parts. None: so
-        much that it does not pay."""
+        """The changes in a bucket: the length of each tensor's part, and all parts. None if there
+        are too many to be worth it."""
         packed = torch.empty(sum(each.nbytes for each in tensors) * 3 // 4, dtype=torch.uint8)
         lengths, end = [], 0
         for old, tensor in zip(self._snapshot[step], tensors, strict=True):
@@ -103,12 +104,12 @@ class DeltaSide:
 
 
 def _apply(tensors: Tensors, lengths: list[int], packed: int) -> bool:
-    """Make tensors of the old version new. The checksum says whether that has worked."""
+    """Apply changes to tensors of the old version. The checksum verifies the result."""
     for tensor, length in zip(tensors, lengths, strict=True):
         row = flat_bytes(tensor)
         where = row.data_ptr(), row.numel(), tensor.element_size()
         if not native.apply_changes(*where, packed, length):
-            raise RuntimeError("the changes of a tensor arrived damaged")
+            raise RuntimeError("the changes of a tensor were damaged in transit")
         if not tensor.is_contiguous():
             tensor.copy_(row.view(tensor.dtype).view(tensor.shape))
         packed += length

@@ -1,7 +1,7 @@
-"""A trainer pushes new weights to inference engines: all of them take a version, or none does.
+"""A trainer pushes new weights to inference engines: either all of them take a version, or none.
 
-Trainer ranks make a `WeightSender`, engine ranks a `WeightReceiver`, over a group that they have
-in common (`Communicator.join`); both call `update()`, and `weight_update` is both in one line.
+Trainer ranks make a `WeightSender`, engine ranks a `WeightReceiver`, over a common group
+(`Communicator.join`); both call `update()`, and `weight_update` does both in one line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
 from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
-from unisono.training.weights.shards import Held, Place, WeightReader, WeightShard
-from unisono.training.weights.staging import Staging, do_all_or_none, view_of
+from unisono.training.weights.shards import Held, MappedPlace, WeightReader, WeightShard
+from unisono.training.weights.staging import WeightStaging, do_all_or_none, view_of
 from unisono.training.weights.transfers import Progress, Transfers
 from unisono.world.world import resolve
 
@@ -34,10 +34,10 @@ NewTensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """What an update did on this rank: it is `version` now; so many `bytes` of so many `tensors`
-    moved in so many `buckets`, in `seconds` since all ranks had come, for which this one
-    `waited_s`. Where only changes were sent, those were `delta_bytes`; for them a sender keeps
-    `snapshot_bytes` of memory.
+    """What an update did on this rank: its `version`; the `bytes` of its `tensors` that moved, in
+    how many `buckets`, in how many `seconds` after all ranks had arrived; this rank `waited_s` for
+    that. If only changes were sent, they had `delta_bytes`; a sender keeps `snapshot_bytes` of
+    memory for them.
 
     >>> unisono.training.WeightUpdate(1, 2, 1, bytes=10**9, seconds=0.5, waited_s=0.0).gb_per_s
     2.0
@@ -54,7 +54,7 @@ class WeightUpdate:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes that this rank sent or received per second, in 1e9."""
+        """Bandwidth of this rank in 1e9 bytes per second."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -80,15 +80,15 @@ class _Endpoint(ABC):
         self._text = ""
         """The description of what was read last."""
         self._told: dict[int, ToldMemory] = {}
-        """What senders told of their memory on a GPU, where engines serve it."""
+        """What senders said about their GPU memory that engines serve."""
         self._changes = True
         """Whether this rank has anything to send, to receive or to exchange."""
         self.version = version
         """The last version that was sent, or the one that the engine serves."""
 
     def attach(self, group: Any) -> None:
-        """Go on over another `group`: the one that was joined after the last one had ended. Raises
-        UnisonoError if there is no such group.
+        """Continue with another `group`, joined after the last one ended. Raises UnisonoError if
+        there is no such group.
 
         >>> pair = comm.split([0, 1])
         >>> sender = unisono.training.WeightSender(pair, {"w": torch.ones(2)})
@@ -98,9 +98,9 @@ class _Endpoint(ABC):
         self._protocol = UpdateProtocol(resolve(group))
 
     def close(self) -> None:
-        """Give back what the updates needed, the second copy included. The group is not closed.
-        What an engine serves stays as it is, but once a sender is closed, engines must not serve
-        its memory on a GPU any longer.
+        """Release what the updates needed, including the second copy. The group is not closed. An
+        engine's weights stay, but after a sender is closed, engines must no longer serve its GPU
+        memory.
 
         >>> unisono.training.WeightSender(comm, {"w": torch.ones(2)}).close()
         """
@@ -113,7 +113,7 @@ class _Endpoint(ABC):
         self.close()
 
     def _update(self, wanted: int | None, timeout_s: float | None) -> WeightUpdate:
-        """An update, whichever side this is. `wanted` is the version that a sender asks for."""
+        """An update, on either side. `wanted` is the version that a sender asks for."""
         begin_s = time.perf_counter()
         protocol = self._protocol
         with protocol.update(timeout_s):
@@ -141,27 +141,29 @@ class _Endpoint(ABC):
         )
 
     def _read(self) -> tuple[Held, bool]:
-        """What this rank holds, and whether it can go on by the last plan. Where more than contents
-        has changed, it is described anew, and cannot."""
+        """What this rank holds, and whether the last plan still applies. If more than the contents
+        has changed, it does not, and the weights are described again."""
         mine: Held = {}
         is_as_before = True
-        # Where others may read a trainer's weights.
+        # Memory in which others may read a trainer's weights.
         parts = self._protocol.comm.transport.own_parts() if self._sends else []
         if self._weights is not None:
             mine, is_as_before = self._reader.read(self._weights, parts)
         if not self._text or not is_as_before:
             before, self._text = self._text, ""
-            self._text = self._description(mine, partial(Place.of, parts)).text()
+            self._text = self._description(mine, partial(MappedPlace.of, parts)).text()
             is_as_before = self._text == before
         transfers = self._protocol.transfers
         return mine, is_as_before and transfers is not None and self._is_ready(transfers, mine)
 
     @abstractmethod
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description: ...
+    def _description(
+        self, mine: Held, place_of: Callable[..., MappedPlace | None]
+    ) -> Description: ...
 
     @abstractmethod
     def _is_ready(self, transfers: Transfers, mine: Held) -> bool:
-        """Whether this rank can go on by the plan of the last update."""
+        """Whether the plan of the last update still applies to this rank."""
 
     def _tell(self, transfers: Transfers, mine: Held) -> str:
         """Where engines find a trainer's memory on a GPU."""
@@ -169,30 +171,28 @@ class _Endpoint(ABC):
 
     @abstractmethod
     def _make_room(self, transfers: Transfers, mine: Held) -> None:
-        """Get ready for an update by this plan."""
+        """Prepare for an update with this plan."""
 
     @abstractmethod
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
-        """Move the weights, vote, and change over."""
+        """Move the weights, vote, and switch."""
 
 
 class WeightSender(_Endpoint):
-    """A trainer rank's side in `group`. Where several ranks send, each sends the shards that it
-    holds.
+    """A trainer rank's side in `group`. If several ranks send, each sends its own shards.
 
     `weights` is a module, a mapping or pairs of names and tensors, which may be DTensors or
-    `WeightShard`s; it is read anew at every update. The senders' options hold for all:
+    `WeightShard`s; it is read again at every update. The senders' options apply to all ranks:
 
-    - `transactional`: engines receive into memory of their own and change over together; otherwise
-      weights go straight into place, in half the memory, and a failure leaves engines with parts of
-      two versions
-    - `convert`: floating-point tensors travel in the type that the engines have them in
+    - `transactional`: engines receive into a second copy and switch together; otherwise weights are
+      received in place, in half the memory, and a failure leaves engines with parts of two versions
+    - `convert`: floating-point tensors are sent in the engines' dtype
     - `checksum`: every bucket is compared with what was sent
     - `check_live`: an update fails if torch's operators write to a weight while it is sent, as an
       optimizer in another thread does; the error names it (this sender's own option)
-    - `deltas`: between hosts an update sends what has changed since the last one, where that takes
-      less time; for that a sender keeps a copy of what it sends there
-    - `bucket_bytes`: what travels at a time; two buckets are under way
+    - `deltas`: between hosts an update sends what has changed since the last one, if that is
+      faster; a sender keeps a copy of what it sends for this
+    - `bucket_bytes`: the size of a message; two buckets are in flight
     - `progress`: called with the bytes moved and the bytes in all, after every bucket
 
     >>> model = torch.nn.Linear(2, 2)
@@ -223,19 +223,19 @@ class WeightSender(_Endpoint):
     ) -> None:
         super().__init__(group, weights, 0, progress)
         if bucket_bytes < 1:
-            raise ValueError(f"buckets of {bucket_bytes} bytes hold nothing")
+            raise ValueError(f"bucket_bytes must be positive, not {bucket_bytes}")
         self._options = UpdateOptions(transactional, checksum, convert, bucket_bytes, deltas)
         self._check_live = check_live
         self._exported = ExportedWeights()
 
     def update(self, version: int | None = None, *, timeout_s: float | None = None) -> WeightUpdate:
-        """Send the weights as they are now, as `version`: by default one more than the highest that
-        any rank has. Afterwards every engine serves it.
+        """Send the current weights as `version`: by default one more than the highest version of
+        any rank. Afterwards every engine serves it.
 
-        `timeout_s` is how long each step waits for the others; the group's own limit by default.
+        `timeout_s` is how long each step waits for the others; by default the group's limit.
 
         Raises WeightMismatch if the engines hold other tensors, before anything moves, and
-        WeightUpdateError if an engine failed, died or fell behind: it says which, why, and what the
+        WeightUpdateError if an engine failed, died or timed out: it says which, why, and what the
         engines serve now.
 
         >>> weights = {"w": torch.full((2,), comm.rank)}
@@ -252,7 +252,7 @@ class WeightSender(_Endpoint):
         super().close()
         self._exported.close()
 
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+    def _description(self, mine: Held, place_of: Callable[..., MappedPlace | None]) -> Description:
         ties = self._reader.ties
         return Description.of("sender", mine, ties, place_of, options=self._options)
 
@@ -267,7 +267,7 @@ class WeightSender(_Endpoint):
         self._changes = bool(transfers.plan.transfers)
 
     def _served(self, transfers: Transfers, mine: Held) -> dict[str, torch.Tensor]:
-        """What engines serve of this rank's memory on a GPU."""
+        """The GPU memory of this rank that engines serve."""
         names = transfers.plan.exports.get(self._protocol.comm.rank, ())
         return {name: mine[name].tensor for name in names}
 
@@ -283,21 +283,20 @@ class WeightReceiver(_Endpoint):
     """An engine rank's side in `group`.
 
     `weights` is what the engine serves: a module, a mapping or pairs of names and tensors; a
-    DTensor or a `WeightShard` receives its part of the whole. Without it the engine takes whatever
-    the trainer holds, and `commit` gets it.
+    DTensor or a `WeightShard` receives its part of the whole. Without it the engine takes all
+    weights of the trainer, and `commit` gets them.
 
     - `prepare`: called with the new tensors by name, before the vote; if it raises, no engine
-      changes over
-    - `commit`: called with them once all engines are ready: must only swap, and not fail; signals
-      wait until it is over. By default the memory of the engine's tensors is swapped, or where
-      others hold views of it, overwritten: all of it or none, whatever interrupts.
+      switches
+    - `commit`: called with them once all engines are ready: it must only swap, and not fail;
+      signals wait until it returns. By default the memory of the engine's tensors is swapped, or
+      overwritten if others hold views of it: all or none, despite interrupts.
     - `reuse`: `commit` only reads the new tensors, and the next update receives into their memory
     - `partial`: this engine takes only the names that it has
-    - `alias`: from the first update on this engine's tensors are the trainer's memory, shared
+    - `alias`: from the first update on, this engine's tensors are the trainer's memory, shared
       tensors of the group (`unisono.share_module`) or tensors of the same GPU: there is no second
-      copy, and no way back to an older version. The engine must not serve while the trainer changes
-      its weights.
-    - `version`: what the engine serves at the beginning
+      copy and no rollback. The engine must not serve while the trainer changes its weights.
+    - `version`: the version that the engine serves at the start
     - `progress`: called with the bytes received and the bytes in all, after every bucket
 
     >>> if comm.rank == 0:
@@ -326,25 +325,25 @@ class WeightReceiver(_Endpoint):
     ) -> None:
         super().__init__(group, weights, version, progress)
         if weights is None and commit is None:
-            raise ValueError("an engine without weights needs a commit, which takes them")
+            raise ValueError("an engine without weights needs a commit function to receive them")
         self._prepare = prepare
         self._commit = commit
         self._reuse = reuse
         self._partial = partial
         self._alias = alias
-        self._staging = Staging()
+        self._staging = WeightStaging()
         self._served_by: Transfers | None = None
-        """The plan by which the engine serves the trainer's memory. Where its tensors lie there
-        still, an update by the same plan changes nothing but the version."""
+        """The plan by which the engine serves the trainer's memory. While its tensors are still
+        there, an update with the same plan changes only the version."""
 
     def update(self, *, timeout_s: float | None = None) -> WeightUpdate:
         """Receive the next version. Afterwards `version` is that of all engines.
 
         `timeout_s` is how long each step waits for the others, the first one for the trainer to
-        begin; the group's own limit by default.
+        begin; by default the group's limit.
 
-        Raises as `WeightSender.update`; the engine then serves what it did before, unless the
-        error's `committed` says otherwise, and `version` says which.
+        Raises what `WeightSender.update` raises; the engine then still serves its old weights,
+        unless the error's `committed` is True, and `version` says which.
 
         >>> weights = {"w": torch.full((2,), comm.rank)}
         >>> if comm.rank == 0:
@@ -365,7 +364,7 @@ class WeightReceiver(_Endpoint):
         self._staging.hand_over()
         self._served_by = None
 
-    def _description(self, mine: Held, place_of: Callable[..., Place | None]) -> Description:
+    def _description(self, mine: Held, place_of: Callable[..., MappedPlace | None]) -> Description:
         return Description.of(
             "receiver",
             mine,
@@ -382,12 +381,13 @@ class WeightReceiver(_Endpoint):
             return True
         try:
             self._make_room(transfers, mine)
-        except Exception:  # perhaps for a plan that does not hold any more: all make another one
+        except Exception:  # perhaps for an outdated plan: all ranks make a new one
             return False
         return True
 
     def _make_room(self, transfers: Transfers, mine: Held) -> None:
-        """Have memory for what will come, or the trainer's where the engine will serve it."""
+        """Allocate memory for the new weights, or open the trainer's if the engine will serve
+        it."""
         self._served_by, self._changes = None, True
         plan, device = transfers.plan, transfers.device_for(mine)
         own, ties = (None, None) if self._weights is None else (mine, self._reader.ties)
@@ -409,7 +409,7 @@ class WeightReceiver(_Endpoint):
         elif own is None or self._prepare or self._commit:
             raise ValueError("prepare and commit need a transactional update")
         elif {held.tensor.device.type for held in mine.values()} - {device.type}:
-            raise ValueError(f"weights that go straight into place must lie on {device.type}")
+            raise ValueError(f"weights that are received in place must be on {device.type}")
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
         protocol, plan = self._protocol, transfers.plan
@@ -424,12 +424,13 @@ class WeightReceiver(_Endpoint):
             self._served_by = transfers
 
     def _holds_base(self, mine: Held, device: torch.device) -> bool:
-        """Whether the engine's own tensors are what the last update brought; else staging is."""
+        """Whether the engine's own tensors are the result of the last update; otherwise staging
+        is."""
         are_there = all(held.tensor.device.type == device.type for held in mine.values())
         return self._commit is None and are_there
 
     def _check(self, damaged: Sequence[str]) -> None:
-        """Whether the engine can serve what has come."""
+        """Check that the engine can serve what has arrived."""
         if damaged:
             raise RuntimeError("; ".join(damaged))
         if self._prepare is not None:
@@ -450,7 +451,7 @@ class WeightReceiver(_Endpoint):
 
 
 def _write_counts(mine: Held) -> dict[str, int]:
-    """How often torch's operators have written to each tensor, by its own count."""
+    """How often torch's operators have written to each tensor, by its version counter."""
     return {
         name: held.tensor._version for name, held in mine.items() if not held.tensor.is_inference()
     }
@@ -462,7 +463,7 @@ def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
     if written:
         more = f" and {len(written) - 1} more" if written[1:] else ""
         raise WeightUpdateError(
-            f"{written[0]!r}{more} was written to while it was sent: send weights between the "
+            f"{written[0]!r}{more} was modified while it was sent: send weights between the "
             "optimizer's steps"
         )
 
@@ -470,12 +471,12 @@ def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
 def weight_update(
     weights: Any, group: Any = None, src: int | Collection[int] = 0, **options: Any
 ) -> WeightUpdate:
-    """Push `weights` from the trainer to all engines of a `group` (None: the world), in one line on
-    every rank.
+    """Push `weights` from the trainer to all engines of a `group` (None: the world), with one call
+    on every rank.
 
-    The ranks in `src` send what they hold, all others receive into what they hold. `options` are
-    those of `WeightSender` or `WeightReceiver`, and `version` and `timeout_s`. Returns and raises
-    as their `update`. Raises WeightMismatch or WeightUpdateError.
+    The ranks in `src` send their weights, all others receive into theirs. `options` are those of
+    `WeightSender` or `WeightReceiver`, and `version` and `timeout_s`. Returns and raises what their
+    `update` does. Raises WeightMismatch or WeightUpdateError.
 
     >>> weights = {"w": torch.full((2,), comm.rank)}
     >>> unisono.training.weight_update(weights, src=1).version

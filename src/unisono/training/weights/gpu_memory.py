@@ -1,9 +1,8 @@
-"""A trainer's weights on a GPU that engines serve where they lie (`alias=True`).
+"""A trainer's weights on a GPU that engines serve in place (`alias=True`).
 
-Each allocation is opened once by an engine, in which it stays open for as long as a tensor lies
-there, whatever becomes of the trainer. With every update the trainer tells where its weights lie,
-and in which allocations, by number: memory that was freed and came back at the same address has
-another one.
+An engine opens each allocation once and keeps it open as long as it has a tensor there, even if the
+trainer ends. With every update the trainer says where its weights are and in which allocations, by
+number: memory that was freed and allocated again at the same address has a new number.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from unisono.comm.cuda.driver import Driver
     from unisono.training.weights.plan import Unit
 
-# What reaches the driver is imported with the first such weights: most programs have none.
+# Modules for the driver are imported with the first such weights: most programs have none.
 
 _cuda: Any = torch.cuda  # torch has no types for it
 _Places = dict[str, tuple[int, int, Lengths]]  # address, bytes and strides by name
@@ -34,7 +33,7 @@ _Places = dict[str, tuple[int, int, Lengths]]  # address, bytes and strides by n
 
 @dataclass(frozen=True)
 class ToldMemory:
-    """What a trainer rank tells of its memory: `owner` is this process; `allocations` are handle,
+    """What a trainer rank says about its memory: `owner` is this process; `allocations` are handle,
     base and size by number; `places` are number, address and strides of its tensors by name."""
 
     owner: str
@@ -43,19 +42,19 @@ class ToldMemory:
 
 
 class ExportedWeights:
-    """A trainer's side. What engines serve is kept from being freed, and so from becoming something
-    else, until the update after which they serve something else."""
+    """A trainer's side. Memory that engines serve is kept from being freed, and so reused, until an
+    update after which they serve other memory."""
 
     def __init__(self) -> None:
         self._told: tuple[_Places, str] = {}, ""
-        """Where the weights lay in the last update, and what was told of it."""
+        """Where the weights were in the last update, and what was said about it."""
         self._served: tuple[_Places, str] | None = None
-        """The same of what engines serve, which is kept."""
+        """The same for what engines serve, which is kept."""
         self._kept: list[torch.Tensor] = []
 
     def describe(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Where these lie, as `ToldMemory` has it in a text, once the GPU has written what it was
-        told to. Raises ValueError where the driver lets no other process open them."""
+        """Where these are, as the text of a `ToldMemory`, after the GPU has finished writing.
+        Raises ValueError if the driver lets no other process open them."""
         from unisono.comm.cuda.driver import DriverError, DriverMissing, load_driver
 
         for device in {tensor.device for tensor in weights.values()}:
@@ -65,7 +64,7 @@ class ExportedWeights:
             for name, each in weights.items()
         }
         if self._served is not None and places == self._served[0]:
-            self._told = self._served  # what is kept from being freed is where it was
+            self._told = self._served  # memory that is kept has not moved
             return self._told[1]
         try:
             with on_gpu(next(iter(weights.values())).device):
@@ -78,7 +77,7 @@ class ExportedWeights:
         return self._told[1]
 
     def lie_still(self, weights: Mapping[str, torch.Tensor]) -> bool:
-        """Whether what was told of these the last time holds, once the GPU has written them."""
+        """Whether the last description still holds, after the GPU has finished writing."""
         before = self._told[1]
         return self.describe(weights) == before
 
@@ -89,12 +88,12 @@ class ExportedWeights:
             self._served = self._told
 
     def close(self) -> None:
-        """Let go of what engines serve: it is the trainer's alone again."""
+        """Release what engines serve: it belongs to the trainer alone again."""
         self._kept, self._served = [], None
 
 
 def _export(driver: Driver, places: _Places) -> str:
-    """What engines need to open the allocations in which these lie."""
+    """What engines need to open the allocations of these tensors."""
     from unisono.comm.cuda.passing import export_memory
     from unisono.comm.cuda.routing import process_token
 
@@ -115,15 +114,15 @@ def _span(shape: Lengths, strides: Lengths, dtype: torch.dtype) -> int:
     return (1 + sum((length - 1) * stride for length, stride in steps)) * dtype.itemsize
 
 
-@functools.lru_cache(maxsize=16)  # with most updates nothing has changed
+@functools.lru_cache(maxsize=16)  # most updates change nothing
 def read_told(text: str) -> ToldMemory:
-    """What a trainer has told of its memory."""
+    """What a trainer has said about its memory."""
     return ToldMemory(*json.loads(text))
 
 
 def open_unit(unit: Unit, told: ToldMemory, own: torch.Tensor | None) -> torch.Tensor:
-    """A part of a trainer's tensor, in this process; `own` is what the engine serves, and may lie
-    there already. Raises ValueError where this process cannot have it."""
+    """A part of a trainer's tensor, in this process; `own` is what the engine serves, and may
+    already be there. Raises ValueError if this process cannot open it."""
     from unisono.comm.cuda.conducting import mappings_of_this_process
     from unisono.comm.cuda.driver import DriverError, DriverMissing
     from unisono.comm.cuda.regions import Region
@@ -154,11 +153,11 @@ def open_unit(unit: Unit, told: ToldMemory, own: torch.Tensor | None) -> torch.T
     return view
 
 
-# -- GPUs as torch has them: tests replace these where there is none -------------------------------
+# -- torch's GPUs: tests replace these functions on machines without one ---------------------------
 
 
 def gpu_of(tensors: Iterable[torch.Tensor]) -> str:
-    """The GPU on which all of these lie, by a name that no other has; "" where there is none."""
+    """The unique name of the GPU on which all of these are; "" if there is none."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1 or next(iter(devices)).type != "cuda":
         return ""
@@ -166,39 +165,39 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def find_gpu(name: str) -> torch.device:
-    """The GPU of a name, in this process. Raises ValueError where it does not see it."""
+    """The GPU with this name, in this process. Raises ValueError if it is not visible."""
     for index in range(_cuda.device_count()):
         if str(_cuda.get_device_properties(index).uuid) == name:
             return torch.device("cuda", index)
     raise ValueError(
-        f"the trainer's weights lie on GPU {name}, which this process does not see: is it among "
+        f"the trainer's weights are on GPU {name}, which is not visible to this process: is it in "
         "CUDA_VISIBLE_DEVICES?"
     )
 
 
 @contextlib.contextmanager
 def on_gpu(device: torch.device) -> Iterator[None]:
-    """Around calls of the driver for a GPU: this thread has a context there."""
+    """For driver calls on a GPU: gives this thread a context there."""
     with _cuda.device(device):
         _cuda.current_stream().query()
         yield
 
 
 def await_stream(device: torch.device) -> None:
-    """Return once the current stream of a GPU has done what it was given."""
+    """Wait for the current stream of a GPU."""
     _cuda.current_stream(device).synchronize()
 
 
 def bytes_at(
     address: int, size: int, device: torch.device, let_go: Callable[[], None]
 ) -> torch.UntypedStorage:
-    """Memory that is not torch's own. `let_go` is called once no tensor lies there any more and
-    the GPU has done what it was given for those that did."""
+    """Memory that torch does not own. `let_go` is called once no tensor uses it and the GPU has
+    finished its work on it."""
     memory = _Memory(address, size)
 
     def close() -> None:
         if _cuda.is_current_stream_capturing():
-            return  # no GPU can be waited for now: the memory stays open as long as this process
+            return  # a GPU cannot be synchronised now: the memory stays open
         with contextlib.suppress(RuntimeError), on_gpu(device):  # the GPU may have failed
             _cuda.synchronize(device)
             let_go()
@@ -210,7 +209,7 @@ def bytes_at(
 
 
 class _Memory:
-    """What torch makes a tensor of, without a copy, and keeps for as long as that."""
+    """What torch makes a tensor from, without a copy, and keeps alive with it."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,8 +1,8 @@
 """How a trainer and the workers of inference engines meet at an address and a port.
 
-Rank 0, the trainer, hosts a store there. Every rank writes down what it was told and compares it
-with what the others were told, before anything is connected: workers hear of their rank and of the
-group's size by calls from outside, and where these contradict each other, all ranks say so at once.
+Rank 0, the trainer, hosts a store there. Every rank publishes its arguments and compares them with
+the others' before anything is connected: workers get their rank and the group's size by remote
+calls, and if these contradict each other, all ranks raise at once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unisono.training.weights.by_parameter import WeightUpdateGroup
 BACKENDS = ("auto", "unisono", "gloo", "nccl")
 _FAREWELL_S = 1.0
 _LATECOMERS_S = 10.0
-"""How long the host of the store stays after a failure, for the others to read of it: those who
-may still come have longer."""
+"""How long the host of the store stays after a failure so that the others can read it; longer for
+ranks that may still arrive."""
 
 
 @dataclass(frozen=True)
 class _Member:
-    """What a rank was told, and where it runs."""
+    """A rank's arguments, and where it runs."""
 
     size: int
     backend: str
@@ -54,23 +54,21 @@ def init_weight_update_group(
     timeout_s: float | None = None,
     join_timeout_s: float | None = None,
 ) -> WeightUpdateGroup:
-    """Meet the trainer and all workers of all engines, and make a group of them.
+    """Connect the trainer and all workers of all engines in a group.
 
     The trainer is rank 0 (`rank_offset=0`) and hosts a store at `master_address` and `master_port`
     until the group is closed. A worker is rank `rank_offset` + `worker_rank`, its number in its
-    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port by
-    different names: `group_name` is that of this one.
+    engine. `world_size` counts the trainer and all workers. Several groups may meet at one port
+    under different names: `group_name` is this one's.
 
     `backend` is "unisono" (shared memory inside a host), "gloo", "nccl" (CUDA tensors, a GPU for
-    each rank), or "auto", which is unisono. The group is outside torch.distributed's world, and
-    needs none.
+    each rank), or "auto", which is unisono. The group is independent of torch.distributed.
 
     `timeout_s` is how long each call waits for the others, 30 minutes by default; `join_timeout_s`
-    how long this one does: unless it is given, `timeout_s` where that is given, else 300 s.
+    how long this call does: by default `timeout_s` if given, else 300 s.
 
-    Raises RendezvousError if ranks do not come in time, were told different sizes or backends, or
-    if the port is taken; UnisonoError if the backend is not available; ValueError for other
-    arguments.
+    Raises RendezvousError if ranks do not arrive in time, if their sizes or backends differ, or if
+    the port is taken; UnisonoError if the backend is not available; ValueError for other arguments.
 
     >>> group = unisono.training.init_weight_update_group("127.0.0.1", port, comm.rank, 2)
     >>> group.size, group.comm.backend
@@ -79,19 +77,21 @@ def init_weight_update_group(
     """
     for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
         if not isinstance(number, int) or number < 0:
-            raise ValueError(f"{what} is a whole number from 0, not {number!r}")
+            raise ValueError(f"{what} must be a whole number from 0, not {number!r}")
     if not isinstance(world_size, int):
-        raise ValueError(f"world_size is a whole number, not {world_size!r}")
+        raise ValueError(f"world_size must be a whole number, not {world_size!r}")
     if backend not in BACKENDS:
-        raise ValueError(f"{backend!r} does not carry weights: choose from {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"{backend!r} is not a backend for weights: choose from {', '.join(BACKENDS)}"
+        )
     for what, text in {"master_address": master_address, "group_name": group_name}.items():
         if not isinstance(text, str) or not text:
-            raise ValueError(f"{what} is a text that is not empty, not {text!r}")
+            raise ValueError(f"{what} must be a non-empty string, not {text!r}")
     rank, name = rank_offset + worker_rank, group_name
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
     reach = partial(store_at, master_address, str(master_port), rank, world_size, group=name)
-    # The group has a connection of its own: the port is free again once the store itself is let go,
-    # whatever still holds the group, an exception's frames perhaps.
+    # The group has its own connection: the port is free once the store itself is released, even if
+    # something, such as an exception's frames, still holds the group.
     hosted = reach(deadline.timeout_s, hosts=True) if rank == 0 else None
     try:
         store = reach(deadline.left_s(), hosts=False)
@@ -117,7 +117,7 @@ def init_weight_update_group(
 
 
 def end_meeting(address: str, port: int | str, name: str, why: str) -> None:
-    """Let all who wait there for the group `name` raise RendezvousError: somebody will not come."""
+    """Make all ranks that wait for the group `name` raise RendezvousError: one will not arrive."""
     store = store_at(address, str(port), 0, 1, _FAREWELL_S, group=name, hosts=False)
     failure = json.dumps({"why": f"the group {name!r} could not be made: {why}", "ranks": 1})
     store.compare_set(f"{_keys_of(name)}/failure", "", failure)
@@ -128,7 +128,7 @@ def _keys_of(name: str) -> str:
 
 
 class _Meeting:
-    """One rank's side of comparing what all were told, through the store."""
+    """One rank's side of comparing all ranks' arguments, through the store."""
 
     def __init__(self, store: Any, name: str, rank: int, size: int, where: str) -> None:
         self._store, self._keys = store, _keys_of(name)
@@ -136,8 +136,8 @@ class _Meeting:
         self._members: dict[int, _Member] = {}
 
     def gather(self, backend: str, deadline: Deadline) -> None:
-        """Return once all have come. Raises RendezvousError, the same on all who have, if what they
-        were told does not fit together."""
+        """Return once all have arrived. Raises RendezvousError, the same on all that have, if their
+        arguments do not fit together."""
         try:
             self._announce(backend)
             self._wait_for_others(deadline)
@@ -153,14 +153,14 @@ class _Meeting:
     def _announce(self, backend: str) -> None:
         if self._size < 2:
             raise self._failure(
-                f"rank {self._rank} was told of {self._size} ranks: there are two at least, the "
-                "trainer and a worker"
+                f"rank {self._rank} was given world_size={self._size}: there must be at least 2, "
+                "the trainer and a worker"
             )
         if not 0 <= self._rank < self._size:
             raise self._failure(
-                f"rank {self._rank} does not lie among {self._size} ranks: a worker's rank is "
-                "rank_offset and its number in its engine; world_size counts all workers and the "
-                "trainer"
+                f"rank {self._rank} is not below world_size={self._size}: a worker's rank is "
+                "rank_offset plus its number in its engine; world_size counts all workers and "
+                "the trainer"
             )
         if backend not in ("auto", "unisono"):
             check_backend(backend)
@@ -171,8 +171,8 @@ class _Meeting:
             other = json.loads(found)
             raise self._failure(
                 f"rank {self._rank} is process {other['pid']} on {other['machine']} already, and "
-                f"process {mine.pid} on {mine.machine} came as the same: is rank_offset right, and "
-                "has the group of an earlier run been closed?"
+                f"process {mine.pid} on {mine.machine} claims the same rank: is rank_offset "
+                "right, and was the group of an earlier run closed?"
             )
         self._members[self._rank] = mine
 
@@ -195,7 +195,7 @@ class _Meeting:
             pause_s = min(pause_s * 1.5, 0.05)
 
     def _look_up(self, rank: int) -> bool:
-        """Whether a rank has come. Raises RendezvousError if it was told something else."""
+        """Whether a rank has arrived. Raises RendezvousError if its arguments differ."""
         if rank in self._members:
             return True
         if not self._store.check([f"{self._keys}/{rank}"]):
@@ -205,12 +205,12 @@ class _Meeting:
         self._members[rank] = theirs
         if theirs.size != mine.size:
             raise self._failure(
-                f"rank {self._rank} was told of {mine.size} ranks, rank {rank} of {theirs.size}: "
-                "world_size must be the same for all, the trainer and all workers together"
+                f"rank {self._rank} was given world_size={mine.size}, rank {rank} "
+                f"world_size={theirs.size}: all ranks need the same, the trainer plus all workers"
             )
         if theirs.backend != mine.backend:
             raise self._failure(
-                f"rank {self._rank} was told to use {mine.backend}, rank {rank} {theirs.backend}"
+                f"rank {self._rank} was given backend {mine.backend}, rank {rank} {theirs.backend}"
             )
         return True
 
@@ -218,8 +218,8 @@ class _Meeting:
         return RendezvousError(f"{self._where} could not be made: {why}")
 
     def _tell(self, text: str, deadline: Deadline) -> None:
-        """Leave the first failure for the others; their store stays until they have read it: as
-        many as anybody was told of, who may have a rank that its host knows nothing of."""
+        """Leave the first failure for the others. The store stays until all expected ranks have
+        read it."""
         ranks = max([self._size, *(member.size for member in self._members.values())])
         failure = json.dumps({"why": text, "ranks": ranks})
         with contextlib.suppress(RuntimeError):

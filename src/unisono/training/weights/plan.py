@@ -1,7 +1,7 @@
-"""From what trainer and engines hold to what travels: transfers and buckets.
+"""From what trainer and engines hold to what is sent: transfers and buckets.
 
-Every rank describes what it holds; from all descriptions every rank makes the same plan, or finds
-the same differences, so that nothing about the bytes' way has to be agreed on later.
+Every rank describes what it holds. From all descriptions every rank makes the same plan, or finds
+the same differences, so that nothing has to be agreed on later.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from unisono.collectives.encoding import torch_dtype
 from unisono.comm.tensors import dtype_name
 from unisono.errors import WeightMismatch, name_number
 from unisono.training.weights import gpu_memory
-from unisono.training.weights.shards import Box, HeldTensor, Lengths, Place
+from unisono.training.weights.shards import Box, HeldTensor, Lengths, MappedPlace
 
 _MOST_ROWS = 40  # of a table of differences
 
 _GPU_BUCKET_BYTES = 1 << 30
-"""What travels at a time, at least, from memory to memory of GPUs: every bucket costs each rank a
-turn on a GPU that they share."""
+"""The least size of a bucket between GPU memories: every bucket costs each rank a time slice on a
+shared GPU."""
 
 Difference = tuple[str, str, str]
 """A name, what the trainer has, what an engine has."""
@@ -31,7 +31,7 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How an update goes on, as its senders say."""
+    """The options of an update, set by its senders."""
 
     transactional: bool
     checksum: bool
@@ -43,18 +43,19 @@ class UpdateOptions:
 @dataclass(frozen=True)
 class DescribedTensor:
     """A tensor in a description: `first` is the name that it shares its memory with, or its own;
-    `place` where it lies in memory that all ranks have mapped."""
+    `place` its position in memory that all ranks have mapped."""
 
     dtype: str
     whole: Lengths
     box: Box
     first: str
-    place: Place | None = None
+    place: MappedPlace | None = None
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a rank brings to an update. An engine that `takes_all` has no weights of its own."""
+    """What a rank contributes to an update. An engine that `takes_all` has no weights of its
+    own."""
 
     role: Literal["sender", "receiver"]
     weights: dict[str, DescribedTensor]
@@ -63,9 +64,9 @@ class Description:
     alias: bool = False
     takes_all: bool = False
     keeps: bool = False
-    """Whether an engine still has, at the next update, what the last one brought."""
+    """Whether an engine still has the result of the last update at the next one."""
     gpu: str = ""
-    """The one on which all of its weights lie, if there is one."""
+    """The GPU on which all of its weights are, if there is one."""
 
     @classmethod
     def of(
@@ -73,10 +74,10 @@ class Description:
         role: Any,
         weights: Mapping[str, HeldTensor],
         ties: Mapping[str, str],
-        place_of: Callable[[torch.Tensor], Place | None] = lambda tensor: None,
+        place_of: Callable[[torch.Tensor], MappedPlace | None] = lambda tensor: None,
         **more: Any,
     ) -> Description:
-        """The description of what a rank holds; `ties` are the `tied_names` of it."""
+        """The description of what a rank holds; `ties` are its `tied_names`."""
         entries = {
             name: DescribedTensor(
                 *(dtype_name(held.tensor), held.whole, held.box),
@@ -88,15 +89,15 @@ class Description:
         return cls(role, entries, gpu=gpu, **more)
 
     def text(self) -> str:
-        """For the way to the others."""
+        """As JSON, to send it."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Description:
-        """The other way. JSON has lists for tuples."""
+        """From JSON, which has lists for tuples."""
         read = json.loads(text, object_hook=_with_tuples)
         for name, entry in read["weights"].items():
-            place = entry["place"] and Place(**entry["place"])
+            place = entry["place"] and MappedPlace(**entry["place"])
             read["weights"][name] = DescribedTensor(
                 **entry | {"box": Box(**entry["box"]), "place": place}
             )
@@ -109,15 +110,15 @@ def _with_tuples(read: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class TrainerTensor:
-    """A tensor of the trainer: who holds which boxes of it. `first` is the name that it is tied to
-    on all senders, or its own."""
+    """A tensor of the trainer: which rank holds which boxes of it. `first` is the name that it is
+    tied to on all senders, or its own."""
 
     dtype: str
     whole: Lengths
     boxes: dict[Box, list[int]]
     first: str
     travels_as: torch.dtype = torch.float32
-    """Its type on the way, once `compare` has found it."""
+    """The dtype in which it is sent, once `compare` has found it."""
 
     def __str__(self) -> str:
         return tensor_text(self.dtype, self.whole)
@@ -137,32 +138,32 @@ class TrainerTensor:
 @dataclass(frozen=True)
 class Unit:
     """The elements of a `box` of a tensor, which rank `sender` holds as part of the box `held`, and
-    which travel, or are served, in one piece."""
+    which are sent, or served, in one piece."""
 
     name: str
     dtype: torch.dtype
     box: Box
     sender: int
     held: Box
-    place: Place | None = None
+    place: MappedPlace | None = None
     """Where an engine serves it in shared memory."""
     gpu: str = ""
     """The GPU on which an engine serves it."""
 
     @property
     def bytes(self) -> int:
-        """Its size on the way."""
+        """Its size as sent."""
         return self.box.count * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class WeightTransfer:
-    """A sender and those receivers that take the same from it, and what."""
+    """A sender, the receivers that take the same data from it, and the data."""
 
     members: tuple[int, ...]
     """All of them; the sender is the first."""
     buckets: list[list[Unit]]
-    """What travels together."""
+    """What is sent together."""
 
 
 @dataclass(frozen=True)
@@ -174,18 +175,18 @@ class WeightPlan:
     tensors: dict[str, TrainerTensor]
     transfers: list[WeightTransfer]
     is_on_gpus: bool
-    """Whether all ranks hold their weights on one GPU, or each on its own: then they need not pass
-    through the CPU's memory."""
+    """Whether all ranks hold their weights on one GPU, or each on its own: then the weights need
+    not pass through CPU memory."""
     aliases: dict[int, dict[str, Unit]]
     """For each engine that serves the trainer's memory: what it serves, by name."""
     keepers: frozenset[int]
-    """The engines to which changes can be sent."""
+    """The engines that can receive changes."""
     exports: dict[int, tuple[str, ...]]
-    """For each sender with memory of a GPU that engines serve: the names of what lies there."""
+    """For each sender with GPU memory that engines serve: the names of the weights there."""
 
 
 def make_plan(everyone: Sequence[Description]) -> WeightPlan:
-    """The plan for ranks that hold what these descriptions say.
+    """The plan for ranks with these descriptions.
 
     Raises WeightMismatch, the same on every rank, if the tensors do not fit.
     """
@@ -226,7 +227,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     gpus = {description.gpu for description in everyone}
     is_on_gpus = "" not in gpus and len(gpus) in (1, len(everyone))
     bucket_bytes = options.bucket_bytes
-    if is_on_gpus and not options.convert:  # nothing is packed: a bucket takes no memory
+    if is_on_gpus and not options.convert:  # nothing is packed, so a bucket takes no memory
         bucket_bytes = max(bucket_bytes, _GPU_BUCKET_BYTES)
     return WeightPlan(
         options,
@@ -241,7 +242,7 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
 
 
 def _wanted_boxes(engine: Description, trainer: Mapping[str, TrainerTensor]) -> dict[str, Box]:
-    """The boxes that an engine receives: names that both sides have tied come once."""
+    """The boxes that an engine receives: names that are tied on both sides come once."""
     if engine.takes_all:
         return {
             name: Box((0,) * len(ours.whole), ours.whole)
@@ -281,12 +282,12 @@ def _plan_aliases(
                 break
         why = ""
         if not holders:
-            why = "it lies on several ranks"
+            why = "it is spread over several ranks"
         elif name not in found and any(everyone[holder].gpu for holder in holders):
             theirs = f"on GPU {engine.gpu}" if engine.gpu else "not on one GPU"
-            why = f"it lies on GPU {everyone[holders[0]].gpu}, and the engine's weights {theirs}"
+            why = f"it is on GPU {everyone[holders[0]].gpu}, and the engine's weights are {theirs}"
         elif name not in found:
-            why = "it is no shared tensor of this group: see unisono.share_module"
+            why = "it is not a shared tensor of this group: see unisono.share_module"
         elif not engine.takes_all and engine.weights[name].dtype != ours.dtype:
             why = f"the engine has {engine.weights[name].dtype}"
         if why:
@@ -316,7 +317,7 @@ def _plan_transfers(
 
 
 def _cut(units: Sequence[Unit], bucket_bytes: int) -> list[list[Unit]]:
-    """Units in buckets of at most so many bytes."""
+    """Units in buckets of at most this many bytes."""
     buckets: list[list[Unit]] = []
     filled = bucket_bytes
     for unit in units:
@@ -331,7 +332,7 @@ def _cut(units: Sequence[Unit], bucket_bytes: int) -> list[list[Unit]]:
 def _shared_parts(
     piece: Box, name: str, wanted: Mapping[int, Mapping[str, Box]]
 ) -> dict[Box, list[int]]:
-    """What is wanted of a piece, and by whom: equal parts once."""
+    """Which parts of a piece are needed, and by whom; equal parts once."""
     parts: dict[Box, list[int]] = {}
     for rank, boxes in wanted.items():
         part = piece.intersection(boxes[name]) if name in boxes else None
@@ -340,13 +341,13 @@ def _shared_parts(
     return parts
 
 
-# -- whether it fits together ----------------------------------------------------------------------
+# -- comparing ----------------------------------------------------------------------
 
 
 def trainer_tensors(
     senders: Mapping[int, Description], differences: list[Difference]
 ) -> dict[str, TrainerTensor]:
-    """What all senders hold together."""
+    """What all senders hold, merged."""
     found: dict[str, TrainerTensor] = {}
     for rank, sender in senders.items():
         for name, entry in sender.weights.items():
@@ -374,7 +375,7 @@ def compare(
     convert: bool,
     differences: list[Difference],
 ) -> None:
-    """Find in which type each tensor travels, and what does not fit."""
+    """Find the dtype in which each tensor is sent, and what does not fit."""
     for name, ours in trainer.items():
         dtypes = {}
         for rank, engine in engines.items():
@@ -409,11 +410,11 @@ def _misfit(
     if entry.dtype != ours.dtype:
         floats = all(torch_dtype(name).is_floating_point for name in (ours.dtype, entry.dtype))
         if not convert or not floats:
-            remedy = " (convert=True on the sender converts)" if floats else ""
+            remedy = " (pass convert=True on the sender to convert it)" if floats else ""
             return tensor_text(entry.dtype, entry.whole) + remedy
     first = trainer.get(entry.first)
     if first is None or first.first != ours.first:
-        return f"tied to {entry.first}, on the trainer not"
+        return f"tied to {entry.first}, but not on the trainer"
     return ""
 
 
@@ -423,7 +424,7 @@ def tensor_text(dtype: str, whole: Sequence[int]) -> str:
 
 
 def differences_table(differences: Sequence[Difference]) -> str:
-    """What does not fit, for people."""
+    """The differences as a table."""
     rows = [("weight", "trainer", "engine"), *differences[:_MOST_ROWS]]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}" for a, b, c in rows]

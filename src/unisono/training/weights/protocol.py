@@ -1,13 +1,13 @@
-"""The rounds of a weight update: agree, move, vote, acknowledge; and what may fail.
+"""The rounds of a weight update: agree, move, vote, acknowledge; and its failures.
 
-In the first round every rank says in a few numbers whether it holds what it did in the last update
-and is ready to go on by the same plan. Only where one is not, all tell what they hold, make a plan,
-and get ready for that.
+In the first round every rank says, in a few numbers, whether it holds what it held in the last
+update and can use the same plan. If one cannot, all describe what they hold, make a plan, and
+prepare for it.
 
 The vote ends in a decision of the group (`Communicator._decide`): a rank that has seen all votes
 proposes to commit, a rank that has seen a failure proposes to keep the old weights, and the first
-proposal counts. It outlives every rank, so all survivors decide alike, wherever in the last round
-somebody dies.
+proposal counts. It outlives every rank, so all survivors reach the same decision, no matter when in
+the last round a rank dies.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _logger = logging.getLogger("unisono")
 _KEEP, _COMMIT = 1, 2
 
 _serials = itertools.count(1)
-"""Each rank proposes its next one for a decision, and the highest counts: it is above those of all
-earlier decisions of the group, whatever else these processes have decided."""
+"""Each rank proposes its next serial for a decision, and the highest counts: it is above those of
+all earlier decisions of the group."""
 
 
 class UpdateProtocol:
@@ -54,39 +54,40 @@ class UpdateProtocol:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.transfers: Transfers | None = None
-        """How weights travel by the plan that all ranks agreed on last."""
+        """The transfers of the plan that all ranks agreed on last."""
         self.version = -1
-        """What the update is to be; -1: nobody has said yet."""
+        """The new version; -1: not known yet."""
         self.committed = False
-        """Whether all have decided for the new weights."""
+        """Whether the ranks have decided for the new weights."""
         self._plan_serial = 0
-        """The serial of the update in which that plan was made, once this rank was ready for it."""
+        """The serial of the update in which that plan was made, once this rank has prepared for
+        it."""
         self._serial = 0
         self._votes = False
         self._moving = False
         self._deltas = False
-        """Whether only changes move, between hosts: all have what they changed from."""
+        """Whether only changes are sent between hosts: all ranks have their base version."""
         self._told_of_base = False
         self._usual_s: float | None = None
-        """The group's own limit, while an update has another one."""
+        """The group's own limit while an update has another."""
         self._own_failure: Exception | None = None
-        """What went wrong on this rank. Forgotten with the update: an exception holds the frames
-        that it has passed, and they hold this rank's weights and groups."""
+        """This rank's error. Dropped with the update: an exception holds the frames that it has
+        passed, and they hold this rank's weights and groups."""
 
     def close(self) -> None:
-        """Give back what the updates needed; the group itself stays."""
+        """Release what the updates needed; the group itself stays."""
         transfers, self.transfers, self._plan_serial = self.transfers, None, 0
         if transfers is not None:
             transfers.close()
 
     # -- around an update --------------------------------------------------------------------------
 
-    # No generator: what passes one is held by frames of contextlib, which the exception holds in
-    # turn, and this rank's weights and groups would stay with both until garbage is collected.
+    # Not a generator: contextlib's frames would hold the exception and the exception those frames,
+    # and this rank's weights and groups would stay until the garbage collector runs.
 
     def update(self, timeout_s: float | None = None, in_place: bool = False) -> Self:
-        """Begin an update, for `with`: how long its steps wait, and what its failures mean.
-        `in_place`: one leaves engines with parts of two versions."""
+        """Start an update, for `with`: sets how long its steps wait, and how its failures are
+        reported. `in_place`: a failure leaves engines with parts of two versions."""
         self.version, self.committed, self._deltas = -1, False, False
         self._votes, self._moving = False, in_place
         if timeout_s is not None:
@@ -109,7 +110,8 @@ class UpdateProtocol:
                 self.comm.timeout_s = usual_s
 
     def attempt(self, action: Callable[[], T]) -> T | None:
-        """Do something; what it raises is kept for the next round, in which all hear of it."""
+        """Call a function; its exception is kept for the next round, in which all ranks learn of
+        it."""
         try:
             return action()
         except Exception as error:
@@ -120,8 +122,8 @@ class UpdateProtocol:
 
     def meet(self, version: int, wanted: int | None, is_ready: bool, changes: bool) -> bool:
         """Meet all ranks. `version` is what this rank has, `wanted` what it asks for. Returns
-        whether all are ready to go on by the last plan, on which nothing is to be decided if
-        nobody `changes` anything."""
+        whether the last plan applies on all ranks; if no rank `changes` anything there is nothing
+        to decide."""
         plan_serial = self._plan_serial if is_ready else 0
         asks = wanted is not None
         base = self.transfers.deltas.state() if self.transfers and is_ready else MISSING
@@ -130,7 +132,7 @@ class UpdateProtocol:
         )
         wishes = {number for asks, number in zip(asking, asked, strict=True) if asks}
         if len(wishes) > 1:
-            raise self._failure({}, f"senders ask for different versions: {sorted(wishes)}")
+            raise self._failure({}, f"senders want different versions: {sorted(wishes)}")
         self.version = wishes.pop() if wishes else max(versions) + 1
         self._serial = max(serials)
         if not plan_serial or set(plans) != {plan_serial}:
@@ -145,21 +147,22 @@ class UpdateProtocol:
         return True
 
     def _check_bases(self, differ: Iterable[object]) -> bool:
-        """Whether all ranks have what deltas begin with. Where not, a sender says so, once."""
+        """Whether all ranks have the base of the deltas. If not, a sender logs it once."""
         wrong = [rank for rank, differs in enumerate(differ) if differs]
         assert self.transfers is not None
         says = self.comm.rank == self.transfers.plan.senders[0] and not self._told_of_base
         if wrong and says:
             self._told_of_base = True
             _logger.warning(
-                "unisono: all weights are sent, and not what has changed: %s did not hold what the "
-                "last update brought (said once)",
+                "unisono: sending all weights instead of the changes: %s did not hold the result "
+                "of the last update (logged once)",
                 name_ranks(wrong),
             )
         return not wrong
 
     def move(self, at: Held, base: Held, device: torch.device, progress: Any) -> list[str]:
-        """As `Transfers.move`; all of it, where changes turn out to have had another base."""
+        """Like `Transfers.move`; sends everything if the changes turn out to have had another
+        base."""
         assert self.transfers is not None
         damaged = self.transfers.move(at, base, device, progress, self._deltas)
         if self._deltas and not self._check_bases(*self.exchange(len(damaged))):
@@ -167,8 +170,8 @@ class UpdateProtocol:
         return damaged
 
     def agree(self, holds: str) -> Transfers:
-        """Tell what this rank holds, the text of its description, hear what the others do, and make
-        the plan of all. Raises WeightMismatch on every rank if it does not fit together."""
+        """Exchange the text of this rank's description for those of all others, and make the common
+        plan. Raises WeightMismatch on every rank if they do not fit."""
         (descriptions,) = self.gather(holds)
         self.close()
         plan = make_plan([Description.from_text(text) for text in descriptions])
@@ -176,8 +179,8 @@ class UpdateProtocol:
         return self.transfers
 
     def exchange_memory(self, describe: Callable[[], str]) -> dict[int, ToldMemory]:
-        """What senders tell of their memory on a GPU that engines serve, by rank; nothing where no
-        engine does. Senders `describe` theirs."""
+        """What senders say about their GPU memory that engines serve, by rank; empty if no engine
+        does. Senders `describe` theirs."""
         assert self.transfers is not None
         exports = self.transfers.plan.exports
         if not exports:
@@ -187,7 +190,7 @@ class UpdateProtocol:
         return {rank: read_told(texts[rank]) for rank in exports}
 
     def begin(self, changes: bool) -> None:
-        """Go on by a new plan where every rank is ready."""
+        """Use a new plan if every rank is ready."""
         assert self.transfers is not None
         (changing,) = self.exchange(changes)
         self.transfers.open()
@@ -200,42 +203,42 @@ class UpdateProtocol:
         self._votes, self._moving = transactional and changes, not transactional
 
     def open_vote(self) -> None:
-        """Begin a vote on what has been moved otherwise."""
+        """Start a vote on what was moved by other means."""
         (serials,) = self.exchange(next(_serials))
         self._serial, self._votes = max(serials), True
 
     def decide(self, commit: Callable[[], None]) -> None:
         """Vote. Every rank calls `commit`, or every rank raises WeightUpdateError."""
-        if not self._votes:  # weights went into place: there is nothing to decide
+        if not self._votes:  # received in place: there is nothing to decide
             self.exchange()
             return commit()
         try:
             failed, *_ = self._exchange()
-        except BaseException:  # an interrupt too: others may have seen all votes
+        except BaseException:  # also an interrupt: others may have seen all votes
             self._settle(_KEEP, commit)
             raise
         self._settle(_KEEP if any(failed) else _COMMIT, commit)
         if any(failed):
             self.gather()  # it raises
-        self.exchange()  # who has decided to keep the old weights has ended the group
+        self.exchange()  # the rank that decided to keep the old weights ended the group
         return None
 
     def _settle(self, proposal: int, commit: Callable[[], None]) -> None:
-        """Commit if that is what all decide."""
+        """Commit if that is the decision."""
         try:
             self.committed = self.comm.decide(self._serial, proposal) == _COMMIT
-        except RendezvousError:  # the store is gone: others may have decided before
+        except RendezvousError:  # the store is gone: others may have decided earlier
             self._moving = True
             raise
         if self.committed:
             self.attempt(commit)
 
     def exchange(self, *mine: int) -> list[tuple[int, ...]]:
-        """For each of these numbers, what every rank says. Raises WeightUpdateError, if anything
-        has gone wrong on any rank."""
+        """Every rank's values of these numbers. Raises WeightUpdateError if anything failed on any
+        rank."""
         failed, *columns = self._exchange(*mine)
         if any(failed):
-            self.gather()  # what has failed, and raise
+            self.gather()  # collect the failures, and raise
         return columns
 
     def _exchange(self, *mine: int) -> list[tuple[int, ...]]:
@@ -246,7 +249,7 @@ class UpdateProtocol:
         )
 
     def gather(self, *mine: Any) -> list[tuple[Any, ...]]:
-        """As `exchange`, for any plain data."""
+        """Like `exchange`, for any plain data."""
         own, text = self._own_failure, ""
         if own is not None:
             text = str(own) or type(own).__name__
@@ -256,27 +259,29 @@ class UpdateProtocol:
         return columns
 
     def raise_problems(self, problems: dict[int, str]) -> None:
-        """Raise WeightUpdateError, if anything is wrong on any rank."""
+        """Raise WeightUpdateError if anything failed on any rank."""
         if problems:
             raise self._failure(problems) from self._own_failure
 
     # -- failures ----------------------------------------------------------------------------------
 
     def _failure(self, problems: dict[int, str], text: str = "") -> WeightUpdateError:
-        """An update that failed in good order: the group goes on."""
+        """A failed update after which the group is still usable."""
         listed = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
         return self._error(text or listed, problems, ended=False)
 
     def _group_failure(self, error: Exception) -> WeightUpdateError:
-        """An update that failed with its group."""
+        """A failed update that ended its group."""
         ending = self.comm.errored
-        cause = ending if isinstance(ending, PeerLost) else error  # a death is the same for all
+        cause = ending if isinstance(ending, PeerLost) else error  # all ranks see the same death
         failed: dict[int, str] = {}
-        if isinstance(cause, (PeerLost, GroupAborted)) and cause.peer >= 0:  # gloo names nobody
+        if (
+            isinstance(cause, (PeerLost, GroupAborted)) and cause.peer >= 0
+        ):  # gloo does not name the rank
             failed[self._rank_of(cause.group, cause.peer)] = str(cause)
         elif isinstance(cause, CollectiveTimeout):
             ranks = [self._rank_of(cause.group, rank) for rank in cause.missing]
-            failed = {rank: f"rank {rank} did not come by the deadline" for rank in ranks}
+            failed = {rank: f"rank {rank} did not arrive before the deadline" for rank in ranks}
         text = str(cause)
         if isinstance(cause, CollectiveTimeout) and failed:
             text = f"{'; '.join(failed.values())}\n{text}"
@@ -295,9 +300,9 @@ class UpdateProtocol:
             what = f"{moved} was not completed: engines may {mixed} versions"
         else:
             new = "" if version < 0 else f" to version {version}"
-            what = f"the weights were not updated{new}: every engine keeps what it had"
+            what = f"the weights were not updated{new}: every engine keeps its old ones"
         if not self.committed and self.transfers is not None and self.transfers.plan.aliases:
-            what += ", but those with alias=True, which serve the trainer's memory as it is"
+            what += ", except with alias=True: those engines serve the trainer's memory as it is"
         first, _, rest = why.partition("\n")
         text = f"{what}; {first}" + (". Close the group and join again" if ended else "")
         return WeightUpdateError(

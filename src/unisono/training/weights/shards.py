@@ -1,4 +1,5 @@
-"""What a process holds under each name: a whole tensor, or a box of one that others hold too."""
+"""What a process holds under each name: a whole tensor, or a box of one that is spread over
+ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Lengths = tuple[int, ...]
 
 @dataclass(frozen=True)
 class WeightShard:
-    """A part of a tensor: `tensor` lies at `offset` in a whole of `shape`.
+    """A part of a tensor: `tensor` is at `offset` in a whole of `shape`.
 
     >>> whole = torch.zeros(4) if comm.rank == 1 else None  # an engine
     >>> half = unisono.training.WeightShard(torch.ones(2), shape=(4,), offset=(2,))
@@ -31,7 +32,7 @@ class WeightShard:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor: where it begins and how long it is in every dimension."""
+    """A part of a tensor: its offset and its length in every dimension."""
 
     offset: Lengths
     shape: Lengths
@@ -42,7 +43,7 @@ class Box:
         return math.prod(self.shape)
 
     def intersection(self, other: Box) -> Box | None:
-        """The elements that two boxes share; None where there are none."""
+        """The elements that two boxes share; None if there are none."""
         begins = tuple(map(max, self.offset, other.offset))
         ends = map(min, self._ends(), other._ends())
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
@@ -67,14 +68,14 @@ class Box:
 
 @dataclass(frozen=True)
 class HeldTensor:
-    """One of a process's tensors and the box of the whole that it is."""
+    """One of a process's tensors, and its box of the whole."""
 
     tensor: torch.Tensor
     whole: Lengths
     box: Box
 
     def part(self, box: Box) -> torch.Tensor:
-        """The elements of a box that lies in ours: a view of the tensor."""
+        """The elements of a box inside this one: a view of the tensor."""
         view = self.tensor.detach()
         if box != self.box:
             for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
@@ -86,18 +87,18 @@ Held = Mapping[str, HeldTensor]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a tensor lies that all ranks of a group have mapped: `offset` bytes into its rank's
-    part of the shared memory `number`."""
+class MappedPlace:
+    """The position of a tensor that all ranks of a group have mapped: `offset` bytes into its
+    rank's part of the shared memory `number`."""
 
     number: int
     offset: int
     strides: Lengths
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> Place | None:
-        """The place of one of this rank's tensors in `parts`, its own ones of the group's memories,
-        in the order of their addresses; None: others do not have it mapped."""
+    def of(cls, parts: Sequence[tuple[int, int, int]], tensor: torch.Tensor) -> MappedPlace | None:
+        """The place of one of this rank's tensors in `parts`, its own parts of the group's shared
+        memories, sorted by address; None if others do not have it mapped."""
         if not parts or tensor.device.type != "cpu" or not tensor.numel():
             return None
         address = tensor.data_ptr()
@@ -112,12 +113,12 @@ def held_tensors(weights: Any) -> dict[str, HeldTensor]:
     """What is in a module, a mapping or pairs of names and tensors.
 
     A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
-    name, for what is none of these.
+    name, for any other value.
     """
     found: dict[str, HeldTensor] = {}
     for name, value in _pairs_of(weights):
         if name in found:
-            raise ValueError(f"there are two weights of the name {name!r}")
+            raise ValueError(f"there are two weights named {name!r}")
         found[name] = _held_tensor(name, value)
     return found
 
@@ -129,18 +130,18 @@ def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
 
 
 class WeightReader:
-    """Reads what a process holds, again and again: quickly where nothing but contents and, outside
-    of shared memory, addresses have changed."""
+    """Reads what a process holds, repeatedly: fast if only contents and, outside of shared memory,
+    addresses have changed."""
 
     def __init__(self) -> None:
         self._marks: list[Any] | None = None
         self._boxes: list[tuple[Lengths, Box]] = []
         self.ties: dict[str, str] = {}
-        """Of what was read last: `tied_names`."""
+        """The `tied_names` of what was read last."""
 
     def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[dict[str, HeldTensor], bool]:
-        """As `held_tensors`; and whether it is what it was the last time. `parts` are those of
-        shared memory, in which weights may lie."""
+        """Like `held_tensors`; also whether it is unchanged since the last time. `parts` are the
+        parts of shared memory in which weights may be."""
         pairs = list(_pairs_of(weights))
         marks = _marks_of(pairs, parts)
         if marks is not None and marks == self._marks:
@@ -158,11 +159,11 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def _marks_of(pairs: Sequence[tuple[str, Any]], parts: Sequence[Any]) -> list[Any] | None:
-    """All that a description of plain tensors is made of; None where there are others."""
+    """Everything that a description of plain tensors contains; None if there are others."""
     if not {type(value) for _, value in pairs} <= _PLAIN:
         return None
     marks: list[Any] = list(parts)
-    at: dict[int, int] = {}  # address -> the first that lies there: it tells which are tied
+    at: dict[int, int] = {}  # address -> the first tensor there, to find tied ones
     for name, value in pairs:
         if value.layout is not torch.strided:
             return None
@@ -174,7 +175,7 @@ def _marks_of(pairs: Sequence[tuple[str, Any]], parts: Sequence[Any]) -> list[An
 
 
 def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:
-    """Of names that mean the same memory: each name -> the first of them in the alphabet."""
+    """For names of the same memory: each name -> the alphabetically first of them."""
     firsts: dict[Any, str] = {}
     first: dict[str, str] = {}
     for name in sorted(weights):
@@ -207,7 +208,7 @@ def _held_tensor(name: str, value: Any) -> HeldTensor:
     )
     if not inside:
         raise ValueError(
-            f"the weight {name!r}: {box.shape} at {offset} does not lie in a whole of {whole}"
+            f"the weight {name!r}: {box.shape} at {offset} is not inside a whole of {whole}"
         )
     return HeldTensor(tensor, whole, box)
 
@@ -217,7 +218,7 @@ def _is_dtensor(value: Any) -> bool:
 
 
 def _local(name: str, value: Any) -> tuple[torch.Tensor, Lengths, Lengths]:
-    """The part of a DTensor that lies here."""
+    """This rank's part of a DTensor."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -225,13 +226,13 @@ def _local(name: str, value: Any) -> tuple[torch.Tensor, Lengths, Lengths]:
         if type(placement) not in (Shard, Replicate):
             raise TypeError(
                 f"the weight {name!r} has the placement {placement}: only Shard and Replicate can "
-                "be sent as they lie; redistribute it first"
+                "be sent; redistribute it first"
             )
     mesh = value.device_mesh
     _, offset = compute_local_shape_and_global_offset(value.shape, mesh, value.placements)
     with torch.no_grad():
         local = value.to_local()
     whole = tuple(value.shape)
-    if not local.numel():  # it lies nowhere: torch gives an offset beyond the end
+    if not local.numel():  # empty: torch gives an offset beyond the end
         offset = tuple(map(min, offset, whole))
     return local, whole, tuple(offset)

@@ -20,16 +20,16 @@ from unisono.training.weights.shards import HeldTensor, held_tensors
 Step = Callable[[], object]
 
 
-class Staging:
-    """A second copy of an engine's weights. After a change-over the old memory serves the next
-    update: taking 2 GB from the system anew costs as much as filling them."""
+class WeightStaging:
+    """A second copy of an engine's weights. After a switch the old memory is reused for the next
+    update: getting 2 GB from the system again costs as much as filling it."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         """By name; tied names share a tensor."""
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
         self.is_reused = False
-        """Whether all tensors are those of the last update, with what it brought."""
+        """Whether all tensors are those of the last update, with its result."""
         self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
 
     @outlasting_inference_mode()
@@ -40,8 +40,8 @@ class Staging:
         mine: Mapping[str, HeldTensor] | None,
         device: torch.device,
     ) -> None:
-        """Have a tensor for every name that will come. `ties` are the engine's `tied_names`, and
-        `mine` its weights; None: it has none of its own, and takes what the trainer has."""
+        """Prepare a tensor for every name to be received. `ties` are the engine's `tied_names`, and
+        `mine` its weights; None: it has none of its own, and takes the trainer's."""
         spare, self.tensors = self.tensors, {}
         self.is_reused = mine is not None
         self._firsts = _firsts_of(plan, ties)
@@ -62,7 +62,7 @@ class Staging:
         ties: Mapping[str, str] | None,
         views: Mapping[str, torch.Tensor],
     ) -> None:
-        """Have `views` of the trainer's memory for every name, instead of memory of our own."""
+        """Use `views` of the trainer's memory for every name, instead of memory of our own."""
         firsts = _firsts_of(plan, ties)
         self._firsts = {
             name: first for name, first in firsts.items() if ties is None or first in views
@@ -78,7 +78,7 @@ class Staging:
         self.tensors = {name: self.tensors[first] for name, first in self._firsts.items()}
 
     def received(self, mine: Mapping[str, HeldTensor]) -> dict[str, HeldTensor]:
-        """The tensors as what they are of their wholes."""
+        """The tensors with their boxes of the whole."""
         if not mine:
             return held_tensors(self.tensors)
         return {
@@ -92,8 +92,8 @@ class Staging:
         return tensors
 
     def swap(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
-        """Put the new weights into the engine's tensors, keep the old memory, and do `then`: all of
-        it, or none, whatever is raised meanwhile."""
+        """Put the new weights into the engine's tensors, keep the old memory, and call `then`: all
+        or nothing, even if something raises."""
         kept = dict(self.tensors)
         swaps: list[Step] = []
         returns: list[Step] = []
@@ -105,7 +105,7 @@ class Staging:
                     kept[name] = own.data
                     swaps.append(partial(setattr, own, "data", new))
                     returns.append(partial(setattr, own, "data", kept[name]))
-                else:  # somebody looks at this memory by another name: it must change there, too
+                else:  # another tensor views this memory: it must change there, too
                     copies.append(partial(torch.Tensor.copy_, own.detach(), new))
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
@@ -113,23 +113,25 @@ class Staging:
             do_all_or_none([*swaps, *copies, keeping, then], returns)
 
     def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
-        """Raise ValueError for tensors whose memory cannot be exchanged for the trainer's."""
+        """Raise ValueError for tensors whose memory cannot be replaced by the trainer's."""
         for name, own in self._to_be_moved(mine):
             if own.is_inference() or shares_storage(own):
-                why = "made in inference mode" if own.is_inference() else "seen by other tensors"
+                why = (
+                    "made in inference mode" if own.is_inference() else "shared with other tensors"
+                )
                 raise ValueError(
-                    f"alias=True: the memory of {name!r} cannot be exchanged for the trainer's, "
-                    f"for it is {why}"
+                    f"alias=True: the memory of {name!r} cannot be replaced by the trainer's "
+                    f"because it is {why}"
                 )
 
     def is_served(self, mine: Mapping[str, HeldTensor]) -> bool:
-        """Whether the engine's tensors lie where `serve` has put them."""
+        """Whether the engine's tensors are still where `serve` put them."""
         return self._served == {
             name: mine[name].tensor.data_ptr() for name in self._served if name in mine
         }
 
     def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
-        """Let the engine's tensors be the trainer's memory, and do `then`: all of it, or none."""
+        """Point the engine's tensors at the trainer's memory, and call `then`: all or nothing."""
         moved = self._to_be_moved(mine)
         with outlasting_inference_mode():
             steps = [partial(setattr, own, "data", self.tensors[name]) for name, own in moved]
@@ -138,7 +140,7 @@ class Staging:
         self._served = {name: view.data_ptr() for name, view in self.tensors.items()}
 
     def _to_be_moved(self, mine: Mapping[str, HeldTensor]) -> list[tuple[str, torch.Tensor]]:
-        """The engine's tensors that do not lie there already, each once, whatever its names."""
+        """The engine's tensors that are not there yet, each once."""
         moved = {}
         for name, view in self.tensors.items():
             own = mine[name].tensor
@@ -148,12 +150,13 @@ class Staging:
 
 
 def view_of(comm: Communicator, unit: Unit) -> torch.Tensor:
-    """A part of a trainer's tensor in shared memory. RuntimeError: the trainer has dropped it."""
+    """A part of a trainer's tensor in shared memory. Raises RuntimeError if the trainer has dropped
+    it."""
     assert unit.place is not None
     memory = comm.transport.memory(unit.place.number)
     if memory is None:
-        raise RuntimeError(f"rank {unit.sender}'s weights are not in shared memory any more")
-    first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)  # in all that it has there
+        raise RuntimeError(f"rank {unit.sender}'s weights are no longer in shared memory")
+    first: Any = memory.tensor(unit.sender, 0, (1,), torch.uint8)  # in all of its memory there
     view = torch.empty(0, dtype=unit.dtype)
     offset = unit.place.offset // unit.dtype.itemsize
     view.set_(first.untyped_storage(), offset, unit.held.shape, unit.place.strides)
@@ -161,8 +164,8 @@ def view_of(comm: Communicator, unit: Unit) -> torch.Tensor:
 
 
 def _firsts_of(plan: WeightPlan, ties: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Each name -> the first of those that it is tied to: on the engine, or on the trainer where
-    the engine has no weights of its own."""
+    """Each name -> the first of those that it is tied to: on the engine, or on the trainer if the
+    engine has no weights of its own."""
     if ties is None:
         return {name: tensor.first for name, tensor in plan.tensors.items()}
     return ties
@@ -174,11 +177,11 @@ def _empty(plan: WeightPlan, name: str, device: torch.device | None) -> torch.Te
 
 
 def do_all_or_none(steps: Sequence[Step], returns: Sequence[Step]) -> None:
-    """Run all these steps. Where one raises, run `returns`, which restore the old state, and raise.
+    """Run all these steps. If one raises, run `returns`, which restore the old state, and raise.
 
-    A signal's handler, which may raise what it likes (Ctrl-C does), runs between two instructions
-    of Python. So there are none: the steps are functions in C, one call in C runs them all, and
-    what is raised before or after it finds none or all of them done.
+    A signal handler, which may raise (Ctrl-C does), runs between two Python instructions. So there
+    are none: the steps are C functions, one C call runs them all, and an exception before or after
+    it finds none or all of them done.
     """
     completed: list[bool] = []
     try:
@@ -194,7 +197,7 @@ def _run(steps: Sequence[Step]) -> None:
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor, nor another process, looks at this one's memory."""
+    """Whether no other tensor and no other process uses this one's memory."""
     if tensor.device.type == "cpu" and (
         tensor.untyped_storage().is_shared() or is_in_a_block(tensor.data_ptr())
     ):

@@ -1,4 +1,4 @@
-"""A communicator in the shape of vLLM's PyNcclCommunicator, for programs that are written for it.
+"""A communicator with the interface of vLLM's PyNcclCommunicator.
 
 TRL, OpenRLHF, verl and vLLM meet in a `StatelessProcessGroup`, a store with a rank and a size, and
 broadcast from the trainer's rank, whichever it is: both sides make the same call.
@@ -22,18 +22,18 @@ from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 
 class StatelessCommunicator:
-    """What vLLM's `PyNcclCommunicator(group, device)` is to programs, on unisono: CPU tensors as
-    well as CUDA tensors, and several ranks on one GPU.
+    """A replacement for vLLM's `PyNcclCommunicator(group, device)` that also takes CPU tensors, and
+    several ranks on one GPU.
 
     `group` is anything with `rank`, `world_size` and `store`, such as vLLM's
-    `StatelessProcessGroup`: every rank of it makes one. Tensors may lie on any device, so that
-    `device` is only kept, and `library_path` is ignored. A call with `stream` runs on that stream
-    of CUDA. `timeout_s` is how long each call waits for the others, 30 minutes by default, and
-    `join_timeout_s` how long this one does.
+    `StatelessProcessGroup`: every rank of it makes one. Tensors may be on any device, so `device`
+    is only stored, and `library_path` is ignored. A call with `stream` runs on that CUDA stream.
+    `timeout_s` is how long each call waits for the others, 30 minutes by default, and
+    `join_timeout_s` how long this one waits.
 
-    When a rank dies, the others' calls raise PeerLost at once; no call waits for ever.
+    When a rank dies, the others' calls raise PeerLost at once; no call waits forever.
 
-    Raises TypeError for a `group` without these three, and what `Communicator.join` raises.
+    Raises TypeError for a `group` without these attributes, and what `Communicator.join` raises.
 
     >>> from types import SimpleNamespace
     >>> store = torch.distributed.TCPStore("127.0.0.1", port, 2, comm.rank == 0)
@@ -58,7 +58,9 @@ class StatelessCommunicator:
     ) -> None:
         for name in ("rank", "world_size", "store"):
             if not hasattr(group, name):
-                raise TypeError(f"{type(group).__name__} has no {name!r}: it is no stateless group")
+                raise TypeError(
+                    f"{type(group).__name__} has no {name!r}: it is not a stateless group"
+                )
         self.rank: int = group.rank
         self.world_size: int = group.world_size
         self.device = torch.device("cuda", device) if isinstance(device, int) else device
@@ -73,13 +75,12 @@ class StatelessCommunicator:
             join_timeout_s=join_timeout_s,
         )
         self.group = _GroupWithBarrier(group, self._comm)
-        """The group that was given, with a barrier of our own, which notices deaths."""
+        """The given group, with our own barrier, which detects dead ranks."""
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
         """Copy the `tensor` of rank `src` to every rank, on `stream`. Every rank calls it.
 
-        Raises CollectiveMismatch where ranks pass other sizes or types, PeerLost where one has
-        died.
+        Raises CollectiveMismatch if sizes or dtypes differ, PeerLost if a rank has died.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> x = torch.full((2,), comm.rank)
@@ -98,7 +99,7 @@ class StatelessCommunicator:
         stream: Any = None,
     ) -> torch.Tensor:
         """Combine `in_tensor` over all ranks by `op` into `out_tensor`, or a new one, on `stream`,
-        and return it. Raises as `broadcast`.
+        and return it. Raises what `broadcast` raises.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> one.all_reduce(torch.ones(2))
@@ -114,7 +115,7 @@ class StatelessCommunicator:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, stream: Any = None
     ) -> None:
         """Put the `input_tensor` of every rank into `output_tensor`, in order, on `stream`. Raises
-        as `broadcast`.
+        what `broadcast` raises.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> everyone = torch.empty(2)
@@ -126,8 +127,8 @@ class StatelessCommunicator:
             self._comm.all_gather(output_tensor, input_tensor)
 
     def send(self, tensor: torch.Tensor, dst: int, stream: Any = None) -> None:
-        """Send `tensor` to rank `dst`, which calls `recv`, on `stream`. Raises MessageMismatch
-        where that one has other room, PeerLost where it has died.
+        """Send `tensor` to rank `dst`, which calls `recv`, on `stream`. Raises MessageMismatch if
+        its tensor has another size, PeerLost if it has died.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> x = torch.full((2,), comm.rank)
@@ -139,8 +140,8 @@ class StatelessCommunicator:
             self._comm.send(tensor, dst)
 
     def recv(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
-        """Receive into `tensor` what rank `src` sends, on `stream`. Raises as `send`, which shows
-        it.
+        """Receive into `tensor` what rank `src` sends, on `stream`. Raises what `send` raises,
+        whose example shows it.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> x = torch.full((2,), comm.rank)
@@ -152,7 +153,7 @@ class StatelessCommunicator:
             self._comm.recv(tensor, src)
 
     def destroy(self) -> None:
-        """Leave the group, and give its store back. So does the last reference.
+        """Leave the group and release its store. Dropping the last reference does the same.
 
         >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2)
         >>> one.destroy()
@@ -173,11 +174,10 @@ def stateless_init_process_group(
     join_timeout_s: float | None = None,
 ) -> StatelessCommunicator:
     """A `StatelessCommunicator` of the `world_size` ranks that meet in a store, which `rank` 0
-    hosts at `master_address` and `master_port`. It has the name and the arguments of the function
-    that vLLM, OpenRLHF and verl have for it; `device`, `timeout_s` and `join_timeout_s` are those
-    of the class.
+    hosts at `master_address` and `master_port`. It has the name and arguments of the function in
+    vLLM, OpenRLHF and verl; `device`, `timeout_s` and `join_timeout_s` are those of the class.
 
-    Raises RendezvousError if the others do not come in time or the port is taken.
+    Raises RendezvousError if the others do not arrive in time or the port is taken.
 
     >>> one = unisono.training.stateless_init_process_group("127.0.0.1", port, comm.rank, 2, "cpu")
     >>> one.rank == comm.rank, one.world_size
@@ -194,7 +194,7 @@ def stateless_init_process_group(
 
 
 class _GroupWithBarrier:
-    """What programs see as the `group` of a communicator: what they gave, but for the barrier."""
+    """The `group` attribute of a communicator: the given group, except for the barrier."""
 
     def __init__(self, given: Any, comm: Communicator) -> None:
         self._given, self._comm = given, comm
@@ -210,7 +210,8 @@ class _GroupWithBarrier:
 
 
 def name_in(store: Any, rank: int) -> str:
-    """The same name on all ranks, and no other job's: each rank counts what it makes there."""
+    """A name that is the same on all ranks and unique: each rank counts the communicators that it
+    makes there."""
     serial = store.add(f"unisono/communicators of rank {rank}", 1)
     proposed = uuid.uuid4().hex
     chosen = store.compare_set(f"unisono/communicator {serial}", "", proposed)

@@ -1,10 +1,10 @@
-"""How weights travel: in buckets, two under way at a time, straight from memory to memory; and a
-checksum that says whether they arrived.
+"""How weights are sent: in buckets, two in flight at a time, directly from memory to memory; and a
+checksum to verify them.
 
-A sender and those receivers that take the same from it are a group of their own, unless they are
-all ranks. So no other sender has to hold what passes, and senders work at the same time. On shared
-memory a bucket goes from the sender's tensors through the engine's slots into the receivers':
-nothing is packed, unless a tensor has to be converted or lies on another device.
+A sender and the receivers that take the same data from it form their own group, unless they are all
+ranks. So senders work at the same time and need no buffers for each other. On shared memory a
+bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
+packed unless a tensor has to be converted or is on another device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unisono.training.weights.shards import Held
 _ROW_INTEGERS = 512
 
 Progress = Callable[[int, int], Any]
-"""Called with the bytes that have moved and the bytes that will."""
+"""Called with the bytes moved and the bytes in all."""
 
 
 class _Step(NamedTuple):
@@ -42,7 +42,7 @@ class _Step(NamedTuple):
 
 
 class Transfers:
-    """This rank's part in a plan. It serves every update by it."""
+    """This rank's part in a plan, for every update with it."""
 
     def __init__(self, comm: Communicator, plan: WeightPlan) -> None:
         self.plan = plan
@@ -57,7 +57,7 @@ class Transfers:
             if i < len(transfer.buckets)
         ]
         self._groups: dict[tuple[int, ...], Communicator] = {}
-        """Those that were made for it, by their members."""
+        """The groups that were made for it, by their members."""
         moved = {unit.name for step in self._steps for unit in step.bucket}
         self.tensors = len(moved | plan.aliases.get(comm.rank, {}).keys())
         self.buckets = len(self._steps)
@@ -84,7 +84,7 @@ class Transfers:
         self.deltas = DeltaSide(spanning, gives_up=self._sends and not has_room)
 
     def device_for(self, mine: Held) -> torch.device:
-        """Where what travels lies on this rank, which holds `mine`."""
+        """Where the data is on this rank, which holds `mine`."""
         device = torch.device(device_of(self._comm))
         is_shared = self._comm.transport.is_on_one_host
         if device.type == "cpu" and self.plan.is_on_gpus and is_shared:
@@ -99,9 +99,9 @@ class Transfers:
         progress: Progress | None,
         as_deltas: bool,
     ) -> list[str]:
-        """Send or receive everything, or between hosts what has changed. `at` is where it lies on
-        this rank, by name, `base` what it changes from, which may lie there, too, `device` where it
-        is while it travels. Returns, for a receiver, what arrived damaged."""
+        """Send or receive everything, or between hosts what has changed. `at` is where it is on
+        this rank, by name, `base` the version that changes apply to, perhaps in the same memory,
+        `device` where it is sent from. Returns, for a receiver, what was damaged."""
         checks, sends, deltas = self.plan.options.checksum, self._sends, self.deltas
         begin_s, deltas.has_base, deltas.sent_bytes = time.perf_counter(), False, 0
         for group in self._groups.values():
@@ -137,17 +137,17 @@ class Transfers:
                 wait = deltas.receive(old, tensors, begin)
             under_way.append((step, tensors, wait))
             if checks and sends:
-                sums[step.transfer].append(checksum(tensors))  # while they are under way
+                sums[step.transfer].append(checksum(tensors))  # while they are in flight
         while under_way:
             done = finish()
-        if device.type == "cuda":  # who votes for what has arrived must know that it has
+        if device.type == "cuda":  # a vote for new weights requires that they have arrived
             torch.cuda.current_stream(device).synchronize()
         if sends:
             deltas.note(time.perf_counter() - begin_s, as_deltas)
         return self._find_damage(sums) if checks else []
 
     def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
-        """Send or receive these; what waits for that."""
+        """Send or receive these; returns a function that waits for it."""
         work = self._broadcast(transfer, tensors, async_op=True)
         return lambda: work.wait() if work is not None else None
 
@@ -168,22 +168,22 @@ class Transfers:
                     names = list(dict.fromkeys(unit.name for unit in transfer.buckets[index]))
                     listed = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
                     found.append(
-                        f"bucket {index} from rank {transfer.members[0]} ({listed}) arrived "
-                        "damaged, or changed while it was sent"
+                        f"bucket {index} from rank {transfer.members[0]} ({listed}) was damaged "
+                        "in transit, or changed while it was sent"
                     )
         return found
 
     # -- ends ------------------------------------------------------------------------------------
 
     def rank_of(self, group: str, rank: int) -> int:
-        """The rank, in the group that all have in common, of a rank of a transfer's group."""
+        """The rank in the common group of a rank in a transfer's group."""
         for members, own in self._groups.items():
             if own.name == group and 0 <= rank < len(members):
                 return members[rank]
         return rank
 
     def abort(self, reason: str) -> None:
-        """End the groups that were made, so that nobody waits in a transfer."""
+        """Abort the groups that were made, so that no rank waits in a transfer."""
         for group in self._groups.values():
             group.abort(reason)
 
@@ -195,7 +195,7 @@ class Transfers:
 
 
 def _convert(bucket: list[Unit], tensors: list[torch.Tensor], device: torch.device) -> None:
-    """Replace what cannot travel as it is."""
+    """Replace what cannot be sent as it is."""
     for i, (unit, tensor) in enumerate(zip(bucket, tensors, strict=True)):
         if 0 in tensor.stride():  # elements that share memory cannot be broadcast
             tensor = tensor.contiguous()
@@ -208,13 +208,13 @@ def _spans_hosts(group: Communicator) -> bool:
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """A 63-bit number for the bytes of these tensors, in order, whatever their strides.
+    """A 63-bit checksum of the bytes of these tensors, in order, independent of strides.
 
-    The 64-bit integers of each 4 KiB are added up, at the speed of memory, and the sums are
-    hashed: one changed integer is always noticed, and so are rows that changed places, but not
-    integers that changed places within a row. It guards against accidents, not against an attacker.
-    On a GPU the sums are added up once more, each times an odd number of its own, so that little
-    crosses the bus: a number to be compared with that of other tensors on a GPU.
+    The 64-bit integers of each 4 KiB are added up, at the speed of memory, and the sums are hashed:
+    it always detects one changed integer, and exchanged rows, but not integers exchanged within a
+    row. It guards against accidents, not against an attacker. On a GPU the sums are added up once
+    more, each times its own odd number, so that little crosses the bus: compare it only with
+    checksums of GPU tensors.
     """
     digest = hashlib.blake2b(digest_size=8)
     given = list(tensors)
@@ -233,7 +233,7 @@ def checksum(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _sums_on_gpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A few integers for the bytes of a tensor on a GPU."""
+    """A few checksum integers for the bytes of a GPU tensor."""
     data = flat_bytes(tensor)
     if data.storage_offset() % 8:
         data = data.clone()

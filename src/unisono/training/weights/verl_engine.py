@@ -1,8 +1,8 @@
-"""verl's checkpoint engine by the name of "unisono".
+"""A checkpoint engine for verl, named "unisono".
 
-verl imports this file in its actors and rollout workers, as its `custom_backend_module`, and asks
-its registry. Actor 0 sends in buckets, and rollout workers hand on what comes, bucket by bucket, as
-with verl's own engines.
+verl imports this file in its actors and rollout workers, as its `custom_backend_module`, and then
+looks it up in its registry. Actor 0 sends in buckets, and rollout workers pass on what arrives,
+bucket by bucket, as with verl's own engines.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Named = tuple[str, torch.Tensor]
 
 @CheckpointEngineRegistry.register("unisono")
 class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """One process's side. `bucket_size` is verl's: the bytes that travel at a time; `device` is
-    where rollout workers receive. When a process dies, the others' calls raise PeerLost at once;
-    the next update makes another group."""
+    """One process's side. `bucket_size` is verl's: the bytes of a message; `device` is where
+    rollout workers receive. When a process dies, the others' calls raise PeerLost at once; the next
+    update makes a new group."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._rank = -1
 
     def prepare(self) -> dict[str, Any]:
-        """Where all meet, by actor 0: the group that there is, or another one."""
+        """Where all meet, chosen by actor 0: the existing group, or a new one."""
         if self.is_master and (self._group is None or self._comm.errored is not None):
             address = ray.util.get_node_ip_address() if ray.is_initialized() else "127.0.0.1"
             with socket.socket() as probe:
@@ -61,7 +61,7 @@ class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Actor 0 is rank 0, rollout workers follow, and other actors have no part."""
+        """Actor 0 is rank 0, rollout workers follow, and other actors do not take part."""
         size = 1 + rollout_world_size
 
         def told(ranks: list[int]) -> dict[str, list[Any]]:
@@ -71,7 +71,7 @@ class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         return told([0, *[-1] * (actor_wg_world_size - 1)]), told(list(range(1, size)))
 
     def init_process_group(self, rank: int, world_size: int, where: dict[str, Any]) -> None:
-        """Meet the others, unless it is the group of the last update."""
+        """Meet the others, unless the last update's group still exists."""
         self._rank = rank
         if rank < 0 or (self._group is not None and where == self._joined):
             return
@@ -87,7 +87,7 @@ class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[Named], global_steps: int | None = None) -> None:
-        """Send what the generator yields. Every actor calls it, for the generator gathers."""
+        """Send what the generator yields. Every actor calls it because the generator gathers."""
         for bucket in self._buckets(weights):
             if self._rank == 0:
                 await asyncio.to_thread(self._send, bucket)
@@ -95,7 +95,7 @@ class UnisonoCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             await asyncio.to_thread(self._send, [])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[Named, None]:
-        """Yield names and tensors as they come."""
+        """Yield names and tensors as they arrive."""
         while bucket := await asyncio.to_thread(self._receive):
             for named in bucket:
                 yield named

@@ -1,13 +1,13 @@
-"""vLLM's weight transfer engines by the name of "unisono": the workers' side and the trainer's.
+"""Weight transfer engines for vLLM, named "unisono": the workers' side and the trainer's.
 
-A worker receives whole tensors, as a checkpoint has them, beside the weights that it serves; vLLM's
-own loader takes its part of them. Whether the loader can is tried out without data before the vote;
-it writes in place, after it. All that happens within one call of `update_weights`, between two
-steps of the engine, and `finish_weight_update` has nothing to do.
+A worker receives whole tensors, as in a checkpoint, in addition to the weights that it serves;
+vLLM's own loader takes its part of them. Before the vote the loader runs on tensors without data,
+to see that it can; after the vote it writes in place. All of this happens within one call of
+`update_weights`, between two steps of the engine, and `finish_weight_update` has nothing to do.
 
-Where an update fails, the trainer raises and ends vLLM's sessions; a worker writes it to the log.
-If workers raised, vLLM 0.32 would read the replies of an engine's workers up to the first that
-failed, and take the rest for replies to its next calls.
+If an update fails, the trainer raises and ends vLLM's sessions; a worker only logs it. If workers
+raised, vLLM 0.32 would read the replies of an engine's workers up to the first failure, and take
+the rest for replies to its next calls.
 """
 
 from __future__ import annotations
@@ -48,13 +48,12 @@ from unisono.training.weights.meeting import end_meeting, init_weight_update_gro
 
 _logger = logging.getLogger("unisono")
 _GRACE_S = 0.5
-"""How long an engine's failure waits for the group's own account of it."""
+"""How long an engine's failure waits for the group's own error."""
 
 
 @dataclass
 class UnisonoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """What a worker is told at the beginning: where all meet, and the rank of its engine's first
-    worker among them."""
+    """A worker's initialisation: where all meet, and the rank of its engine's first worker."""
 
     master_address: str
     master_port: int
@@ -67,7 +66,7 @@ class UnisonoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class UnisonoUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What a worker is told of an update: the tensors that come, as the trainer has them."""
+    """A worker's update: the tensors to receive, as the trainer has them."""
 
     names: list[str]
     dtype_names: list[str]
@@ -75,7 +74,7 @@ class UnisonoUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
-    """The side of a worker of vLLM."""
+    """The side of a vLLM worker."""
 
     init_info_cls = UnisonoInitInfo
     update_info_cls = UnisonoUpdateInfo
@@ -85,10 +84,10 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     _loaded: tuple[object, UnisonoUpdateInfo] | None = None
     """The model and the tensors of the last load."""
     _in_session = False
-    """Whether vLLM has an update under way: a trainer that dies leaves it so."""
+    """Whether vLLM has an update in progress: a trainer that dies leaves one."""
 
     def init_transfer_engine(self, init_info: UnisonoInitInfo) -> None:
-        """Meet the trainer and all workers. A group of an earlier trainer is left."""
+        """Meet the trainer and all workers. Leaves an earlier trainer's group."""
         self.shutdown()
         parallel = self.parallel_config
         options = asdict(init_info)
@@ -103,11 +102,12 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         )
 
     def start_weight_update(self) -> None:
-        """There is nothing to do before the tensors come."""
+        """There is nothing to do before the tensors arrive."""
         self._in_session = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive, vote and load. vLLM's own waits for an accelerator, which a CPU is not."""
+        """Receive, vote and load. vLLM's own method synchronises an accelerator, which a CPU is
+        not."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UnisonoUpdateInfo) -> None:
@@ -118,7 +118,7 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         fields = update_info.names, update_info.dtype_names, update_info.shapes
         self._expected.clear()
         for name, dtype_name, shape in zip(*fields, strict=True):
-            # one element stands for all: only type, shape and device are of interest
+            # one element for all: only dtype, shape and device matter
             one = torch.empty((), dtype=torch_dtype(dtype_name), device=self.device)
             self._expected[name] = one.expand(shape)
         try:
@@ -129,7 +129,7 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
-        """All is done. Nothing can fail here, where vLLM's session would stay open."""
+        """Everything is done. A failure here would leave vLLM's session open."""
         self._in_session = False
 
     def shutdown(self) -> None:
@@ -142,8 +142,8 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             group.close()
 
     def _try(self, tensors: NewTensors) -> None:
-        """Let vLLM's loader go through tensors without data, into parameters without memory: it
-        raises for names and shapes that the model does not have."""
+        """Run vLLM's loader on tensors without data, into parameters without memory: it raises for
+        names and shapes that the model does not have."""
         if self._loaded == (self.model, self._update_info):
             return
         level = logging.getLogger("vllm").level
@@ -151,7 +151,7 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         try:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 loader = getattr(tensor, "weight_loader", default_weight_loader)
-                if loader.__name__ == "online_process_loader":  # it would begin to load
+                if loader.__name__ == "online_process_loader":  # it would start to load
                     tensor.weight_loader = loader.__wrapped__
             with disable_mtp_completeness_check():
                 self.model.load_weights(
@@ -171,16 +171,16 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             with disable_mtp_completeness_check():
                 self.model.load_weights(tensors.items())
             finalize_layerwise_reload(self.model, self.model_config)
-        except BaseException:  # the others serve the new version, and this one has a mixture
+        except BaseException:  # the others serve the new version, and this one has parts of two
             self._end_service()
         self._loaded = self.model, self._update_info
 
     @staticmethod
     def _end_service() -> None:
-        """End this process, which vLLM notices: nothing else keeps captured graphs from running."""
+        """End this process, which vLLM notices: nothing else stops captured graphs."""
         _logger.critical(
             "vLLM could not load weights that all engines have agreed on, and holds parts of two "
-            "versions: this worker ends, rather than serve them",
+            "versions: this worker exits instead of serving them",
             exc_info=True,
         )
         for stream in (sys.stdout, sys.stderr):
@@ -194,9 +194,9 @@ class UnisonoWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 @dataclass
 class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """Where the trainer and all workers meet: rank 0 hosts a store there. `world_size` counts the
-    sending trainer and the workers of all engines, `engine_sizes` the workers of each one, where
-    they are not the same. `timeout_s` is how long each step of an update waits for the others;
-    `check_live` is that of `WeightSender`."""
+    sending trainer and the workers of all engines, `engine_sizes` the workers of each one if they
+    differ. `timeout_s` is how long each step of an update waits for the others; `check_live` is
+    that of `WeightSender`."""
 
     backend: ClassVar[str] = "unisono"
 
@@ -210,8 +210,8 @@ class UnisonoTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
 
 class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
-    """The trainer's side. `client` is one client of vLLM's, an `LLM` of this process, or a list of
-    them, one for each engine, which are all called at the same time."""
+    """The trainer's side. `client` is a vLLM client, an `LLM` of this process, or a list of them,
+    one for each engine, which are all called at the same time."""
 
     init_info_cls = UnisonoTrainerInitInfo
 
@@ -229,9 +229,9 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
     def trainer_init(
         cls, init_info: UnisonoTrainerInitInfo, *, client: Any, source: Any = None
     ) -> Self:
-        """Meet all workers of all engines. Every trainer rank calls it; rank 0 does it."""
+        """Meet all workers of all engines. Every trainer rank calls it; rank 0 connects."""
         if source is None:
-            raise ValueError("a WeightSource is needed: what is to be sent")
+            raise ValueError("a WeightSource is needed: it provides what to send")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
             engine._meet(init_info)
@@ -275,18 +275,18 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
 
     def send_weights(self, version: int | None = None) -> WeightUpdateResult | None:
         """Send what the source has now, as `version`, by default the next one. Every trainer rank
-        calls it, for the source gathers; rank 0 sends. Afterwards every engine serves it.
+        calls it because the source gathers; rank 0 sends. Afterwards every engine serves it.
 
-        Raises WeightUpdateError if a worker failed, died or fell behind, and what a client raises:
-        every engine keeps what it had, unless the error is `committed`. Where it says
-        `group_ended`, shut this engine down and call `trainer_init` with those that are left.
+        Raises WeightUpdateError if a worker failed, died or timed out, and what a client raises:
+        every engine keeps its old weights, unless the error is `committed`. If it is `group_ended`,
+        shut this engine down and call `trainer_init` with the remaining ones.
         """
         if not self.is_sender:
-            for _ in self.source:  # gathering takes all trainer ranks
+            for _ in self.source:  # gathering needs all trainer ranks
                 pass
             return None
         if self._group is None:
-            raise WeightUpdateError("the trainer has left its engines: call trainer_init")
+            raise WeightUpdateError("the trainer has left its engines: call trainer_init first")
         self._weights.update(self.source)
         try:
             update = self._drive(version)
@@ -312,8 +312,8 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             calls = self._begin("update_weights", asdict(info))
             wait([sending, *calls], return_when=FIRST_EXCEPTION)
             failed = [call.exception() for call in calls if call.done() and call.exception()]
-            if failed and not wait([sending], _GRACE_S).done:  # that engine will never come
-                self._abort(f"an engine refused the update: {failed[0]}")
+            if failed and not wait([sending], _GRACE_S).done:  # that engine will never join
+                self._abort(f"an engine rejected the update: {failed[0]}")
             update: WeightUpdateResult = sending.result()
             for call in calls:
                 call.result()
@@ -329,7 +329,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
             self._group.comm.abort(reason)
 
     def shutdown(self) -> None:
-        """Leave the engines, and give back the port."""
+        """Leave the engines and release the port."""
         group, self._group = self._group, None
         if group is not None:
             self._sender.close()
@@ -342,8 +342,8 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
         return [self._threads.submit(getattr(each, method), *arguments) for each in self._clients]
 
     def _end_sessions(self, calls: Sequence[Future[None]]) -> None:
-        """After a failure, end the sessions of engines that answered as they should; others are not
-        waited for. An LLM of this process is not to be called by two threads at a time."""
+        """After a failure, end the sessions of engines that answered properly; others are not
+        waited for. An LLM of this process must not be called by two threads at a time."""
         wait(calls, _GRACE_S)
         ends = [
             self._threads.submit(each.finish_weight_update)
@@ -354,13 +354,13 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
 
 
 def _meet_workers(where: dict[str, Any]) -> tuple[WeightUpdateGroup, list[bool]]:
-    """The group, and whether each rank has a session of vLLM's open."""
+    """The group, and whether each rank has an open vLLM session."""
     group = init_weight_update_group(**where, rank_offset=0)
     return group, _tell_session(group, False)
 
 
 def _tell_session(group: WeightUpdateGroup, is_open: bool) -> list[bool]:
-    """Whether each rank has a session of vLLM's open."""
+    """Whether each rank has an open vLLM session."""
     numbers = all_gather_integers(group.comm, (int(is_open),), device_of(group.comm))
     return [bool(row[0]) for row in numbers]
 

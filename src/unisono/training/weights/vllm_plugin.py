@@ -1,7 +1,7 @@
 """vLLM's plug-in: `WeightTransferConfig(backend="unisono")` finds unisono's engine.
 
 vLLM calls `register` in each of its processes (entry point `vllm.general_plugins`). The engines are
-imported by whoever asks this module for them, and only from a vLLM that they are known to fit.
+imported on first use, and only with a vLLM version that they fit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _WORKER, _TRAINER = "UnisonoWeightTransferEngine", "UnisonoTrainerWeightTransfer
 
 
 def register() -> None:
-    """Tell vLLM's factories of the engines. A vLLM without them is left alone."""
+    """Register the engines with vLLM's factories. Does nothing with a vLLM without them."""
     try:
         from vllm.distributed.weight_transfer import factory
     except ImportError:
@@ -36,8 +36,8 @@ def __getattr__(name: str) -> Any:
 
     if not __version__.startswith(_KNOWN):
         raise UnisonoError(
-            f"unisono's weight transfer engine does not know vLLM {__version__}: it was tried with "
-            f"{', '.join(version + 'x' for version in _KNOWN)}"
+            f"unisono's weight transfer engine does not support vLLM {__version__}: it was tested "
+            f"with {', '.join(version + 'x' for version in _KNOWN)}"
         )
     from unisono.training.weights import vllm_engine
 

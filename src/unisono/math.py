@@ -1,23 +1,36 @@
-"""Sums, means, norms and softmax over tensors whose parts lie on different ranks.
+"""`unisono.math`: sums, means, norms and softmax of tensors that are sharded over ranks.
 
 A shard is a part of a tensor along `dim`; with `dim=None` the ranks' tensors are combined element
-by element. Shards may differ in length, and be empty. Halves are computed in float32. All but
-clipping have gradients, by the convention of `unisono.differentiable`.
+by element. Shards may differ in length, and may be empty. float16 and bfloat16 are computed in
+float32. Every function has a gradient, by the convention of `unisono.differentiable`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
+
+from unisono.torch_support import require_torch
+
+require_torch(__name__)
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from unisono.collectives import differentiable
 from unisono.collectives.arguments import refuse_type
-from unisono.collectives.ragged import device_of
 from unisono.comm.communicator import Communicator, Group
 from unisono.world.world import resolve
+
+__all__ = [
+    "l2_norm",
+    "log_softmax",
+    "logsumexp",
+    "mean",
+    "normalize",
+    "softmax",
+    "variance",
+    "weighted_sum",
+]
 
 
 def weighted_sum(
@@ -37,7 +50,7 @@ def weighted_sum(
 
     Raises TypeError on every rank unless `x` is a tensor.
 
-    >>> unisono.weighted_sum(torch.ones(3), weight=comm.rank + 1)  # weights 1 and 2
+    >>> unisono.math.weighted_sum(torch.ones(3), weight=comm.rank + 1)  # weights 1 and 2
     tensor([3., 3., 3.])
     """
     comm = resolve(group)
@@ -53,12 +66,12 @@ def weighted_sum(
 def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
+    """The mean of x over `dim` and all ranks, on every rank: the mean of all elements, not of the
     ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
     every rank unless `x` is a floating-point or complex tensor.
 
     >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
-    >>> unisono.mean(shard, dim=0)
+    >>> unisono.math.mean(shard, dim=0)
     tensor(0.2500)
     """
     comm = resolve(group)
@@ -84,7 +97,7 @@ def variance(
     from the mean, divided by the number of elements less `correction`. `x`, `dim`, `group` and
     `keepdim` are as in `weighted_sum`. Raises TypeError on every rank unless `x` is floating-point.
 
-    >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
+    >>> unisono.math.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
     tensor(5.)
     """
     comm = resolve(group)
@@ -104,7 +117,7 @@ def l2_norm(
     """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank. `x`, `dim`,
     `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises.
 
-    >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
+    >>> unisono.math.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
     tensor(5.)
     """
     comm = resolve(group)
@@ -116,65 +129,14 @@ def l2_norm(
 def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
-    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` where that is
-    smaller; each rank has its shard's part. Raises what `l2_norm` raises.
+    """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` if that is
+    larger; each rank has its shard's part. Raises what `l2_norm` raises.
 
-    >>> unisono.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
+    >>> unisono.math.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
     tensor([3.])
     """
     norm = l2_norm(widen(x) if isinstance(x, torch.Tensor) else x, dim, group, keepdim=True)
     return (widen(x) / norm.clamp_min(eps)).to(x.dtype)
-
-
-def clip_grad_norm(
-    parameters: torch.Tensor | Iterable[torch.Tensor],
-    max_norm: float,
-    group: Group = None,
-    *,
-    norm_type: float = 2.0,
-    error_if_nonfinite: bool = False,
-) -> torch.Tensor:
-    """Scale gradients down, in place, so that their norm over all ranks is at most `max_norm`.
-
-    Each rank of `group` (None: the world) passes the `parameters` of its own shard: the norm, of
-    order `norm_type`, is that of all ranks' gradients together, so a parameter that lies on several
-    ranks counts several times. Where all ranks have the same gradients, as with data parallelism,
-    torch's own clip_grad_norm_ is right. Returns the norm before clipping, the same on every rank.
-
-    Raises RuntimeError on every rank if that is not finite and `error_if_nonfinite`.
-
-    >>> weight = torch.zeros(1, requires_grad=True)
-    >>> weight.grad = torch.tensor([3.0 + comm.rank])  # 3 and 4: together a norm of 5
-    >>> unisono.clip_grad_norm(weight, max_norm=2.5).item()
-    5.0
-    >>> round(2 * weight.grad.item() - comm.rank, 3)
-    3.0
-    """
-    comm = resolve(group)
-    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    gradients = [parameter.grad for parameter in given if parameter.grad is not None]
-    device = gradients[0].device if gradients else torch.device(device_of(comm))
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    if gradients:
-        norms = torch.stack([_norm(gradient, norm_type) for gradient in gradients])
-        total = torch.linalg.vector_norm(norms, norm_type)
-    if norm_type == float("inf"):
-        comm.all_reduce(total, "max")
-    else:
-        total = total**norm_type
-        comm.all_reduce(total)
-        total = total ** (1.0 / norm_type)
-    if error_if_nonfinite and not torch.isfinite(total):
-        raise RuntimeError(f"the norm of order {norm_type} of the gradients is {total.item()}")
-    torch.nn.utils.clip_grads_with_norm_(given, max_norm, total)
-    return total
-
-
-def _norm(gradient: torch.Tensor, order: float) -> torch.Tensor:
-    """A norm that does not overflow in half precision."""
-    dtype = widen(gradient.new_empty(0)).dtype
-    norm: torch.Tensor = torch.linalg.vector_norm(gradient, order, dtype=dtype)
-    return norm.double()
 
 
 class _Norm(torch.autograd.Function):
@@ -196,13 +158,14 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         x, norm = ctx.saved_tensors
         total = sum_gradients(ctx.comm, widen_to_64_bits(gradient))
-        slope = total / norm.masked_fill(norm == 0, torch.inf)  # at zero: no direction is better
+        slope = total / norm.masked_fill(norm == 0, torch.inf)  # the gradient at zero is zero
         return (x * slope).to(x.dtype), None, None
 
 
-# -- softmax and its kin ------------------------------------------------------------------------
+# -- softmax and related functions -----------------------------------------------------------------
 # Each rank computes the maximum m and the sum s of exp(x - m) of its shard; together they give the
-# maximum M and the sum S over all ranks, so that nothing overflows that would not in one process.
+# maximum M and the sum S over all ranks, so that nothing overflows that would not overflow in one
+# process.
 
 
 def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
@@ -211,10 +174,10 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
     `x` is this rank's shard of a tensor that is cut along `dim`; shards may differ in length. With
     `dim=None` the sum is over the ranks of `group` (None: the world), element by element.
 
-    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch where
-    the shards' other dimensions differ.
+    Raises TypeError on every rank unless `x` is a floating-point tensor; CollectiveMismatch if the
+    shards' other dimensions differ.
 
-    >>> p = unisono.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
+    >>> p = unisono.math.softmax(torch.zeros(3, 2), dim=1)  # two columns of four
     >>> p[0]
     tensor([0.2500, 0.2500])
     """
@@ -225,7 +188,7 @@ def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) ->
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
     its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
 
-    >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
+    >>> unisono.math.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
     tensor(True)
     """
     return _softmax("log_softmax", x, dim, group)
@@ -245,7 +208,7 @@ def logsumexp(
     """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank. `x`, `dim`,
     `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises.
 
-    >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
+    >>> unisono.math.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
     tensor(4.)
     """
     comm = resolve(group)
@@ -292,7 +255,7 @@ class _Softmax(torch.autograd.Function):
     ) -> torch.Tensor:
         x = widen(given)
         shift, total = _maximum_and_sum(comm, x, dim)
-        # In one process +inf gives NaN everywhere along dim; so it does here.
+        # As in one process, +inf gives NaN everywhere along dim.
         total = total.masked_fill(total.isposinf(), torch.nan)
         y = (x - shift) - total.log() if is_log else torch.exp(x - shift) / total
         ctx.dim, ctx.comm, ctx.is_log = dim, comm, is_log
@@ -331,7 +294,7 @@ class _LogSumExp(torch.autograd.Function):
 # -- shards ----------------------------------------------------------------------------------------
 
 _GATHERED_BYTES = 64 * 1024
-"""Up to so many bytes over all ranks, one all_gather takes less time than two all_reduces."""
+"""Up to this many bytes over all ranks, one all_gather is faster than two all_reduces."""
 
 _64_BITS = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 HALF_DTYPES = (torch.float16, torch.bfloat16)
@@ -340,31 +303,33 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 def shard_of(
     comm: Communicator, operation: str, x: Any, dim: int | None, complexes: bool = False
 ) -> tuple[torch.Tensor, int]:
-    """The shard and the dimension along which it is one. Refuses what has no fractions."""
+    """The shard and the dimension along which it is cut. Rejects integer tensors."""
     if not isinstance(x, torch.Tensor):
         refuse_type(comm, "all_reduce", f"{operation} takes a torch tensor, not {type(x).__name__}")
     if not x.is_floating_point() and not (complexes and x.is_complex()):
-        why = f"{operation} of {x.dtype}: pass a floating tensor (x.float())"
+        why = f"{operation} of {x.dtype}: pass a floating-point tensor (x.float())"
         refuse_type(comm, "all_reduce", why)
     if dim is None:
         return x.unsqueeze(0), 0
     if not -x.dim() <= dim < x.dim():
-        comm.refuse("all_reduce", f"{operation}: a tensor of shape {tuple(x.shape)} has no {dim=}")
+        comm.reject_call(
+            "all_reduce", f"{operation}: a tensor of shape {tuple(x.shape)} has no {dim=}"
+        )
     return x, dim % x.dim()
 
 
 def keep_or_squeeze(result: torch.Tensor, dim: int, keepdim: bool) -> torch.Tensor:
-    """A result whose dimension `dim` has one element: with that dimension, or without it."""
+    """A result whose dimension `dim` has one element, with or without that dimension."""
     return result if keepdim else result.squeeze(dim)
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype to compute in: halves in float32."""
+    """The same numbers in a dtype to compute in: float32 for float16 and bfloat16."""
     return x.float() if x.dtype in HALF_DTYPES else x
 
 
 def widen_to_64_bits(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in 64 bits, in which sums of shards lose nothing that matters."""
+    """The same numbers in 64 bits, to add up shards without losing precision."""
     return x.to(_64_BITS.get(x.dtype, torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""A rank's membership in the test at hand, and the worlds that fixtures make of it."""
+"""A rank's part in the current test, and the worlds that fixtures make of it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
 
 _PATIENCE = 0.5
-"""A world's calls give up after this part of the test's deadline: whoever waits then says for
-whom, and only the rank that it waited for is left to the deadline."""
+"""A world's calls time out after this fraction of the test's time limit: the waiting ranks then
+name the missing one, and only that rank runs into the limit."""
 
 _CONNECTING_S = 5.0
 
 
 @dataclass(frozen=True)
-class Membership:
-    """This rank in one test. `meeting` begins the names of the files by which the ranks meet,
-    `shared` is the folder that they share; neither exists before it is needed."""
+class RankAssignment:
+    """This rank in one test. `meeting` is the prefix of the files in which the ranks meet, `shared`
+    the folder that they share; both are created on demand."""
 
     rank: int
     size: int
@@ -47,47 +47,47 @@ class Membership:
         return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
 
 
-MEMBERSHIP = pytest.StashKey[Membership]()
-"""Where a rank's session keeps the membership in the test at hand, in its config."""
+ASSIGNMENT = pytest.StashKey[RankAssignment]()
+"""The key of the current test's assignment in the config of a rank's session."""
 
 
 @contextlib.contextmanager
-def world(membership: Membership) -> Iterator[Communicator]:
+def world(assignment: RankAssignment) -> Iterator[Communicator]:
     """A fresh world of the test's ranks, as by `unisono.init()`."""
     from unisono.world import world as worlds
 
     try:
         yield worlds.init(
-            rank=membership.rank,
-            size=membership.size,
-            rendezvous=membership.meeting + "-comm",
-            timeout_s=membership.timeout_s * _PATIENCE,
+            rank=assignment.rank,
+            size=assignment.size,
+            rendezvous=assignment.meeting + "-comm",
+            timeout_s=assignment.timeout_s * _PATIENCE,
             backend="unisono",
-            with_torch=False,  # `process_group` is for that
+            with_torch=False,  # that is what `process_group` is for
         )
     finally:
         worlds.shutdown()
 
 
 @contextlib.contextmanager
-def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessGroup]:
+def process_group(assignment: RankAssignment) -> Iterator[torch.distributed.ProcessGroup]:
     """torch's default process group over the test's ranks, with the mark's backend."""
     require_torch("the fixture process_group")
     import torch.distributed as dist
 
-    for part in membership.backend.split(","):
+    for part in assignment.backend.split(","):
         if problem := backend_problem(part.rpartition(":")[2].strip().lower()):
             raise BadMark(f"pytest.mark.ranks: {problem}")
-    store = dist.FileStore(membership.meeting + "-store", membership.size)  # type: ignore[attr-defined]
+    store = dist.FileStore(assignment.meeting + "-store", assignment.size)  # type: ignore[attr-defined]
     dist.init_process_group(
-        membership.backend,
+        assignment.backend,
         store=store,
-        rank=membership.rank,
-        world_size=membership.size,
-        timeout=timedelta(seconds=membership.timeout_s * _PATIENCE),
+        rank=assignment.rank,
+        world_size=assignment.size,
+        timeout=timedelta(seconds=assignment.timeout_s * _PATIENCE),
     )
     try:
-        _await_connections(store, membership.size)
+        _await_connections(store, assignment.size)
         group = dist.group.WORLD
         assert group is not None
         yield group
@@ -97,8 +97,8 @@ def process_group(membership: Membership) -> Iterator[torch.distributed.ProcessG
 
 
 def _await_connections(store: Any, size: int) -> None:
-    """Let nobody leave while others still connect: gloo takes that for a crash. Not for long: a
-    rank that could not connect has an exception of its own."""
+    """Wait until all ranks have connected: gloo takes an early exit for a crash. The wait is short:
+    a rank that could not connect has raised its own exception."""
     end_s = time.monotonic() + _CONNECTING_S
     arrived = store.add("unisono/connected", 1)
     while arrived < size and time.monotonic() < end_s:
@@ -106,14 +106,14 @@ def _await_connections(store: Any, size: int) -> None:
         arrived = store.add("unisono/connected", 0)
 
 
-def set_environment(membership: Membership) -> None:
-    os.environ["UNISONO_RANK"] = str(membership.rank)
-    os.environ["UNISONO_SIZE"] = str(membership.size)
-    os.environ["UNISONO_RENDEZVOUS"] = membership.meeting + "-init"
+def set_environment(assignment: RankAssignment) -> None:
+    os.environ["UNISONO_RANK"] = str(assignment.rank)
+    os.environ["UNISONO_SIZE"] = str(assignment.size)
+    os.environ["UNISONO_RENDEZVOUS"] = assignment.meeting + "-init"
 
 
 def close_groups() -> None:
-    """End the worlds and groups that a test has left open, so that the next one finds none."""
+    """Close the worlds and groups that a test left open, so that the next test finds none."""
     from unisono.world import world as worlds
 
     worlds.shutdown()
@@ -121,6 +121,6 @@ def close_groups() -> None:
     if dist is not None and dist.is_available():
         if dist.is_initialized():
             dist.destroy_process_group()
-        # torch counts groups to name them, those that could not be made, too
+        # torch counts groups to name them, failed ones included
         dist.distributed_c10d._world.group_count = 0
-    gc.collect()  # groups that only a cycle of objects has kept
+    gc.collect()  # groups that only a reference cycle keeps alive
