@@ -98,7 +98,7 @@ class RankProcess:
                 tuple(sys.path),
                 tuple(sys.argv),
                 str(folder),
-                getattr(config, "workerinput", {}),
+                _coverage_input(config) | getattr(config, "workerinput", {}),
             )
         )
 
@@ -169,6 +169,19 @@ def let_write(ranks: Sequence[RankProcess]) -> None:
         if all(texts) and texts == before:
             return
         before = texts
+
+
+def _coverage_input(config: pytest.Config) -> dict[str, object]:
+    """What makes a rank's pytest-cov measure as a worker of pytest-xdist would, and save its data
+    where ours combines it; empty where no coverage is measured."""
+    measuring = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    if measuring is None:
+        return {}
+    return {
+        "cov_master_host": socket.gethostname(),
+        "cov_master_topdir": measuring.topdir,
+        "cov_master_rsync_roots": [],
+    }
 
 
 def _command_line(config: pytest.Config) -> list[str]:

@@ -20,7 +20,7 @@ and location, as `pytest_warning_recorded` has them."""
 @dataclass(frozen=True)
 class Start:
     """First message to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave
-    the controller where that is one of its workers."""
+    the controller where that is one of its workers, and what pytest-cov needs to know."""
 
     rank: int
     sys_path: tuple[str, ...]
