@@ -188,7 +188,9 @@ def _command_line(config: pytest.Config) -> list[str]:
     parameters = config.invocation_params
     plugins = ["unisono.testing.rank"]
     plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
-    return ["pytest", *(word for name in plugins for word in ("-p", name)), *parameters.args]
+    # Or a rank that starts late would erase what others have saved.
+    more = ["--cov-append"] if _coverage_input(config) else []
+    return ["pytest", *(word for name in plugins for word in ("-p", name)), *more, *parameters.args]
 
 
 def _read(file: Path) -> str:
