@@ -3,8 +3,8 @@
     python benchmarks/algorithms.py                       2 and 4 ranks, about a minute
     python benchmarks/algorithms.py --ranks 8 --sizes 8 65536 --json algorithms.json
 
-Every size is measured in rounds; in each round every way has its turn, after a barrier, so that a
-busy moment of the machine hits all alike. A figure is the median over the rounds of the slowest
+Every size is measured in rounds; in each round every variant has its turn, after a barrier, so that
+a busy moment affects all alike. A figure is the median over the rounds of the slowest
 rank's time, in microseconds. The tensor is float32.
 """
 
@@ -25,7 +25,7 @@ from unisono.plan import find
 
 ALGORITHMS = ("ring", "binomial", "double_tree")
 SIZES = (8, 4096, 65_536, 1 << 20, 16 << 20)
-BUDGET_BYTES = 64 << 20  # that one way moves for one size, so that small sizes have more rounds
+BUDGET_BYTES = 64 << 20  # that one variant moves for one size, so that small sizes have more rounds
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BYTES")
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     results = {}
     for ranks in options.ranks:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(sizes: list[int], algorithms: list[str]) -> dict[str, list[float]]:
-    """On each rank: medians in microseconds for each way, one for each size."""
+    """On each rank: medians in microseconds for each variant and size."""
     comm = unisono.init()
     schedules = {name: find("all_reduce", name).schedule(comm.size) for name in algorithms}
     ways: dict[str, Callable[[torch.Tensor], object]] = {"own": comm.all_reduce}

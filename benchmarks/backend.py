@@ -1,4 +1,4 @@
-"""torch.distributed on unisono and on gloo, by turns in the same processes.
+"""torch.distributed on unisono and on gloo, in turns in the same processes.
 
     python benchmarks/backend.py                    2 ranks, everything, some minutes
     python benchmarks/backend.py --ranks 4 --only calls
@@ -6,9 +6,9 @@
 
 calls: `unisono bench` of collectives through torch.distributed, and of direct calls on the
 Communicator, which shows what torch's own layers add. start: from init_process_group to
-the first finished all_reduce. Every figure is the median over turns; a turn counts with the slowest
-rank's time, and the two backends take turns in an order shuffled anew. Whole steps of training are
-in steps.py.
+the first finished all_reduce. Every figure is the median over turns; a turn takes as long as its
+slowest rank. The two backends take turns, in an order that is shuffled each time. steps.py measures
+whole training steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = {"unisono-torch": "unisono", "unisono": "direct", "gloo": "gloo"}
 
 @dataclass(frozen=True)
 class Row:
-    """What was done, how large, and each way's median time."""
+    """What was done, how large it was, and each variant's median time."""
 
     what: str
     bytes: int
@@ -83,7 +83,7 @@ class Rank(TwoBackends):
                 took_s = time.perf_counter() - begin_s
                 dist.barrier()
                 dist.destroy_process_group()
-                if turn:  # the first one imports what it needs
+                if turn:  # the first one imports modules
                     times_us[name].append(took_s * 1e6)
         medians = {name: statistics.median(ts) for name, ts in times_us.items()}
         return [self.show(Row("start", 0, medians))]
@@ -104,7 +104,7 @@ def line(row: Row) -> str:
 
 
 def measure_calls(ranks: int, turns: int) -> list[Row]:
-    """What `unisono bench` says of direct calls and of those through torch."""
+    """The results of `unisono bench` for direct calls and for those through torch."""
     times: dict[tuple[str, int], dict[str, float]] = {}
 
     for collectives, sizes in CALLS.items():
@@ -129,7 +129,7 @@ def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, An
 
 
 def goals(rows: Sequence[Row], ranks: int) -> list[str]:
-    """Which of the figures that we want are there."""
+    """Which goals are met."""
     wanted: list[tuple[str, float, float]] = []
     for row in rows:
         least: float | None = None
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=("calls", "start"))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     only = options.only or ["calls", "start"]
     print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median us")

@@ -1,11 +1,11 @@
-"""What the neighbours of the engine's constants cost: csrc/constants.h with one of them changed.
+"""What other values of the engine's constants cost: csrc/constants.h with one of them changed.
 
     python benchmarks/constants.py                     every constant, smaller and larger
     python benchmarks/constants.py CUT_FROM --rounds 9
 
-For each value the engine is compiled anew, outside of the tree, with native_latency.c, which times
-calls without Python. The variants take turns; shown is the least time of all rounds, relative to
-that of the value in the header: 1.10 is a tenth slower. Needs gcc and cmake, and quiet cores.
+For each value the engine is compiled again, outside the tree, with native_latency.c, which times
+calls without Python. The variants take turns. Shown is the shortest time of all rounds, relative to
+that of the value in the header: 1.10 is a tenth slower. Needs gcc, cmake and quiet cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KIB, MIB = 1024, 1024**2
-# What each constant matters for: operation, sizes and ranks; and times what it is changed.
+# What each constant matters for (operation, sizes and ranks), and the factors to try.
 MEASURED = {
     "TURN_BYTES": ("all_gather", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
     "CUT_TURN_BYTES": ("all_reduce", (256 * KIB, MIB, 16 * MIB), 2, (0.5, 2)),
@@ -33,7 +33,7 @@ MEASURED = {
 
 
 def build(folder: Path, constant: str, factor: float) -> Path:
-    """native_latency with a constant of so many times its value."""
+    """native_latency with a constant multiplied by a factor."""
     for name in ("csrc", "CMakeLists.txt", "benchmarks/native_latency.c"):
         to = folder / name
         to.parent.mkdir(parents=True, exist_ok=True)

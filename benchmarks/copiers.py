@@ -1,12 +1,12 @@
-"""What further threads in large calls gain: groups with 1, 2 and 4 threads, by turns.
+"""What more threads gain in large calls: groups with 1, 2 and 4 threads, in turns.
 
     python benchmarks/copiers.py                  2 ranks, half a minute
     python benchmarks/copiers.py --ranks 4 --turns 30
 
 "fresh": results go to memory that has never been touched, as FSDP2's do. "shared": to tensors that
-all ranks have mapped. All groups are of the same processes and take turns in an order shuffled
-anew; a turn counts with the slowest rank's time; figures are medians in microseconds, those of more
-threads relative to one.
+all ranks have mapped. All groups have the same processes and take turns, in an order that is
+shuffled each time. A turn takes as long as its slowest rank. Figures are medians in microseconds,
+those of more threads relative to one.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""unisono beside DeepSpeed's shared-memory all_reduce, by turns in the same processes.
+"""unisono and DeepSpeed's shared-memory all_reduce, in turns in the same processes.
 
     python benchmarks/deepspeed.py                    2 ranks, a minute after the first build
     python benchmarks/deepspeed.py --ranks 8 --sizes 64K 1M --seconds 0.5 --json deepspeed.json
 
 The peer is `torch.ops.deepspeed.inference_all_reduce_`, with which DeepSpeed serves models on CPUs.
-The first run downloads DeepSpeed's source package from PyPI and builds these kernels alone, with
-the flags of DeepSpeed's own builder, in build/deepspeed; that needs a C++ compiler.
+The first run downloads DeepSpeed's source package from PyPI and builds only these kernels, with the
+flags of DeepSpeed's own builder, in build/deepspeed; this needs a C++ compiler.
 
-Before a size is measured, either way adds small whole numbers, whose sum is exact in every order
-and type: "wrong" marks a way whose sum is another. Times are medians over turns in microseconds; a
-turn counts with the slowest rank's time.
+Before a size is measured, each variant adds small whole numbers, whose sum is exact in every order
+and dtype: "wrong" marks a variant whose sum differs. Times are medians over turns in microseconds;
+a turn takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZES = ("8", "1K", "64K", "256K", "1M", "4M", "16M", "64M")
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 DTYPES = ("float32", "bfloat16")
 TURN_S = 0.01
-"""About how long calls of one way go on before the other has its turn."""
+"""About how long one variant runs before the other has its turn."""
 
 
 def bytes_of(text: str) -> int:
@@ -49,7 +49,7 @@ def bytes_of(text: str) -> int:
 
 
 def build() -> str:
-    """Make the kernels a Python module, if that was not done yet; the folder in which it lies."""
+    """Build the kernels as a Python module, if that was not done yet; returns its folder."""
     from torch.utils import cpp_extension
 
     folder = HOME / PACKAGE
@@ -61,7 +61,7 @@ def build() -> str:
         with tarfile.open(next(HOME.glob("*.tar.gz"))) as package:
             package.extractall(folder, filter="data")
     kernels = next(folder.glob("*/csrc/cpu/comm"))
-    # ninja may lie beside the interpreter, in an environment that nobody has activated
+    # ninja may be next to the interpreter, in an environment that is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     made = HOME / "made"
     made.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def is_right(comm: Any, add: Callable[[torch.Tensor], object], like: torch.Tenso
 
 
 def measure(sizes: Sequence[str], seconds: float, folder: str, meeting: str) -> list[Any]:
-    """One rank: for each type and size the median of either way, and whether its sum is right."""
+    """One rank: each variant's median by dtype and size, and whether its sum is right."""
     torch.set_num_threads(1)
     comm = unisono.init()
     load(folder, comm, meeting)
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", nargs="+", default=SIZES, help="bytes of the tensor: 8 64K 16M")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each type and size")
-    parser.add_argument("--json", type=Path, help="write the rows here, too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     folder, meeting = build(), str(os.getpid())
     try:

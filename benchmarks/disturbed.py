@@ -1,14 +1,14 @@
-"""How calls fare when others take the cores for a moment, and how soon they are back to normal.
+"""How calls behave when other programs take the cores for a moment, and how soon they recover.
 
     python benchmarks/disturbed.py                     as many ranks as half the cores, at least 2
     python benchmarks/disturbed.py --ranks 8 --seconds 5 --times 5 --json disturbed.json
     python benchmarks/disturbed.py --backends unisono  without Open MPI
 
 The ranks make one all_reduce of 8 bytes after the other: on unisono, on Open MPI that spins, and on
-Open MPI that yields, by turns. First nobody disturbs them. Then, for as long each, somebody takes
-half of the cores, all cores, or stops one rank (SIGSTOP), for 1 to 20 ms at random moments. "back
-after" is the time from the end of a disturbance until the median of 32 calls in a row is at most
-1.25 times the quiet one. Where mpi4py and mpirun are missing they are set up in build/peers.
+Open MPI that yields, in turns. First nothing disturbs them. Then, for equal times, another process
+takes half of the cores, all cores, or stops one rank (SIGSTOP), for 1 to 20 ms at random moments.
+"back after" is the time from the end of a disturbance until the median of 32 calls in a row is at
+most 1.25 times the quiet one. If mpi4py and mpirun are missing, they are set up in build/peers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAUSE_MS = (20.0, 60.0)
 """Between two disturbances."""
 WINDOW = 32
 NEAR = 1.25
-"""So many times the quiet median, as the median of a window of calls, is back to normal."""
+"""A window of calls whose median is at most this many times the quiet one is back to normal."""
 PATIENCE_S = 60.0
 """For ranks to start and to end."""
 CALLS_BETWEEN_LOOKS = 256
@@ -64,7 +64,7 @@ def connect(backend: str, flag: np.ndarray[Any, Any]) -> tuple[int, Callable[[],
 
 
 def be_rank(backend: str, folder: Path) -> None:
-    """Call until rank 0 finds the file "stop"; it leaves when each call ended, in nanoseconds."""
+    """Call until rank 0 finds the file "stop"; it writes when each call ended, in nanoseconds."""
     flag = np.zeros(1, dtype=np.int64)
     rank, call = connect(backend, flag)
     for _ in range(1000):
@@ -85,7 +85,7 @@ def be_rank(backend: str, folder: Path) -> None:
 
 
 def burn(core: int, orders: Connection) -> None:
-    """Take one core until the moment that each order names."""
+    """Take one core until the moment that each command names."""
     os.sched_setaffinity(0, {core})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # our parent ends us
     while (until_ns := orders.recv()) is not None:
@@ -141,7 +141,7 @@ class Disturber:
 
 @dataclass(frozen=True)
 class Phase:
-    """What was done to the ranks from when to when, by the clock that all processes share."""
+    """What was done to the ranks, from when to when, on the clock that all processes share."""
 
     scenario: str
     begin_ns: int
@@ -163,7 +163,7 @@ def command(backend: str, ranks: int, found: peers.Peers | None) -> list[str]:
 
 @contextmanager
 def started(arguments: list[str], backend: str, ranks: int, folder: Path) -> Iterator[list[int]]:
-    """The ranks' process numbers, once they are at work; afterwards they have ended."""
+    """The ranks' process ids, once they are running; afterwards they have ended."""
     process = subprocess.Popen(
         [*arguments, "--rank-of", backend, str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
@@ -321,7 +321,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--times", type=int, default=3, help="starts of each backend (3)")
     parser.add_argument("--backends", default=",".join(BACKENDS), help=f"of {', '.join(BACKENDS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the figures")
-    parser.add_argument("--no-setup", action="store_true", help="use what is here or fail")
+    parser.add_argument("--no-setup", action="store_true", help="install nothing")
     parser.add_argument("--rank-of", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.rank_of:
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str]) -> int:
     except peers.PeersError as error:
         print(f"disturbed.py: {error}", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as good as a Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     turns: dict[str, list[Turn]] = {backend: [] for backend in backends}
     try:
         for _ in range(options.times):

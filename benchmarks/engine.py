@@ -1,11 +1,11 @@
-"""The engine against Open MPI and gloo: `unisono bench` with our peers, and our goals.
+"""The engine against Open MPI and gloo: `unisono bench` with its peers, and the goals.
 
     python benchmarks/engine.py                    2 ranks, everything, some minutes
     python benchmarks/engine.py --ranks 4 --quick --goals
-    python benchmarks/engine.py --record           also write down results, tables and plots
-    python benchmarks/engine.py -- all_reduce --sizes 8:1M    what `unisono bench` is asked for
+    python benchmarks/engine.py --record           also write results, tables and plots
+    python benchmarks/engine.py -- all_reduce --sizes 8:1M    arguments of `unisono bench`
 
-Where mpi4py and mpirun are missing they are set up in build/peers. On a machine with more cores:
+If mpi4py and mpirun are missing, they are set up in build/peers. On a machine with more cores:
 
     for ranks in 4 8 16; do python benchmarks/engine.py --ranks $ranks --record; done
 """
@@ -44,7 +44,7 @@ def machine_name(facts: dict[str, object], ranks: int) -> str:
 
 def bench(found: peers.Peers, arguments: Sequence[str], ranks: int, path: Path) -> int:
     """Run `unisono bench` on ranks of mpirun; it writes its JSON to `path`."""
-    spins = ranks <= (os.cpu_count() or 1)  # more would only keep each other from the cores
+    spins = ranks <= (os.cpu_count() or 1)  # more would only compete for the cores
     command = [*found.command(ranks, spins=spins), "-m", "unisono", "bench", *arguments]
     command += ["--backends", "unisono,mpi,gloo", "--json", str(path)]
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
@@ -74,10 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer turns per row")
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--record", action="store_true", help="keep results, tables and plots")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     parser.add_argument("--native", action="store_true", help="also the engine's times inside C")
-    parser.add_argument("--no-setup", action="store_true", help="use what is here or fail")
-    parser.add_argument("bench", nargs="*", help="what `unisono bench` is asked for")
+    parser.add_argument("--no-setup", action="store_true", help="install nothing")
+    parser.add_argument("bench", nargs="*", help="arguments of `unisono bench`")
     options = parser.parse_args(arguments)
     asked = options.bench or [*COLLECTIVES, "--sizes", SIZES]
     asked = [*asked, "--budget", "0.5" if options.quick else "2.5"]

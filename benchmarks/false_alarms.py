@@ -1,9 +1,10 @@
-"""Whether the watch blames anybody wrongly: correct but awkward programs, again and again.
+"""Whether the watch raises false alarms: correct but awkward programs, again and again.
 
     python benchmarks/false_alarms.py [--runs 200] [--seconds 1800] [NAME ...]
 
 The programs are tests/faults/awkward; each says which rank is late, if one is. A report may say
-that a late rank was awaited; any other is a false alarm. Runs take turns on unisono and on gloo.
+that ranks waited for a late one; any other is a false alarm. Runs alternate between unisono and
+gloo.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _AWAITED = re.compile(r"ranks? ([\d, and-]+?)(?: on \S+)? never reached|.* went 
 
 
 def false_alarms(path: Path, setup: str) -> list[str]:
-    """What was said that is not true; or that the program did not end."""
+    """False reports, or that the program did not end."""
     (late,) = re.findall(r"^# late: ?(.*)$", path.read_text(), re.MULTILINE)
     outcome = run_program(path, _RANKS, setup, deadline_s=90, grace_s=90)
     found = [] if outcome.ended else [f"it did not end: {outcome.said}"]

@@ -1,13 +1,13 @@
-"""How soon a fault is known: from the moment it happens until the last survivor has its exception.
+"""How soon a fault is detected: from the fault until the last survivor has its exception.
 
     python benchmarks/faults.py                 2, 4 and 8 ranks, 20 times each
     python benchmarks/faults.py --ranks 2 --times 100
     sudo python benchmarks/faults.py --hosts        2 hosts x 2 ranks, with cables of 1 Gbit/s
 
-Each time a new world is made by forking and one fault really happens to it: a rank is killed or
-exits while the others wait in an all_reduce or for a message; a rank calls something else; all
-ranks send in a circle; a rank aborts. The clock is CLOCK_MONOTONIC, which all ranks share. Hosts
-are network namespaces, and the ranks' store is rank 0's.
+Each run forks a new world and causes one real fault: a rank is killed or exits while the others
+wait in an all_reduce or for a message; a rank calls something else; all ranks send in a circle; a
+rank aborts. The clock is CLOCK_MONOTONIC, which all ranks share. Hosts are network namespaces, and
+rank 0 hosts the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05
-"""How long the others wait in their calls before the fault happens: long enough to be asleep."""
+"""How long the others wait in their calls before the fault: long enough to be asleep."""
 
 
 def wait_for_all(comm: Communicator) -> None:
@@ -124,7 +124,7 @@ def act(
     expected: type[GroupError],
     answer: int,
 ) -> None:
-    """What a rank does, and the moments that it tells."""
+    """What a rank does, and the moments that it reports."""
     comm.barrier()
     try:
         if is_culprit:

@@ -1,4 +1,4 @@
-"""The figures that we want of the engine: goals, and how far behind its peers are on average."""
+"""The goals of the engine, and how far behind its peers are on average."""
 
 from __future__ import annotations
 

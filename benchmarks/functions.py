@@ -1,17 +1,15 @@
-"""What the plain functions cost above the Communicator.
+"""What the functions cost compared with the Communicator.
 
     python benchmarks/functions.py                  2 and 4 ranks, less than a minute
     python benchmarks/functions.py --ranks 2 --json functions.json
 
 call: unisono.all_reduce of 8 bytes against comm.all_reduce. layers: torch.distributed.all_reduce
 against comm.all_reduce, and against a process group that does nothing, which leaves torch's own
-layers. ragged: unisono.all_gather, which
-learns every rank's shape, against comm.all_gather of even parts with the same bytes altogether;
-both make a list of new tensors. structure: a dict of 1,000 tensors of 40 bytes in one
-unisono.all_reduce against torch.distributed.all_reduce of each, on unisono and on gloo, and against
-comm.all_reduce of each. Every
-figure is the median over turns; a turn counts with the slowest rank's time, and the ways take
-turns.
+layers. ragged: unisono.all_gather, which exchanges shapes, against comm.all_gather of even parts
+with the same total bytes; both make a list of new tensors. structure: a dict of 1,000 tensors of 40
+bytes in one unisono.all_reduce against torch.distributed.all_reduce of each, on unisono and on
+gloo, and against comm.all_reduce of each. Every figure is the median over turns; a turn takes as
+long as its slowest rank, and the variants take turns.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ import unisono
 KIB, MIB = 1024, 1024**2
 PARTS = ("call", "layers", "ragged", "structure")
 TURN_S = 0.02
-"""About how long one way goes on before another has its turn."""
+"""About how long one variant runs before another has its turn."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was done on how many ranks, and the median time of our way and of the baseline."""
+    """What was done on how many ranks, and the median times of unisono and of the baseline."""
 
     what: str
     ranks: int
@@ -67,7 +65,7 @@ class Rank:
         self.comm = unisono.init()
 
     def medians(self, ours: Callable[[], Any], baseline: Callable[[], Any]) -> tuple[float, float]:
-        """The median microseconds of both ways; every rank returns the same."""
+        """The median microseconds of both variants; every rank returns the same."""
         ways = (ours, baseline)
         counts = []
         for way in ways:
@@ -106,8 +104,8 @@ class Rank:
         return [Row("all_reduce, 8 B", comm.size, ours, baseline, "at most 1 us more", goal)]
 
     def layers(self) -> list[Row]:
-        """What a call through torch.distributed takes beside the direct one, and what of it is
-        torch's: a process group that does nothing has no more to do than return."""
+        """What a call through torch.distributed takes compared with the direct one, and torch's own
+        share of it: a process group that does nothing only returns."""
         import torch
         import torch.distributed as dist
 
@@ -196,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--turns", type=int, default=21)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     print(f"{os.cpu_count()} cores ({platform.machine()}), median us")
     heads = "".join(f"{head:>12}" for head in ("ours", "baseline", "more"))

@@ -1,9 +1,9 @@
-"""Ranks that share one GPU: how long calls on CUDA tensors take, beside gloo's.
+"""Ranks that share one GPU: how long calls on CUDA tensors take, compared with gloo's.
 
     python benchmarks/gpu.py [--what all_reduce weights ddp] [--ranks 2 4 8] [--quick]
 
-Prints a table for each number of ranks; docs/cuda.md has one. Times are per call, of many in a
-row, with one wait for the GPU at the end: the median of several such rows, on the slowest rank.
+Prints a table for each number of ranks; docs/cuda.md has one. Times are per call, of many calls in
+a row with one wait for the GPU at the end: the median of several such series, on the slowest rank.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def measure_all_reduce(quick: bool) -> list[tuple[int, float, float]]:
     return table
 
 
-def leave_gradients(state, bucket):  # DDP refuses annotations that are text
+def leave_gradients(state, bucket):  # DDP does not accept annotations as strings
     """A hook of DDP that communicates nothing."""
     done = torch.futures.Future(devices=["cuda:0"])
     done.set_result(bucket.buffer())

@@ -1,4 +1,4 @@
-"""all_reduce of half types against float32 of as many bytes, by turns in the same processes.
+"""all_reduce of half types against float32 of as many bytes, in turns in the same processes.
 
     python benchmarks/halves.py                   2 ranks, ten seconds
     python benchmarks/halves.py --ranks 8 --turns 50

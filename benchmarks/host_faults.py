@@ -1,4 +1,4 @@
-"""Random faults over hosts: what every survivor is told, and how soon.
+"""Random faults over hosts: what every survivor raises, and how soon.
 
     sudo python benchmarks/host_faults.py                    200 faults, about 25 minutes
     sudo python benchmarks/host_faults.py --count 20 --seed 3 --kinds kill cut
@@ -9,11 +9,11 @@ and messages of up to 8 MB, and check every number. Then something happens to on
     kill     a rank is killed
     stop     a rank is stopped; its call has a timeout of 4 s
     cut      a host loses its cable; the patience with a link is 4 s
-    down     a host goes away with all of its ranks
-    outage   a cable is out for up to 2.2 s, which ends nothing; then a rank is killed
+    down     a host disappears with all of its ranks
+    outage   a cable is out for up to 2.2 s, which must end nothing; then a rank is killed
 
-Good is: no wrong number, and every survivor raises PeerLost or CollectiveTimeout within the limit
-of the table. The command fails if that is not so.
+A run passes if no number is wrong and every survivor raises PeerLost or CollectiveTimeout within
+the limit of the table. Otherwise the command fails.
 """
 
 from __future__ import annotations
@@ -187,20 +187,20 @@ CALLS: dict[str, Callable[[int, int, int], bool]] = {
 
 @dataclass
 class Rank:
-    """A process on a host, and what it has said."""
+    """A process on a host, and its messages."""
 
     host: Any
     process: subprocess.Popen[str]
     said: list[dict[str, Any]] = field(default_factory=list)
 
     def listen(self) -> None:
-        """Keep what it says, until it ends."""
+        """Keep its messages until it ends."""
         for line in self.process.stdout or ():
             words = json.loads(line) if line.startswith("{") else {"text": line.strip()}
             self.said.append(words)
 
     def has(self, key: str) -> Any:
-        """What it said under this key; None as long as it did not."""
+        """Its message under this key; None if there is none yet."""
         return next((words[key] for words in self.said if key in words), None)
 
     def is_done(self) -> bool:
@@ -240,7 +240,7 @@ def start(host: Any, rank: int, size: int, master: str, seed: int, timeout_s: fl
 
 
 def strike(kind: str, ranks: list[Rank], victim: int) -> set[int]:
-    """Let it happen. Whose ranks cannot tell of it."""
+    """Cause the fault; returns the ranks that cannot report it."""
     host, pid = ranks[victim].host, ranks[victim].has("ready")
     if kind == "cut":
         host.cut()
@@ -296,7 +296,7 @@ def try_one(kind: str, seed: int) -> tuple[float, list[str]]:
 def judge(
     kind: str, placement: tuple[int, ...], left: list[Rank], began: float
 ) -> tuple[float, list[str]]:
-    """What the survivors said, against what they should have."""
+    """Compare what the survivors raised with what they should have."""
     slowest, wrong = 0.0, []
     for rank in left:
         error, took_s = rank.has("error"), (rank.has("at") or began) - began
@@ -313,7 +313,7 @@ def judge(
 
 
 def main() -> None:
-    """Read the command line, and let it happen."""
+    """Read the command line, and run the faults."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0],
         epilog=(__doc__ or "").partition("\n")[2],

@@ -7,31 +7,30 @@
     sudo python benchmarks/hosts_mpi.py --against hosts.json    Open MPI between the same hosts
 
 Hosts are network namespaces of this machine, each with a cable of limited rate (tbf, burst 256 KB)
-to a switch; that needs root. Both backends are measured by the same processes, in rounds: in each
-round each has its turn, after a barrier. Of small calls a turn has several, one after the other;
-broadcasts then come from two hosts by turns, for one root could begin the next before anybody has
-the one before, and a rate would be measured instead of a latency. A figure is the median over the
-rounds of the slowest rank's time, and with --repeats, which start new processes, the median of
-those; / gloo is that of the ratios, with the least and the greatest. CPU is the processor time of
-all ranks, against gloo's. Link bytes are those that the interface of the host that sent most has
-counted, for one call; it counts the headers of up to 64 KiB once, for the packets are cut up behind
-it.
+to a switch; this needs root. The same processes measure both backends, in rounds: in each round
+each has its turn, after a barrier. A turn has several small calls, one after the other. Broadcasts
+then come from two hosts in turn, because one root could begin the next before any rank has the one
+before, and that would measure a rate instead of a latency. A figure is the median over the rounds
+of the slowest rank's time. With --repeats, which starts new processes, it is the median of those;
+/ gloo is that of the ratios, with the smallest and the largest. CPU is the processor time of all
+ranks, compared with gloo's. Link bytes are counted by the interface of the host that sent most, for
+one call; it counts the headers of up to 64 KiB once, because packets are cut up behind it.
 
-The limit is what a collective must send over one host's link, at least, in the direction that
-carries more, / the rate. With H hosts of R ranks, and S bytes in the whole tensor (what a rank
-reduces, broadcasts, scatters or exchanges; what it has gathered):
+The limit is the least that a collective must send over one host's link, in the direction that
+carries more, divided by the rate. With H hosts of R ranks, and S bytes in the whole tensor (what a
+rank reduces, broadcasts, scatters or exchanges; what it has gathered):
 
     all_reduce       2 (H-1)/H S     its reduced part from each other host, its result to each
     broadcast        S               the root's host must send it once, each other one receive it
-    all_gather       (H-1)/H S       what the other hosts' ranks bring
+    all_gather       (H-1)/H S       what the other hosts' ranks contribute
     reduce_scatter   (H-1)/H S       what the other hosts' ranks keep, reduced inside the host
     all_to_all       R (H-1)/H S     what each rank has for other hosts' ranks
     ping_pong        2 S             a message there and one back, between two ranks of two hosts
     barrier          0
 
-times 1.05, for packets of 1514 bytes carry 1448 of ours, and acknowledgements go the other way. It
-is no lower bound for small sizes: tbf lets 256 KB pass at once after a pause, so that up to 1 MiB
-a time may lie below its limit.
+times 1.05, because packets of 1514 bytes carry 1448 of data, and acknowledgements go the other way.
+It is not a lower bound for small sizes: tbf lets 256 KB pass at once after a pause, so up to 1 MiB
+a time may be below its limit.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ OPTIONS = {"strict": "UNISONO_STRICT_ORDER", "rounded": "UNISONO_ROUND_HALVES"}
 
 @dataclass(frozen=True)
 class Figure:
-    """One row: milliseconds and link bytes of each backend, and the least that there can be."""
+    """One row: milliseconds and link bytes of each backend, and the lower bounds."""
 
     what: str
     size_bytes: int
@@ -133,8 +132,8 @@ class Setting:
 
 
 def calls_of(size_bytes: int) -> int:
-    """How many calls a turn has: ranks leave a barrier one after the other, and a single small call
-    would take as long as that."""
+    """How many calls a turn has: ranks leave a barrier one after the other, which takes as long
+    as a single small call."""
     return 100 if size_bytes <= KIB else 20 if size_bytes <= 64 * KIB else 1
 
 
@@ -153,7 +152,7 @@ def parser_of(text: str) -> argparse.ArgumentParser:
     parser.add_argument("--collectives", nargs="+", default=list(CALLS), choices=CALLS)
     parser.add_argument("--rounds", type=int, default=0, help="for each size; else by the size")
     parser.add_argument("--repeats", type=int, default=1, help="of the whole, with new processes")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser
 
 
@@ -167,7 +166,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", default="float32", help="of the collectives' tensors")
     parser.add_argument("--no-ddp", dest="ddp", action="store_false")
-    parser.add_argument("--goals", action="store_true", help="hold the figures against the goals")
+    parser.add_argument("--goals", action="store_true", help="compare the figures with the goals")
     options = parser.parse_args()
     if options.hosts < 2 or options.ranks < 1:
         parser.error("there must be 2 hosts or more, and a rank on each")
@@ -265,7 +264,7 @@ class Bench:
             self.add(DDP, size_bytes, calls)
 
     def add(self, name: str, size_bytes: int, calls: dict[str, Callable[[], object]]) -> None:
-        """Measure one thing on all backends by turns."""
+        """Measure one thing on all backends in turn."""
         import torch
         import torch.distributed as dist
 
@@ -452,7 +451,7 @@ GBIT = 1_000_000_000
 
 
 def goals_of(figure: Figure, rate: int) -> Iterator[tuple[str, float, float, float]]:
-    """Against what, how many times that it is, the most it may be, and should be."""
+    """What it is compared with, the ratio, and the largest ratio that is allowed and wanted."""
     if not figure.to_gloo:
         return
     what, size_bytes = figure.what, figure.size_bytes
@@ -478,7 +477,7 @@ def goals_of(figure: Figure, rate: int) -> Iterator[tuple[str, float, float, flo
 
 
 def show_goals(figures: Sequence[Figure], rate: int) -> bool:
-    """Hold the figures against the goals; whether all are met that must be."""
+    """Compare the figures with the goals; returns whether all required ones are met."""
     good = True
     for figure in figures:
         for against, ratio, most, aim in goals_of(figure, rate):

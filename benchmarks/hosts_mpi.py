@@ -5,10 +5,10 @@
     sudo python benchmarks/hosts_mpi.py --rate 10 --against hosts.json
 
 Collectives are MPI's own on floats, messages MPI_Send and MPI_Recv; ranks of one host share memory.
-Ranks yield while they wait (mpi_yield_when_idle), for there may be more of them than cores. Rounds,
-turns, roots and medians are those of hosts.py. --against takes the file of its --json, for a column
-with unisono's times and how many times Open MPI's they are. What both measured should have run on
-the same machine, a moment apart, with nothing beside.
+Ranks yield while they wait (mpi_yield_when_idle), because there may be more of them than cores.
+Rounds, turns, roots and medians are those of hosts.py. --against takes the file of its --json, for
+a column with unisono's times and their ratio to Open MPI's. Run both on the same machine, one after
+the other, with nothing else running.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measure(setting: Setting) -> dict[Key, float]:
 
 
 def plan(setting: Setting) -> list[str]:
-    """What the program is told to measure."""
+    """What the program has to measure."""
     words = [str(setting.mate)]
     for name in setting.collectives:
         for size_bytes in setting.sizes_of(name):
@@ -98,8 +98,8 @@ def plan(setting: Setting) -> list[str]:
 
 
 def enter(pid: int) -> list[str]:
-    """What runs a command on the host of this process, but as a process of this machine: mpirun
-    must find the other hosts' processes, too."""
+    """Runs a command on the host of this process, but as a process of this machine: mpirun must
+    also find the other hosts' processes."""
     return ["nsenter", "-t", str(pid), "--net", "--ipc", "--uts"]
 
 

@@ -1,13 +1,13 @@
-"""What unisono adds where it is only installed: to `import torch`, and to the start of pytest.
+"""What unisono costs if it is installed but not used: in `import torch`, and in pytest's start.
 
     python benchmarks/imports.py
     python benchmarks/imports.py --times 31 --json imports.json
 
-torch calls our entry point at the end of `import torch`, and pytest loads our plugin, in every
-program and project of the environment. Each is started with and without it by turns
-(`TORCH_DEVICE_BACKEND_AUTOLOAD=0`, `-p no:unisono`), and what counts is CPU time, which other
-programs disturb little: medians, and the median of the differences of neighbours. Ends with 1 if
-more is added than LIMITS_MS allows.
+torch calls unisono's entry point at the end of `import torch`, and pytest loads its plugin, in
+every program and project of the environment. Each is started with and without it in turn
+(`TORCH_DEVICE_BACKEND_AUTOLOAD=0`, `-p no:unisono`). The figures are CPU times, which other
+programs disturb little: medians, and the median difference of neighbours. Exits with 1 if unisono
+adds more than LIMITS_MS allows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cpu_ms(arguments: list[str], environment: dict[str, str], folder: str) -> fl
 
 
 def measure(what: str, times: int) -> dict[str, float]:
-    """Medians in milliseconds: with unisono, without, and what is more."""
+    """Medians in milliseconds: with unisono, without, and the difference."""
     with_it, without = COMMANDS[what]
     pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(prefix="unisono-imports-") as folder:
@@ -63,12 +63,12 @@ def measure(what: str, times: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table; exit with 1 if a limit is passed."""
+    """Print the table; exit with 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--times", type=int, default=15, help="pairs of starts of each")
-    parser.add_argument("--json", help="write the figures to this file, too")
+    parser.add_argument("--json", help="also write the figures to this file")
     options = parser.parse_args()
     found = {what: measure(what, options.times) for what in COMMANDS}
     print("| ms of CPU time | with unisono | without | more | at most |")

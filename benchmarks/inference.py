@@ -5,15 +5,15 @@
     python benchmarks/inference.py --deepspeed           with DeepSpeed's kernel, built on first use
 
 A step has 64 pieces, as 32 layers of a transformer do: each multiplies a few rows by a matrix of
-512 x 512, and adds what the ranks have, 8 to 64 KiB. "late" is how long another rank computes in
-each piece than the rest, by turns, which they wait for. All ways run in the same processes and take
-turns in an order shuffled anew.
+512 x 512, and adds up the ranks' results, 8 to 64 KiB. "late" is how much longer one rank, another
+in each piece, computes than the rest, which wait for it. All variants run in the same processes and
+take turns, in an order that is shuffled each time.
 
-"us" is what an all_reduce adds to a piece: the median step, less the same step that communicates
-nothing, / 64. Where a rank is late, the others' waiting for it is in it. "CPU" is the processor
-time of all ranks for it, per rank, which is what waiting costs others on the same cores. gloo and
-unisono are called by torch.distributed, comm is unisono's own call, vllm its operator for CPUs,
-where it is installed.
+"us" is what an all_reduce adds to a piece: the median step, minus the same step without
+communication, / 64. If a rank is late, this includes the wait for it. "CPU" is the processor time
+of all ranks for it, per rank: what waiting costs others on the same cores. gloo and unisono are
+called through torch.distributed, comm is unisono's own call, vllm vLLM's operator for CPUs, if it
+is installed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def vllm_operator(rank: int, size: int, name: str) -> Reduce | None:
 
 
 def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Reduce]:
-    """Each way to add what the ranks have, in place."""
+    """Each variant of adding up the ranks' results, in place."""
     import torch
     import torch.distributed as dist
 
@@ -73,7 +73,7 @@ def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Red
 
 
 def make_step(reduce: Reduce, size_bytes: int, late_s: float, world: TwoBackends) -> Reduce:
-    """One step in this way."""
+    """One step of this variant."""
     import torch
 
     x, weight = torch.ones(size_bytes // 4 // WIDTH, WIDTH), torch.eye(WIDTH)
@@ -93,7 +93,7 @@ def make_step(reduce: Reduce, size_bytes: int, late_s: float, world: TwoBackends
 def measure(
     folder: str, sizes: Sequence[int], late_us: Sequence[int], turns: int, deepspeed_in: str
 ) -> list[dict[str, Any]]:
-    """On each rank: everything by turns. What rank 0 returns is for all."""
+    """On each rank: everything in turn. Rank 0 returns the result for all."""
     world = TwoBackends(folder)
     ways = ways_of(world, folder, deepspeed_in)
     order, rows = random.Random(5), []  # the same on all ranks
@@ -147,8 +147,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
     parser.add_argument("--late-us", type=int, nargs="+", default=(0, 300))
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--deepspeed", action="store_true", help="DeepSpeed's kernel, too")
-    parser.add_argument("--json", type=Path, help="write the rows here, too")
+    parser.add_argument("--deepspeed", action="store_true", help="also measure DeepSpeed's kernel")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     built = deepspeed.build() if options.deepspeed else ""
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""How long it takes until ranks can talk: from the call to the first all_reduce, and to the result.
+"""How long it takes until ranks can communicate: to the first all_reduce, and to the result.
 
-    python benchmarks/launch.py                two ranks, nine times each way
+    python benchmarks/launch.py                two ranks, nine times each
     python benchmarks/launch.py --ranks 4 --times 5 --json launch.json
 
-Every way of starting is one row, measured by turns, so that a busy moment strikes all alike. The
+Every way of starting is one row, measured in turns, so that a busy moment affects all alike. The
 first all_reduce is of a NumPy array, and no rank imports torch. Times are this machine's monotonic
 clock, which all processes share; a figure is the median over all turns.
 """
@@ -88,7 +88,7 @@ WAYS: dict[str, Callable[[int], Start]] = {
 
 
 def measure(ranks: int, times: int) -> list[Row]:
-    """Every way by turns, after one start of each that does not count."""
+    """Every variant in turn, after one start of each that does not count."""
     starts: dict[str, list[Start]] = {way: [] for way in WAYS}
     for turn in range(times + 1):
         for way, start in WAYS.items():
@@ -126,7 +126,7 @@ def table(rows: list[Row], ranks: int, times: int) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write down where asked."""
+    """Measure, print, and write the file if asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--times", type=int, default=9)

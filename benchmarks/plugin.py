@@ -5,9 +5,9 @@
 
 The plugin runs a project with one file of trivial tests: each joins its world, sums a tensor and
 checks it. A figure is the time from pytest's start of a test to its end in the controller; the
-first test, which starts the ranks, stands apart. The peer does the same work as most projects do:
+first test, which starts the ranks, is separate. The peer does the same work as most projects do:
 `torch.multiprocessing.spawn`, gloo's `init_process_group` through a FileStore, the same sum. It
-may keep this process, which has imported torch already, as the plugin keeps its controller.
+may keep this process, which has already imported torch, as the plugin keeps its controller.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--tests", type=int, default=100)
     parser.add_argument("--spawns", type=int, default=5, help="how often the peer is measured")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
 
     first, *warm = with_plugin(arguments.ranks, arguments.tests)

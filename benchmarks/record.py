@@ -1,8 +1,8 @@
 """The repository's own record: tables and plots in README.md and docs/performance.md.
 
-    python benchmarks/record.py      write them anew from benchmarks/results/*.json
+    python benchmarks/record.py      write them again from benchmarks/results/*.json
 
-A table stands between two comments, `<!-- bench: NAME -->` and `<!-- end -->`, where NAME is a file
+A table is between two comments, `<!-- bench: NAME -->` and `<!-- end -->`, where NAME is a file
 of benchmarks/results without its ending. "NAME all_reduce,barrier 8,64K" takes only these
 collectives and sizes, and `<!-- bench: all -->` every file, with its plot.
 """
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"(<!-- bench: (\S+)(?: (\S+) (\S+))? -->\n).*?(<!-- end -->
 
 
 def runs() -> dict[str, Run]:
-    """The results that `unisono bench` wrote; older files of other forms are passed over."""
+    """The results of `unisono bench`; older files of other forms are ignored."""
     found = {}
     for path in sorted(RESULTS.glob("*.json")):
         try:
@@ -39,7 +39,7 @@ def runs() -> dict[str, Run]:
 
 
 def write_all() -> None:
-    """Draw every run, and write every marked table anew."""
+    """Draw every run, and rewrite every marked table."""
     known = runs()
     PLOTS.mkdir(exist_ok=True)
     for name, run in known.items():
@@ -62,7 +62,7 @@ def _inner(match: re.Match[str], known: dict[str, Run]) -> str:
         return kept
     run = known[name]
     if collectives:
-        # What has no size has one of 0.
+        # An operation without a size has size 0.
         wanted = {0, *parse_sizes(sizes)}
         rows = [row for row in run.rows if row.collective in collectives.split(",")]
         run = replace(run, rows=[row for row in rows if row.size_bytes in wanted])

@@ -1,7 +1,7 @@
 """The figures of docs/scale.md: latency against GPUs, and the comparison with published points.
 
     python benchmarks/scale.py             write the tables into docs/scale.md, and docs/images
-    python benchmarks/scale.py --check     say whether the tables there are what comes out now
+    python benchmarks/scale.py --check     say whether the tables there are up to date
 
 Everything is computed; nothing is measured.
 """
@@ -54,7 +54,7 @@ def simulated_s(name: str, gpus: int, protocol: str) -> float:
 
 
 def ratio_table() -> str:
-    """24,576 GPUs by every set of constants."""
+    """24,576 GPUs with every set of constants."""
     lines = [
         "| hops as in NCCL's | ring | binomial tree | double tree | ring / double tree "
         "| NCCL's formulas: ring | tree | ratio |",

@@ -1,4 +1,4 @@
-"""Shared tensors beside ordinary ones, gloo, Open MPI and the floor, in the same processes.
+"""Shared tensors against ordinary ones, gloo, Open MPI and the floor, in the same processes.
 
     python benchmarks/shared.py                    2 ranks, a minute or two
     python benchmarks/shared.py --ranks 8 --goals
@@ -7,12 +7,12 @@
 
 The size is that of the whole: of the tensor, or of the wide side. staged is unisono on ordinary
 tensors, shared the same call on tensors of `comm.empty`; the floor is the same copy, or the same
-add, on all ranks at once. All ways take turns in an order shuffled anew; a turn counts with the
-slowest rank's time; figures are medians in microseconds.
+add, on all ranks at once. All variants take turns, in an order that is shuffled each time. A turn
+takes as long as its slowest rank. Figures are medians in microseconds.
 
 gradient step: forward and backward of 25 million parameters with GradientSync, and with DDP; the
 floor is the step without any communication.
-allocate: a shared tensor, made and dropped; the floor is torch.empty, filled for the first time.
+allocate: a shared tensor, created and dropped; the floor is torch.empty, filled once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Rank(TwoBackends):
             self.mpi = MPI
 
     def ways(self, call: str, size_bytes: int) -> dict[str, Way]:
-        """The same call in each way."""
+        """The same call in each variant."""
         import torch
         import torch.distributed as dist
 
@@ -129,7 +129,7 @@ class Rank(TwoBackends):
         return found
 
     def allocation_ways(self, size_bytes: int) -> dict[str, Way]:
-        """Making a tensor and having its pages."""
+        """Creating a tensor and touching its pages."""
         import torch
 
         return {
@@ -166,7 +166,7 @@ class Rank(TwoBackends):
         ):
             ordinary = GradientSync(models[0], group)
             staged = step_of(models[0], ordinary.finish)
-            staged()  # buckets are made as the first gradients come
+            staged()  # buckets are created with the first gradients
             staged()
         found = {
             "staged": staged,
@@ -183,7 +183,7 @@ class Rank(TwoBackends):
         return found
 
     def measure(self, call: str, size: str, seconds: float) -> Row:
-        """Each way's median; every rank returns the same figures."""
+        """Each variant's median; every rank returns the same figures."""
         if call == "gradient step":
             ways = self.step_ways()
         elif call == "allocate":
@@ -191,7 +191,7 @@ class Rank(TwoBackends):
         else:
             ways = self.ways(call, bytes_of(size))
         for way in ways.values():
-            for _ in range(3):  # DDP makes its buckets anew after the first step
+            for _ in range(3):  # DDP creates its buckets again after the first step
                 way()
         times_us: dict[str, list[float]] = {name: [] for name in ways}
         order, shuffler = list(ways), random.Random(1)
@@ -228,7 +228,7 @@ def be_a_rank(folder: str, calls: Sequence[str], sizes: Sequence[str], seconds: 
 
 
 def goals(rows: Sequence[Row]) -> Iterator[str]:
-    """What is wanted of shared tensors, and what was measured."""
+    """The goals of shared tensors, and what was measured."""
     for row in rows:
         call, size = row["call"], bytes_of(row["size"])
         times = row["median_us"]
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="SIZE", help="4K, 1M, ...")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each call and size")
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     told = (options.only, options.sizes, options.seconds)
     if "OMPI_COMM_WORLD_RANK" in os.environ:

@@ -1,4 +1,4 @@
-"""How soon the survivors of a death work again: from the kill to their first correct all_reduce.
+"""How soon survivors of a death recover: from the kill to their first correct all_reduce.
 
     python benchmarks/shrink.py                 2, 4 and 8 ranks, 20 times each
     python benchmarks/shrink.py --ranks 4 --times 100
@@ -6,12 +6,12 @@
     python benchmarks/shrink.py --soak 200      random kills at random moments, 4 ranks
     python benchmarks/shrink.py --soak 200 --hosts
 
-The ranks all_reduce all the time, and one kills itself in between. The others go on in several
-ways, by turns: by `shrink`; as programs do without it, by closing the group and meeting again under
-a new name; by gloo's `reconfigure` (torch 2.15). For the last two somebody tells them for nothing
-who is left. The figure is that of the last survivor, by CLOCK_MONOTONIC, which all share. A soak
-kills one or two of the ranks at any moment, also while the others shrink or grow; a new process
-takes each place.
+The ranks run all_reduces, and one kills itself in between. The others recover in several ways, in
+turn: with `shrink`; as programs do without it, by closing the group and joining again under a new
+name; with gloo's `reconfigure` (torch 2.15). For the last two they are told at no cost who is left.
+The figure is that of the last survivor, by CLOCK_MONOTONIC, which all share. A soak kills one or
+two of the ranks at any moment, also while the others shrink or grow; a new process takes each
+place.
 """
 
 from __future__ import annotations
@@ -46,17 +46,20 @@ from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.errors import GroupError, PeerLost, RendezvousError
 
-for _module in (*NEEDED_LATER, "unisono.comm.solo"):  # programs have it by the time of a death
+for _module in (
+    *NEEDED_LATER,
+    "unisono.comm.solo",
+):  # imported before a death
     importlib.import_module(_module)
 
 WAYS = ("shrink", "meet again")
 ON_GLOO = "gloo reconfigure"
-VICTIM = 2  # not rank 0, who hosts the store
+VICTIM = 2  # not rank 0, which hosts the store
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the ranks of one death are; `hosts` has none where they are on this one."""
+    """Where the ranks of one death are; `hosts` is empty if they are on this one."""
 
     size: int
     folder: Path
@@ -91,7 +94,7 @@ class Place:
 
 
 def live(rank: int, place: Place, way: str) -> float:
-    """One rank's life; when its first all_reduce after the death was right."""
+    """Run one rank; returns when its first all_reduce after the death was right."""
     store = place.enter(rank) if place.hosts or way == ON_GLOO else None
     if way == ON_GLOO:
         return live_on_gloo(rank, place, store)
@@ -166,14 +169,14 @@ def measure(size: int, way: str, hosts: Sequence[Any]) -> float:
 
 
 def start(function: object, *args: object) -> tuple[int, int]:
-    """A forked child that runs a function; its number, and the pipe on which it tells."""
+    """A forked child that runs a function; its pid, and the pipe on which it reports."""
     reader, writer = os.pipe()
     child = os.fork()
     if child:
         os.close(writer)
         return child, reader
     os.close(reader)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with whoever started it
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with its parent
     try:
         os.write(writer, pickle.dumps(function(*args)))  # type: ignore[operator]
     except BaseException as error:
@@ -183,7 +186,7 @@ def start(function: object, *args: object) -> tuple[int, int]:
 
 
 def finish(child: int, reader: int) -> float:
-    """What a child has told; 0 where it was killed."""
+    """What a child has reported; 0 if it was killed."""
     with os.fdopen(reader, "rb") as pipe:
         told = pipe.read()
     _, status = os.waitpid(child, 0)
@@ -197,8 +200,8 @@ def finish(child: int, reader: int) -> float:
 
 def live_long(folder: Path, rank: int, size: int | None, hosts: Sequence[Any]) -> float:
     """One rank of a soak: it counts ranks, shrinks, grows, and never ends by itself. After a while
-    it holds as many descriptors and threads as any other. On hosts it meets in a store that none
-    of the ranks hosts."""
+    it holds as many descriptors and threads as any other. On hosts it uses a store that none of
+    the ranks hosts."""
     name, full, store = str(folder), 4, None
     if hosts:
         hosts[rank // 2].enter()
@@ -224,9 +227,9 @@ def live_long(folder: Path, rank: int, size: int | None, hosts: Sequence[Any]) -
         except RendezvousError:
             continue
     gc.collect()
-    time.sleep(1)  # until groups that were dropped have hung up
+    time.sleep(1)  # until dropped groups have disconnected
     (folder / f"held-{os.getpid()}").write_text(json.dumps([begin, held()]))
-    os._exit(0)  # at any moment for the others, who do not shrink any more
+    os._exit(0)  # at any moment for the others, which no longer shrink
 
 
 def held() -> list[int]:
@@ -254,7 +257,7 @@ def host_store(hosts: Sequence[Any]) -> float:
 
 def soak(kills: int, seed: int, hosts: Sequence[Any]) -> None:
     """Kill ranks of a group of four at random moments, one or two at once; each is replaced. With
-    an odd seed rank 0 lives through it all: what leaks adds up there."""
+    an odd seed rank 0 survives throughout, so leaks add up there."""
     chance, done, slowest_s = random.Random(seed), 0, 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -274,7 +277,7 @@ def soak(kills: int, seed: int, hosts: Sequence[Any]) -> None:
             for victim in victims:
                 ranks[victim] = start(live_long, folder, victim, None, hosts)
             done += len(victims)
-            if chance.random() < 0.3 and done < kills:  # and a newcomer on its way in
+            if chance.random() < 0.3 and done < kills:  # and a new process while it joins
                 time.sleep(chance.choice((0, 0.01, 0.05)))
                 child, reader = ranks[victims[0]]
                 os.kill(child, signal.SIGKILL)
@@ -297,7 +300,7 @@ def soak(kills: int, seed: int, hosts: Sequence[Any]) -> None:
 
 
 def wait_until_in(ranks: list[tuple[int, int]], folder: Path) -> None:
-    """Return once every process has made some calls with all others."""
+    """Return once every process has done some calls with all others."""
     end = time.monotonic() + 60
     while not all((folder / f"in-{child}").exists() for child, _ in ranks):
         time.sleep(0.001)

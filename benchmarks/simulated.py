@@ -1,12 +1,12 @@
-"""The simulator beside real runs: schedules inside the engine on this machine.
+"""The simulator against real runs: schedules in the engine on this machine.
 
     python benchmarks/simulated.py                    4 ranks, half a minute
     python benchmarks/simulated.py --ranks 4 8 --write    the table goes into docs/scale.md
 
-Two ranks that toss 8 bytes back and forth, a few times and many, give what a call costs and what
-each hop adds; the ring with 16 MiB gives a bandwidth; NumPy adding on both at once the speed of
-reduction. With these four numbers the simulator says what other algorithms take on more ranks and
-at other sizes, and they are run. Medians of the slowest rank.
+Two ranks that pass 8 bytes back and forth, a few times and many times, give the cost of a call and
+of each hop. The ring with 16 MiB gives a bandwidth, and NumPy's addition on both ranks at once the
+speed of reduction. From these four numbers the simulator predicts other algorithms on more ranks
+and at other sizes, and then they are run. Medians of the slowest rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 ALGORITHMS = ("ring", "binomial", "double_tree", "recursive_doubling", "halving_doubling")
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
 LARGE = 16 << 20
-FEW, MANY = 2, 32  # tosses
+FEW, MANY = 2, 32  # passes
 
 
 def tosses(times: int) -> Schedule:
-    """Rank 1's part is added on rank 0, and the sum goes to and fro: `times` hops in all."""
+    """Rank 1's part is added on rank 0, and the sum goes back and forth: `times` hops in total."""
     steps = [[(1, 0, 0, "reduce")]]
     steps += [[(number % 2, 1 - number % 2, 0, "copy")] for number in range(times - 1)]
     return Schedule.from_steps("all_reduce", f"{times} tosses", 2, 1, steps)

@@ -1,15 +1,15 @@
-"""The simulator beside real runs over hosts: the schedules that unisono runs between 2, 3 and 4.
+"""The simulator against real runs over hosts: the schedules that unisono runs between 2, 3 and 4.
 
     sudo python benchmarks/simulated_hosts.py                 2, 3 and 4 hosts of 2 ranks, 1 Gbit/s
     sudo python benchmarks/simulated_hosts.py --hosts 2 4 --collectives all_reduce --write
 
 Hosts are network namespaces, as in benchmarks/hosts.py, which does the measuring and needs root.
-The rate and the burst of the cables are given; two ranks of this machine tell what a hop inside a
-host costs (as in benchmarks/simulated.py), a message of 8 bytes there and back what one between
-hosts does, and the calls of 1 KiB on the fewest hosts what a call costs besides. All hosts share
-this machine's cores: where ranks outnumber them, a call costs in proportion to the ranks. All else
-is simulated: small calls by `mates`, large ones by `lanes`, in as many pieces as unisono cuts them
-into. What a cable lets pass at once after a pause is taken off. --write puts the table into
+The rate and the burst of the cables are given. Two ranks of this machine give the cost of a hop
+inside a host (as in benchmarks/simulated.py), a round trip of 8 bytes that of a hop between hosts,
+and the calls of 1 KiB on the fewest hosts the rest of a call's cost. All hosts share this machine's
+cores: if ranks outnumber them, a call costs in proportion to the ranks. Everything else is
+simulated: small calls by `mates`, large ones by `lanes`, in as many pieces as unisono cuts them
+into. The burst that a cable lets pass after a pause is subtracted. --write puts the table into
 docs/hosts.md. Nothing else may run meanwhile.
 """
 
@@ -33,7 +33,7 @@ from unisono.plan.sizes import format_seconds, format_size
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
 SIZES = (8, KIB, MIB, 64 * MIB)
 POST_BYTES = 1504
-"""Bytes per rank up to which a call fits into the posts by which ranks meet: csrc/layout.h."""
+"""Bytes per rank up to which a call fits into the descriptors: csrc/layout.h."""
 LANE_BYTES, ROW_BYTES = 512 * KIB, 256 * KIB
 """Of a chunk, for each lane or broadcast, and for each rank's row: csrc/lanes.c."""
 BURST_BYTES = 256 * KIB
@@ -57,7 +57,7 @@ def schedule_of(name: str, size_bytes: int, setting: Setting) -> Schedule:
 
 
 def simulate_s(figure: Figure, topology: Topology, setting: Setting) -> float:
-    """What such a call takes on these hosts."""
+    """How long such a call takes on these hosts."""
     schedule = schedule_of(figure.what, figure.size_bytes, setting)
     crossing = least_bytes(figure.what, figure.size_bytes, setting)
     at_once_s = min(BURST_BYTES, crossing) / topology.card_bytes_per_s
@@ -65,7 +65,7 @@ def simulate_s(figure: Figure, topology: Topology, setting: Setting) -> float:
 
 
 def fit(setting: Setting, figures: Sequence[Figure]) -> Topology:
-    """These hosts, as far as the cables, two ranks of this machine and the smallest calls tell."""
+    """These hosts, as measured by the cables, two ranks of this machine and the smallest calls."""
     inside = simulated.calibrated()
     trip = next(f for f in figures if f.what == PING_PONG and f.size_bytes == SIZES[0])
     topology = Topology(

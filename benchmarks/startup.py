@@ -1,13 +1,13 @@
-"""What `init_process_group` costs each rank in CPU time, and what of that is importing.
+"""What `init_process_group` costs each rank in CPU time, and how much of that is importing.
 
     python benchmarks/startup.py                 two ranks, nine starts of each backend
     python benchmarks/startup.py --ranks 4 --times 5 --json startup.json
 
-Every start is a torchrun of its own: processes in which torch is imported, unisono is not used yet,
-and Python's compiled files are there. Backends take turns, so that a busy moment strikes both
-alike. `first group` is the CPU time of `init_process_group`, `imports` what it takes in another
-process of its own to import what that needs, `later group` the CPU time of a `new_group` with all
-ranks after it. A figure is the median over all ranks of all starts.
+Every start is a separate torchrun: processes in which torch is imported, unisono is not used yet,
+and Python's compiled files exist. Backends take turns, so that a busy moment affects both
+alike. `first group` is the CPU time of `init_process_group`, `imports` that of importing the
+modules it needs in another process, `later group` the CPU time of a `new_group` with all ranks
+after it. A figure is the median over all ranks of all starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def measure_rank(backend: str) -> dict[str, float]:
 
 
 def measure_imports() -> dict[str, float]:
-    """Run by a process of its own: what the first group of unisono's imports."""
+    """Run by a separate process: what unisono's first group imports."""
     import torch.distributed  # noqa: F401
 
     began = time.process_time()
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--times", type=int, default=9, help="starts of each backend")
-    parser.add_argument("--json", type=Path, help="where to write the medians, too")
+    parser.add_argument("--json", type=Path, help="also write the medians to this file")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:

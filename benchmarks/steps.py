@@ -1,4 +1,4 @@
-"""Training steps on unisono and on gloo, held against the same steps that communicate nothing.
+"""Training steps on unisono and on gloo, compared with the same steps without communication.
 
     python benchmarks/steps.py                        2 ranks, a minute
     python benchmarks/steps.py --ranks 4 --turns 20 --goals
@@ -10,10 +10,10 @@ default) and with gradients that are views of its buckets; by `share_ddp_buckets
 and by no wrapper at all. fsdp: forward and backward with FSDP2, with its own buffers and with ours.
 
 "nothing" is what the wrapper itself costs: DDP with a hook that communicates nothing, FSDP2 on a
-group whose calls return at once. "more" is what a way takes longer than that in the same turn: the
-communication that is not hidden. "one thread" is unisono on a group in whose large calls no further
-threads take part (UNISONO_COPY_THREADS=1). All ways run in the same processes and take turns in an
-order shuffled anew; a turn counts with the slowest rank's time; figures are medians.
+group whose calls return at once. "more" is how much longer a variant takes than that in the same
+turn: the communication that is not hidden. "one thread" is unisono on a group whose large calls use
+one thread (UNISONO_COPY_THREADS=1). All variants run in the same processes and take turns, in an
+order that is shuffled each time. A turn takes as long as its slowest rank. Figures are medians.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ ONE_THREAD = "one thread"
 
 @dataclass(frozen=True)
 class Row:
-    """One way to make a step of a mode ("views", say): its median, and how much longer it takes
-    than the mode's step that communicates nothing; None: there is no such step."""
+    """One variant of a mode ("views", say): its median, and how much longer it takes than the
+    mode's step without communication; None: there is no such step."""
 
     mode: str
     way: str
@@ -81,9 +81,9 @@ class Rank(TwoBackends):
         self.inputs = torch.ones(1, WIDTH)
 
     def measure(self, ways: Sequence[Way]) -> list[Row]:
-        """Each way's median, in turns; every rank returns the same figures."""
+        """Each variant's median, in turns; every rank returns the same figures."""
         for way in ways:
-            for _ in range(3):  # DDP makes its buckets anew after the first step
+            for _ in range(3):  # DDP creates its buckets again after the first step
                 self.time_ms(way)
         times: dict[Way, list[float]] = {way: [] for way in ways}
         order, shuffler = list(ways), random.Random(1)
@@ -119,7 +119,7 @@ class Rank(TwoBackends):
         return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
     def backward(self, mode: str, name: str, model: Any, finish: Any = None) -> Way:
-        """A way whose backward pass counts."""
+        """A variant whose backward pass counts."""
 
         def rest(loss: Any) -> None:
             loss.backward()
@@ -174,7 +174,7 @@ class Rank(TwoBackends):
         return self.measure(ways)
 
     def whole(self, mode: str, name: str, model: Any) -> Way:
-        """A way whose forward pass counts, too: FSDP2 gathers parameters there."""
+        """A variant whose forward pass also counts: FSDP2 gathers parameters there."""
 
         def rest(_: None) -> None:
             model(self.inputs).sum().backward()
@@ -193,7 +193,7 @@ class Rank(TwoBackends):
 
 
 def leave(bucket: Any) -> Any:
-    """What a hook of DDP returns that communicates nothing."""
+    """What a DDP hook that communicates nothing returns."""
     import torch
 
     future: Any = torch.futures.Future()
@@ -220,7 +220,7 @@ def be_a_rank(folder: str, only: Sequence[str], turns: int, threads: int) -> lis
 
 
 def goals(rows: Sequence[Row], ranks: int, cores: int) -> list[str]:
-    """Which of the figures that we want are there: those for 16 cores where most are idle."""
+    """Which goals are met: those for 16 cores if most are idle."""
     if cores < 2 * ranks:
         return goals_without_idle_cores(rows, ranks)
     more = {(row.mode, row.way): row.more_ms for row in rows if row.more_ms is not None}
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     print(f"{options.ranks} ranks, {cores} cores ({platform.machine()}), median ms")

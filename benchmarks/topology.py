@@ -27,7 +27,7 @@ LARGE = 64 << 20
 
 
 def ping_pong_s(comm: unisono.Communicator, size: int, times: int) -> float:
-    """The median time of one way."""
+    """The median time of one direction."""
     tensor = numpy.zeros(size, numpy.uint8)
     laps = []
     for _ in range(times):

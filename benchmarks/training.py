@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks: GradientSync beside DDP, many small ones in buckets and alone.
+"""Gradients averaged over ranks: GradientSync against DDP, many small ones in buckets and alone.
 
     python benchmarks/training.py                    2 ranks, some minutes
     python benchmarks/training.py --ranks 4 --only step
@@ -7,8 +7,8 @@
 step: a step whose time is mostly communication (25 million parameters, a tiny batch), by
 GradientSync on unisono, by DDP on unisono and by DDP on gloo. many: 1,000 gradients of 10 KB, by
 GradientSync in buckets, none of it hidden, and by one all_reduce each, on unisono and on gloo. All
-ways run in the same processes and take turns in an order shuffled anew; a turn counts with the
-slowest rank's time; figures are medians.
+variants run in the same processes and take turns, in an order that is shuffled each time. A turn
+takes as long as its slowest rank. Figures are medians.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WIDTH, LAYERS = 1250, 16
 
 @dataclass(frozen=True)
 class Row:
-    """One thing done in several ways, and each way's median time."""
+    """One thing done in several variants, and each variant's median time."""
 
     part: str
     median_ms: dict[str, float]
@@ -53,9 +53,9 @@ class Rank(TwoBackends):
         self.turns = turns
 
     def measure(self, part: str, ways: dict[str, Callable[[], Any]]) -> Row:
-        """Each way's median, in turns; every rank returns the same figures."""
+        """Each variant's median, in turns; every rank returns the same figures."""
         for call in ways.values():
-            for _ in range(3):  # buckets are made anew after the first step
+            for _ in range(3):  # buckets are created again after the first step
                 call()
         times_ms: dict[str, list[float]] = {name: [] for name in ways}
         order, shuffler = list(ways), random.Random(1)
@@ -132,7 +132,7 @@ def be_a_rank(folder: str, only: Sequence[str], turns: int) -> list[dict[str, An
 
 
 def goals(rows: Sequence[Row]) -> list[str]:
-    """Which of the figures that we want are there."""
+    """Which goals are met."""
     wanted: list[tuple[str, str, float]] = []
     times = {name: time_ms for row in rows for name, time_ms in row.median_ms.items()}
     if "GradientSync, unisono" in times:
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
     print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median ms")
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:

@@ -2,11 +2,10 @@
 
     python benchmarks/watch.py
 
-A record is measured in C (`make latency` builds that). Our own work beside a watched call is
-measured in one process, where a call that is over already stands in for gloo: between
-processes, gloo's own time would drown it. What a program sees of it is shown too: 8 bytes
-all-reduced by two ranks on gloo, and on a GPU by one rank on nccl, by turns in a group that is
-watched and in one that is not.
+A record is measured in C (`make latency` builds that). The watch's own work in a call is measured
+in one process, where a call that returns at once replaces gloo: between processes, gloo's own time
+would hide it. What a program sees is shown, too: 8 bytes all-reduced by two ranks on gloo, and on a
+GPU by one rank on nccl, in turns in a watched group and in one that is not watched.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TURNS, CALLS_A_TURN = 100, 50
 
 
 def best_us(work: Callable[[], Any], calls: int = CALLS) -> float:
-    """How long one call takes, in the best of many rounds: the others shared their core."""
+    """How long one call takes in the best of many rounds: others had to share their core."""
     rounds = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -64,7 +63,7 @@ def record_ns() -> str:
 
 
 class Finished:
-    """Instead of gloo: what is called is over at once."""
+    """Instead of gloo: every call returns at once."""
 
     group_name = group_desc = "bench"
     _device_types = ()
@@ -101,7 +100,7 @@ def watched_us(ledger: Ledger, async_op: bool) -> float:
 
 
 def medians_us(groups: tuple[Any, Any], tensor: torch.Tensor) -> tuple[float, float]:
-    """How long an all_reduce takes in either group, by turns."""
+    """How long an all_reduce takes in each group, in turns."""
     took: tuple[list[float], list[float]] = ([], [])
     for turn in range(TURNS):
         for which in (0, 1) if turn % 2 else (1, 0):
@@ -159,7 +158,7 @@ def check_ms() -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Print the figures beside their limits."""
+    """Print the figures and their limits."""
     torch.set_num_threads(1)
     with tempfile.NamedTemporaryFile() as file:
         store = dist.FileStore(file.name, 1)

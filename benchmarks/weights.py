@@ -5,16 +5,16 @@
     python benchmarks/weights.py --kills 100        a worker is killed in the middle of an update
     sudo python benchmarks/weights.py --hosts       what has changed, between hosts at 1 Gbit/s
 
-One sender, one receiver, in the same processes and by turns: a transactional update without and
-with checksums, an update straight into place, the same tensors one by one through
+One sender, one receiver, in the same processes and in turns: a transactional update without and
+with checksums, an update in place, the same tensors one by one through
 torch.distributed.broadcast on gloo, and, on the sender while the receiver waits, two copies of all
-of them in memory. Medians over turns; the first update, which takes its second copy from the
-system, is shown beside. Then four senders hold a quarter of the model each: the most memory that
-each rank had above what it had before it made its weights, in models.
+of them in memory. Medians over turns; the first update, which allocates its second copy, is shown
+separately. Then four senders hold a quarter of the model each: the most memory that each rank had
+above what it had before it created its weights, in models.
 
-With --kills a trainer and two workers on one host: a worker is killed while it receives, before the
-vote or after it, and the others' exceptions are timed from there. Hosts are network namespaces;
-one engine, then an engine of two ranks, gets all, and then what has changed.
+--kills runs a trainer and two workers on one host. A worker is killed while it receives, before the
+vote or after it, and the others' exceptions are timed from there. With --hosts, which are network
+namespaces, one engine, then an engine of two ranks, gets everything, and then what has changed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_bytes(text: str) -> int:
 
 
 def measure(nbytes: int, turns: int) -> dict[str, Any]:
-    """Seconds of every way, on one of two ranks."""
+    """Seconds of every variant, on one of two ranks."""
     import torch
     import torch.distributed as dist
 
@@ -136,8 +136,8 @@ KILLED_BYTES = 64 << 20
 
 
 def be_killed_or_survive(number: int, rank: int, stage: float, pipe: Any) -> None:
-    """One of three ranks. Rank 2 dies when so much of version 2 has come, or from 1 on in its
-    `prepare`, or from 1.2 on in its `commit`; the others tell of it."""
+    """One of three ranks. Rank 2 dies when this share of version 2 has arrived, or from 1 on in its
+    `prepare`, or from 1.2 on in its `commit`; the others report it."""
     import torch
 
     from unisono import Communicator, WeightUpdateError
@@ -212,7 +212,7 @@ ON_HOSTS = "import weights, sys; weights.update_over_hosts(int(sys.argv[1]), int
 
 
 def update_over_hosts(nbytes: int, turns: int) -> None:
-    """Rank 0 sends to the others, an engine cut by rows: everything, then 1% each time."""
+    """Rank 0 sends to the others, an engine split by rows: everything, then 1% each time."""
     import torch
 
     from unisono.training import WeightReceiver, WeightSender, WeightShard
@@ -277,7 +277,7 @@ def measure_hosts(nbytes: int, turns: int) -> dict[str, list[str]]:
 
 
 def _most_memory_since() -> int:
-    """Begin to look for the most memory; KiB that there are now."""
+    """Start tracking the peak memory; returns the KiB used now."""
     Path("/proc/self/clear_refs").write_text("5")
     return int(_status("VmRSS"))
 
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--bytes", type=parse_bytes, default=parse_bytes("2GB"), metavar="SIZE")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     parser.add_argument("--kills", type=int, default=0, metavar="COUNT")
     parser.add_argument("--hosts", action="store_true")
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""A batch size that follows the memory: the fullest rank counts, and all change together.
+"""A batch size that adapts to memory: the fullest rank decides, and all ranks change together.
 
-Ranks have sequences of different lengths, so that some are nearly full when others are half empty.
-All see the same maximum, and come to the same conclusion without a further message.
+Ranks have sequences of different lengths, so some are nearly full when others are half empty. All
+see the same maximum, and so reach the same decision without another message.
 
     unisono run -n 4 examples/batch_size.py
 """

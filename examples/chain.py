@@ -1,4 +1,4 @@
-"""A chain of messages: rank 0 sends [100, 200] on, each rank in the middle doubles it.
+"""A chain of messages: rank 0 sends [100, 200], and each rank in the middle doubles it.
 
 On 3 ranks the last one ends with [200, 400]. Every rank but the first receives, every rank but the
 last sends, and those in the middle do both.
@@ -12,7 +12,7 @@ import unisono
 
 
 def pass_on(rank: int, size: int) -> torch.Tensor:
-    """What this rank has in the end."""
+    """What this rank has at the end."""
     first, last = rank == 0, rank == size - 1
     data = torch.tensor([100.0, 200.0]) if first else torch.empty(2)
     if not first:
@@ -21,7 +21,7 @@ def pass_on(rank: int, size: int) -> torch.Tensor:
     if not first and not last:
         data *= 2
     if not last:
-        unisono.send(data, dst=rank + 1)  # returns once the receiver has taken it up
+        unisono.send(data, dst=rank + 1)  # returns once a receive has matched it
         print(f"rank {rank} sent {data.tolist()}", flush=True)
     return data
 

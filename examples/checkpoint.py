@@ -1,8 +1,8 @@
-"""A checkpoint that rank 0 writes and everybody may rely on afterwards.
+"""A checkpoint that rank 0 writes and that all ranks can rely on afterwards.
 
-The file gets its name only when it is whole. After the barrier every rank can load it. And if the
-disk is full? Rank 0 never comes to the barrier, and the others learn no more than that it is gone.
-main_process_first tells them why, and the program may go on.
+The file gets its name only when it is complete. After the barrier every rank can load it. If the
+disk is full, rank 0 never reaches the barrier, and the others only learn that it is gone.
+main_process_first tells them why, and the program can go on.
 
     unisono run -n 4 examples/checkpoint.py
 """
@@ -59,7 +59,7 @@ def main() -> None:
     else:
         raise AssertionError(f"rank {comm.rank} believes in a checkpoint that is not there")
     assert "no such folder" in message, f"rank {comm.rank} was told: {message}"
-    unisono.barrier()  # all have read; the group is as good as before
+    unisono.barrier()  # all have read it; the group still works
     if comm.rank == 0:
         print(f"{comm.size} ranks loaded what rank 0 saved, and heard of it when it could not")
         shutil.rmtree(folder)

@@ -1,8 +1,8 @@
-"""Softmax, L2 normalisation and a weighted sum of tensors that lie on different ranks.
+"""Softmax, L2 normalisation and a weighted sum of tensors on different ranks.
 
 Rank r has [r + 1, r + 2, r + 3]. Without `dim` the ranks' tensors are combined element by element,
-as if they lay on top of each other; with `dim` they are parts of one long tensor. Either way the
-result is that of one process with all the data, and large numbers do not overflow.
+as if they were stacked; with `dim` they are parts of one long tensor. Either way the result is that
+of one process with all the data, and large numbers do not overflow.
 
     unisono run -n 4 examples/composite_math.py
 """

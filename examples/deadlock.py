@@ -1,8 +1,8 @@
-"""Two ranks that send to each other first: the circle is found, named, and put right.
+"""Two ranks that both send first: the deadlock is detected, explained and fixed.
 
-A blocking send waits for its receiver. Where both ranks send first, both wait for ever: with torch
-on NCCL the program hangs, on gloo it works until the tensors grow. unisono raises DeadlockError on
-both, with the line of each. The group is spoilt by it; others, such as the world, go on.
+A blocking send waits for its receiver. If both ranks send first, both wait for ever: with torch on
+NCCL the program hangs, on gloo it works until the tensors grow. unisono raises DeadlockError on
+both, with the line of each. The group is unusable afterwards; others, such as the world, go on.
 
     unisono run -n 2 examples/deadlock.py
 """
@@ -32,7 +32,7 @@ def right(pair: unisono.Communicator, mine: torch.Tensor) -> torch.Tensor:
 
 
 def either_order(pair: unisono.Communicator, mine: torch.Tensor) -> torch.Tensor:
-    """isend goes on at once, so that both may send first."""
+    """isend returns at once, so both may send first."""
     received = torch.empty_like(mine)
     leaving = unisono.isend(mine, dst=1 - pair.rank, group=pair)
     unisono.recv(received, src=1 - pair.rank, group=pair)
@@ -41,10 +41,10 @@ def either_order(pair: unisono.Communicator, mine: torch.Tensor) -> torch.Tensor
 
 
 def provoke(comm: unisono.Communicator, mine: torch.Tensor) -> str:
-    """Run the wrong order, and tell what came of it."""
+    """Run the wrong order, and return what happened."""
     if comm.backend != "unisono":
         return f"on {comm.backend} nobody would notice before the deadline: left out"
-    pair = comm.split([0, 1])  # a group of its own, for it will be spoilt
+    pair = comm.split([0, 1])  # a separate group, because the deadlock ends it
     assert pair is not None
     found = None
     try:
@@ -73,7 +73,7 @@ def main() -> None:
             assert torch.equal(received, theirs), f"{exchange.__name__}: {received}"
         if comm.rank == 0:
             print("in the right order, and with isend, both got the other's numbers")
-    unisono.barrier()  # the world is as good as before
+    unisono.barrier()  # the world still works
     unisono.shutdown()
 
 

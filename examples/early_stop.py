@@ -1,8 +1,7 @@
 """Early stopping: when one rank wants to stop, all stop after the same step.
 
 A rank that left the loop alone would leave the others waiting in their next collective. any_rank
-asks everybody, and gives everybody the same answer; all_ranks would go on until the last one is
-content.
+asks all ranks and gives all the same answer; all_ranks would go on until every rank wants to stop.
 
     unisono run -n 4 examples/early_stop.py
 """
@@ -23,7 +22,7 @@ def content_after(rank: int) -> int:
 
 
 def train(rank: int, vote: Callable[[bool], bool]) -> tuple[int, float]:
-    """How many steps were made, and the sum of all ranks' work in the last one."""
+    """How many steps there were, and the sum of all ranks' work in the last one."""
     work = torch.zeros(1)
     for step in range(1, STEPS + 1):
         work = unisono.all_reduce(torch.ones(1) * step)  # needs every rank

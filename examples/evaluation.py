@@ -1,7 +1,7 @@
-"""Evaluation on several ranks: every prediction on rank 0, in the dataset's order, none twice.
+"""Evaluation on several ranks: every prediction on rank 0 once, in the dataset's order.
 
-torch's DistributedSampler gives every rank equally many samples, and repeats some to do so. Counted
-naively, those weigh double. Predictions travel with their indices in the dataset instead.
+torch's DistributedSampler gives every rank the same number of samples, and repeats some to do so.
+These would count twice. So predictions travel with their indices in the dataset.
 
     unisono run -n 4 examples/evaluation.py
 """
@@ -30,7 +30,7 @@ class Points(Dataset):
 
 
 def predict(x: torch.Tensor) -> torch.Tensor:
-    """A model that is wrong now and then."""
+    """A model that is sometimes wrong."""
     return (x.sum(1) > 0).long()
 
 

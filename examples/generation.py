@@ -1,7 +1,7 @@
 """Generated texts collected on rank 0, in the order of their prompts.
 
-Texts have all lengths, and ranks finish different numbers of them: they travel as strings, with no
-padding and no token ids. Anything else of plain data (scores, dicts) may go with them.
+Texts have different lengths, and ranks finish different numbers of them. They travel as strings,
+without padding or token ids, together with any other plain data (scores, dicts).
 
     unisono run -n 4 examples/generation.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
         assert everything is None, f"rank {comm.rank} got what was for rank 0"
 
     by_rank = unisono.gather_object([output["text"] for output in outputs])
-    if comm.rank == 0:  # without indices: as the ranks had them
+    if comm.rank == 0:  # without indices: in rank order
         assert by_rank is not None
         assert [len(texts) for texts in by_rank] == [
             len(PROMPTS[rank :: comm.size]) for rank in range(comm.size)

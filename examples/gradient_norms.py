@@ -1,8 +1,8 @@
-"""Gradient norms: each rank's own, that of the averaged gradient, and that of a sharded model.
+"""Gradient norms: each rank's own, the averaged gradient's, and a sharded model's.
 
-Norms do not average: the norm of the mean gradient is at most the mean of the norms. Where each
-rank has other parameters (tensor or pipeline parallel), the squares of all ranks add up, and
-clip_grad_norm scales all of them by the same factor.
+Norms do not average: the norm of the mean gradient is at most the mean of the norms. If each rank
+has different parameters (tensor or pipeline parallel), add the squares of all ranks;
+clip_grad_norm then scales all gradients by the same factor.
 
     unisono run -n 4 examples/gradient_norms.py
 """

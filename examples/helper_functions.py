@@ -1,7 +1,7 @@
-"""The helpers of a training loop: one text for one process and for many.
+"""The helpers of a training loop: the same code for one process and for many.
 
-reduce_tensor leaves its input alone and gives every rank the result; gather_tensor gives rank 0 a
-list and the others None; broadcast_tensor writes into the tensor. Without other processes, and even
+reduce_tensor leaves its input unchanged and gives every rank the result. gather_tensor gives rank 0
+a list and the others None. broadcast_tensor writes into the tensor. In a single process, even
 without init(), all of them work and do nothing.
 
     python examples/helper_functions.py
@@ -52,7 +52,7 @@ def all_of_them() -> None:
     reduce_losses(rank, size)
     gather_predictions(rank, size)
     broadcast_configuration(rank)
-    unisono.barrier()  # nobody goes on before everybody is here
+    unisono.barrier()  # no rank goes on before all are here
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A learning rate that changes while training: rank 0 decides, everybody follows.
+"""A learning rate that changes during training: rank 0 decides, all ranks follow.
 
-Ranks see different losses, and would decay at different times. The number arrives exactly: 0.1 as a
-float32 tensor would be 0.10000000149 everywhere.
+Ranks see different losses, and would decay at different times. The value arrives exactly: as a
+float32 tensor 0.1 would be 0.10000000149 on all ranks.
 
     unisono run -n 4 examples/learning_rate.py
 """
@@ -19,13 +19,13 @@ def validation_loss(epoch: int, rank: int) -> float:
 
 
 def decide(losses: list[float], lr: float) -> float:
-    """A tenth where the last epoch was no better than the one before."""
+    """A tenth if the last epoch was no better than the one before."""
     stuck = len(losses) > 1 and losses[-1] >= losses[-2]
     return lr / 10 if stuck else lr
 
 
 def train(rank: int) -> tuple[list[float], torch.Tensor]:
-    """The learning rate of each epoch, and the parameter in the end."""
+    """The learning rate of each epoch, and the parameter at the end."""
     parameter = torch.ones(1, dtype=torch.float64)
     losses, rates, lr = [], [], 0.1
     for epoch in range(EPOCHS):

@@ -1,7 +1,7 @@
 """Loss and accuracy over all ranks when the batches differ in size.
 
-The mean of the ranks' means is wrong as soon as one rank has fewer samples, and the last batch
-seldom divides evenly. Add up the losses and the counts, then divide.
+The mean of the ranks' means is wrong if one rank has fewer samples, and the last batch rarely
+divides evenly. Add up the losses and the counts, then divide.
 
     unisono run -n 4 examples/metrics.py
 """

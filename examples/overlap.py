@@ -1,8 +1,8 @@
-"""Communication goes on while a rank computes: isend and irecv, and an asynchronous all_reduce.
+"""Communication while a rank computes: isend and irecv, and an asynchronous all_reduce.
 
-The rule: until `wait()` returns, leave the tensors of an operation alone. A second backward() adds
-to .grad, so it must not run while that very .grad is being reduced; work that touches other
-tensors may. Errors of the operation are raised by `wait()`.
+The rule: do not touch the tensors of an operation until `wait()` returns. A second backward() adds
+to .grad, so it must not run while that .grad is being reduced; work on other tensors may. `wait()`
+raises the errors of the operation.
 
     unisono run -n 2 examples/overlap.py
 """
@@ -13,7 +13,7 @@ import unisono
 
 
 def compute(rounds: int) -> torch.Tensor:
-    """Work that has nothing to do with what is under way."""
+    """Work that does not touch the tensors in flight."""
     matrix = torch.eye(64) * 0.5 + 0.01
     for _ in range(rounds):
         matrix = torch.tanh(matrix @ matrix)

@@ -1,10 +1,10 @@
-"""An algorithm of one's own: written as data, then proven, run, compared and drawn.
+"""An algorithm of your own: written as data, then verified, run, compared and drawn.
 
     python examples/own_algorithm.py
     unisono run -n 4 examples/own_algorithm.py
 
-All-reduce in a star: everybody sends to rank 0, which adds and sends back. It needs two steps only,
-and everything passes one rank.
+All-reduce in a star: all ranks send to rank 0, which adds and sends back. It needs only two steps,
+but all data passes through one rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(comm: unisono.Communicator) -> list[float]:
 
 
 def prove(schedule: Schedule) -> None:
-    """It does what all_reduce promises; with rank 3 forgotten on the way in it does not."""
+    """It does what all_reduce promises; without rank 3's transfer it does not."""
     verify(schedule)
     first, second = schedule.steps
     steps = [Step.listing(list(first)[:-1]), second]

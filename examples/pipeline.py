@@ -1,7 +1,7 @@
-"""A pipeline: every rank has some layers, micro-batches flow through them and gradients flow back.
+"""A pipeline: every rank has some layers; micro-batches flow forward and gradients flow back.
 
-Every stage but the first receives, computes, and every stage but the last sends: the stages in the
-middle do both. Outputs and gradients equal those of the whole model in one process.
+Every stage but the first receives, and every stage but the last sends; the stages in the middle do
+both. Outputs and gradients equal those of the whole model in one process.
 
     unisono run -n 4 examples/pipeline.py
 """
@@ -16,7 +16,7 @@ LAYERS, WIDTH, BATCH, MICRO_BATCHES = 12, 16, 8, 4
 
 
 def whole_model() -> nn.Sequential:
-    torch.manual_seed(0)  # the same on every rank, so that each can cut out its own layers
+    torch.manual_seed(0)  # the same on every rank, so that each can take its own layers
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
     return nn.Sequential(*layers).double()
 
@@ -29,7 +29,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run(manager: ProcessGroupManager, stage: nn.Sequential) -> list[float]:
-    """All micro-batches forwards, then all backwards; the losses, on the last stage."""
+    """All micro-batches forward, then all backward; returns the losses on the last stage."""
     inputs, targets = data()
     pp = manager.pp  # its ranks are the stages, in order
     under_way, losses = [], []

@@ -1,6 +1,6 @@
-"""Data that is prepared once: rank 0 does the work, the others wait and find it done.
+"""Data that is prepared once: rank 0 does the work, and the others wait for the result.
 
-If rank 0 fails, nobody waits for ever: rank 0 raises what went wrong, the others that it did.
+If rank 0 fails, no rank waits for ever: rank 0 raises its error, and the others say that it failed.
 
     unisono run -n 4 examples/preprocess_once.py
 """
@@ -17,7 +17,7 @@ TEXT = "to be or not to be"
 
 
 def vocabulary(folder: Path, rank: int) -> list[str]:
-    """Read from the cache, or made and put there. Every rank runs the same text."""
+    """Read from the cache, or computed and put there. Every rank runs the same code."""
     cache = folder / "vocabulary.json"
     with main_process_first():
         if not cache.exists():
@@ -48,7 +48,7 @@ def main() -> None:
 
     message = what_a_failure_looks_like(comm.rank)
     assert "the corpus is damaged" in message, f"rank {comm.rank} was told: {message}"
-    everyone = unisono.gather_object(message)  # the group is as good as before
+    everyone = unisono.gather_object(message)  # the group still works
     if comm.rank == 0:
         assert everyone is not None
         print(f"made once, read by {comm.size} ranks: {words}")

@@ -1,7 +1,7 @@
 """Who is in the group: each rank describes itself, and rank 0 has all descriptions.
 
-Objects of plain data (numbers, strings, lists, dicts, tensors) travel as they are; there is no need
-to pack them into tensors of a fixed length.
+You can send objects of plain data (numbers, strings, lists, dicts, tensors) directly; you need not
+pack them into tensors of a fixed length.
 
     unisono run -n 4 examples/process_info.py
 """

@@ -41,7 +41,7 @@ class ProcessGroupUnisono(ProcessGroupWrapper):
 
 
 def train(name: str, lighthouse: str, folder: Path) -> None:
-    """One replica's life, until there is a file "end"."""
+    """Run one replica until there is a file "end"."""
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
     adam = torch.optim.Adam(model.parameters(), 0.01)
@@ -69,7 +69,7 @@ def train(name: str, lighthouse: str, folder: Path) -> None:
     ends = torch.zeros(1)
     with (folder / name).open("a") as log:
         while not ends.item():
-            optimizer.zero_grad()  # torchft looks who is there
+            optimizer.zero_grad()  # torchft finds out which replicas are alive
             x = torch.randn(16, 8)
             loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
             loss.backward()
@@ -77,10 +77,10 @@ def train(name: str, lighthouse: str, folder: Path) -> None:
             for tensor in (*(parameter.grad for parameter in model.parameters()), ends):
                 manager.allreduce(
                     tensor
-                ).wait()  # the mean; what fails is not raised but made again
+                ).wait()  # the mean; a failed step is not raised but repeated
             step = manager.current_step()
             optimizer.step()
-            if manager.current_step() == step:  # not on all replicas: it is made again
+            if manager.current_step() == step:  # not on all replicas: the step is repeated
                 ends.zero_()
                 continue
             total = sum(parameter.sum().item() for parameter in model.parameters())
@@ -93,14 +93,14 @@ def start(name: str, lighthouse: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def read(log: Path) -> list[tuple[int, int, float, float]]:
-    """What a replica has written down of its steps."""
+    """The steps that a replica has recorded."""
     lines = log.read_text().splitlines() if log.exists() else []
     rows = [line.split() for line in lines]
     return [(int(row[0]), int(row[1]), float(row[2]), float(row[3])) for row in rows]
 
 
 def wait_for(replicas: list[subprocess.Popen[bytes]], log: Path, size: int, more: int = 3) -> None:
-    """Return once a replica has made some more steps among so many."""
+    """Return once a replica has done some more steps with so many participants."""
     done = len(read(log))
     while sum(row[1] == size for row in read(log)[done:]) < more:
         assert all(replica.poll() is None for replica in replicas), "a replica has ended by itself"

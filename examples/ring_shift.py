@@ -1,8 +1,8 @@
 """A ring: every rank sends to the next one and receives from the one before it, all at once.
 
-With blocking calls somebody would have to receive first; a batch has no order that could block.
-After as many shifts as there are ranks, everybody has its own data again. This is how ring
-attention passes keys and values round.
+With blocking calls one rank would have to receive first; a batch has no order that could block.
+After as many shifts as there are ranks, every rank has its own data again. Ring attention passes
+keys and values around in this way.
 
     unisono run -n 4 examples/ring_shift.py
 """
@@ -20,7 +20,7 @@ def shift(comm: unisono.Communicator, data: torch.Tensor) -> torch.Tensor:
     received = torch.empty_like(data)
     messages = [Message("send", data, comm.next), Message("recv", received, comm.prev)]
     for work in unisono.batch_isend_irecv(messages):
-        work.wait()  # until then, leave both tensors alone
+        work.wait()  # do not touch the tensors before
     return received
 
 

@@ -2,7 +2,7 @@
 
 Rank 0 has a [1000, 1000] matrix, and each of 4 ranks needs 250 of its columns. After a broadcast
 every rank holds the whole matrix (a slice is a view, which keeps all of it alive). With scatter
-only rank 0 ever does, until its parts are sent; the others hold their part.
+only rank 0 does, until its parts are sent; the others hold their part.
 
     unisono run -n 4 examples/scatter_or_broadcast.py
 """
@@ -30,7 +30,7 @@ def by_broadcast(rank: int, size: int) -> torch.Tensor:
 
 def by_scatter(rank: int, size: int) -> torch.Tensor:
     parts = list(matrix().tensor_split(size, dim=1)) if rank == 0 else None
-    return unisono.scatter(parts, src=0)  # nobody else needs to know shapes
+    return unisono.scatter(parts, src=0)  # the other ranks need not know shapes
 
 
 def bytes_held(tensor: torch.Tensor) -> int:

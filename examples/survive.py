@@ -1,11 +1,11 @@
-"""Training that goes on: ranks are killed while it runs, the others go on, new ones come in.
+"""Training that survives: ranks are killed while it runs, the others go on, new ones join.
 
 python examples/survive.py --kills 10 --every 2
 
 This process starts four ranks and kills one of them every few seconds, at any moment. The survivors
-go on without it for a few steps, then let a new process in, which takes the dead one's number and
-state. At the end one process computes every step again, with as many ranks as there were: the
-losses must be the same.
+go on without it for a few steps, then let a new process join, which takes the dead one's rank and
+state. At the end one process computes every step again, with the same numbers of ranks: the losses
+must be the same.
 
 On two hosts, each of which has two of the ranks and kills its own:
 
@@ -36,7 +36,7 @@ from unisono import Communicator, GroupError, RendezvousError
 from unisono.training import catch_up
 
 RANKS, HOSTS = 4, 2
-STEPS_WITHOUT = 5  # that a smaller group makes before it lets new ranks in
+STEPS_WITHOUT = 5  # of a smaller group before it lets new ranks join
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -46,7 +46,7 @@ def make() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def backward(model: nn.Module, step: int, rank: int) -> torch.Tensor:
-    """This rank's part of a step's batch; the loss of it."""
+    """This rank's part of a step's batch, and its loss."""
     x = torch.randn(16, 8, generator=torch.Generator().manual_seed(100 * step + rank))
     loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
     model.zero_grad()
@@ -55,7 +55,7 @@ def backward(model: nn.Module, step: int, rank: int) -> torch.Tensor:
 
 
 def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
-    """One rank's life, until every host has a file "end"."""
+    """Run one rank until every host has a file "end"."""
     model, optimizer = make()
     step, done_in_group, behind = 0, 0, True
     with log_in(folder, os.getpid()).open("w") as log:
@@ -64,7 +64,7 @@ def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
                 if comm.size < RANKS and done_in_group == STEPS_WITHOUT:
                     comm = comm.grow(name, RANKS - comm.size, store=store)
                     done_in_group, behind = 0, True
-                if behind:  # a newcomer, or a survivor whose last step failed where others' did not
+                if behind:  # a new rank, or a survivor whose last step failed but others' did not
                     step, behind = catch_up(model, optimizer, step=step, group=comm), False
                 loss = backward(model, step, comm.rank)
                 ends = torch.tensor([float(all(end.exists() for end in ends_in(folder, store)))])
@@ -75,9 +75,9 @@ def train(comm: Communicator, name: str, folder: Path, store: Any) -> None:
                 step, done_in_group = step + 1, done_in_group + 1
                 if ends.item():
                     break
-            except GroupError:  # somebody has died, here or in any step of it
+            except GroupError:  # a rank has died, here or in any step of it
                 comm, done_in_group, behind = comm.shrink(store=store), 0, True
-            except RendezvousError:  # a newcomer has died on its way in: there will be another
+            except RendezvousError:  # a new rank died while joining: there will be another
                 continue
     comm.close()
 
@@ -105,7 +105,7 @@ def log_in(folder: Path, pid: int) -> Path:
 
 
 def ends_in(folder: Path, store: Any) -> list[Path]:
-    """The files that say that a host has killed enough."""
+    """The files with which a host says that it has killed enough."""
     return [folder / f"end-{host}" for host in range(1 if store is None else HOSTS)]
 
 
@@ -127,7 +127,7 @@ def start(folder: Path, where: str, rank: int, *new: str) -> subprocess.Popen[by
 
 
 def wait_for_steps(ranks: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Return once every rank has made a step."""
+    """Return once every rank has done a step."""
     logs = [log_in(folder, rank.pid) for rank in ranks]
     while not all(log.exists() and log.stat().st_size for log in logs):
         assert all(rank.poll() is None for rank in ranks), "a rank that nobody killed has ended"

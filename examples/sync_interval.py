@@ -1,7 +1,7 @@
 """Not every step needs a message: losses are added up locally and reduced every k steps.
 
-What is logged is the mean over all samples of all ranks since the last time: nothing is left out,
-with a k-th of the messages. The number is only read where it is needed.
+It logs the mean over all samples of all ranks since the last time: nothing is lost, with a k-th of
+the messages. The number is read only when it is needed.
 
     unisono run -n 4 examples/sync_interval.py
 """

@@ -16,9 +16,9 @@ def halves(size: int) -> list[list[int]]:
 
 
 def sum_in_group(comm: unisono.Communicator, groups: list[list[int]]) -> tuple[int, torch.Tensor]:
-    """Which group this rank is in, and the sum of that group's ranks."""
+    """This rank's group, and the sum of that group's ranks."""
     mine = next(number for number, ranks in enumerate(groups) if comm.rank in ranks)
-    group = comm.split(groups[mine])  # the members alone make it; the others need not call
+    group = comm.split(groups[mine])  # only the members create it; the others need not call
     total = unisono.all_reduce(torch.tensor([comm.rank]), group=group)
     return mine, total
 
@@ -29,7 +29,7 @@ def both_sums(
     """Every group's sum, on every rank: each comes from the first member of its group."""
     sums = torch.zeros(len(groups), dtype=torch.int64)
     if comm.rank == groups[mine][0]:
-        sums[mine] = total  # from one member only: else each sum would count once for each member
+        sums[mine] = total  # from one member only, or each sum would count once per member
     return unisono.all_reduce(sums).tolist()
 
 

@@ -6,6 +6,7 @@ python tools/write_communicator_page.py
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,13 +19,23 @@ PAGE = Path(__file__).parent.parent / "docs/communicator.md"
 
 INTRODUCTION = """# The Communicator
 
-`unisono.init()` returns one, `comm.split(ranks)` makes smaller ones, `manager.tp` is one. The
-functions of [collectives.md](collectives.md) stand above it. Every example runs on each of two
+<!-- Written by tools/write_communicator_page.py from the docstrings. -->
+
+`unisono.init()` returns a Communicator. `comm.split(ranks)` makes a smaller one, and `manager.tp`
+is one too. The [functions](collectives.md) are built on it. Every example on this page runs on two
 ranks, after `comm = unisono.init()`.
 
-This page is written by `tools/write_communicator_page.py` from the docstrings.
+"""
+
+UNEVEN = """### Uneven parts: variable sizes, split sizes
+
+To exchange parts of different sizes, pass lists: `comm.all_to_all(outputs, inputs)` with one tensor
+per rank in each. So do `all_gather`, `gather`, `scatter` and `reduce_scatter`. There are no split
+sizes: `torch.split(x, sizes)` makes the list. The functions exchange the sizes themselves and need
+no output buffers; see [uneven all_to_all](%s).
 
 """
+UNEVEN_LINK = "collectives.md#uneven-all_to_all-variable-sizes-and-split-sizes"
 
 COLLECTIVES = (
     "all_reduce",
@@ -46,7 +57,8 @@ def page_text() -> str:
     conventions = in_markdown((communicator.__doc__ or "").partition("\n\n")[2])
     groups = [name for name in own if name not in (*COLLECTIVES, *MESSAGES)]
     text = INTRODUCTION + in_markdown(Communicator.__doc__ or "")
-    text += "## Collectives\n\n" + conventions + section(Communicator, COLLECTIVES)
+    text += "## Collectives\n\n" + conventions + UNEVEN % UNEVEN_LINK
+    text += section(Communicator, COLLECTIVES)
     text += "## Messages\n\n" + section(Communicator, MESSAGES)
     text += "## Message\n\n" + in_markdown(Message.__doc__ or "")
     text += "## Shared tensors\n\n" + section(SharedTensors, public_names(SharedTensors))
@@ -66,30 +78,39 @@ def public_names(owner: type) -> list[str]:
 
 
 def section(owner: type, names: Iterable[str]) -> str:
-    """A heading with the signature for each, and what its docstring says."""
+    """A heading for each, its signature, and what its docstring says."""
     return "".join(
-        f"### {signature(owner, name)}\n\n{in_markdown(inspect.getdoc(getattr(owner, name)) or '')}"
+        f"### {name}\n\n{signature(owner, name)}"
+        + in_markdown(inspect.getdoc(getattr(owner, name)) or "")
         for name in names
     )
 
 
 def signature(owner: type, name: str) -> str:
-    """ "reduce(tensor, root=0, op='sum', *, async_op=False)"."""
+    """A block of code, `reduce(tensor, root=0, op="sum", *, async_op=False)`; "" for a property."""
     method = getattr(owner, name)
     if isinstance(method, property):
-        return name
+        return ""
     found = inspect.signature(method)
     shown = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in found.parameters.values()
         if parameter.name != "self"
     ]
-    return name + str(inspect.Signature(shown)).replace("'", '"')
+    call = name + str(inspect.Signature(shown)).replace("'", '"')
+    return f"```python\n{call}\n```\n\n"
 
 
 def in_markdown(docstring: str) -> str:
-    """Its text, and its example as code."""
-    return "\n".join(_blocks(inspect.cleandoc(docstring))) + "\n"
+    """Its text, with links where it names pages, and its example as code."""
+    text = "\n".join(_blocks(inspect.cleandoc(docstring))) + "\n"
+    return re.sub(r"docs/([\w-]+\.md)", _link, text)
+
+
+def _link(named: re.Match[str]) -> str:
+    """A page by its title."""
+    title, *_ = PAGE.with_name(named[1]).read_text().removeprefix("# ").splitlines()
+    return f"[{title}]({named[1]})"
 
 
 def _blocks(text: str) -> Iterator[str]:

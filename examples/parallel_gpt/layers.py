@@ -1,8 +1,8 @@
-"""Linear layers whose weights are cut over the ranks of a group (Shoeybi et al., 2019).
+"""Linear layers whose weights are split over the ranks of a group (Shoeybi et al., 2019).
 
-A column-parallel layer gives each rank some of the outputs, and a row-parallel one takes each
-rank's part of the inputs and adds up what comes out. One behind the other, they need one
-all_reduce forward and one backward.
+A column-parallel layer gives each rank some of the outputs. A row-parallel one takes each rank's
+part of the inputs and adds up the results. One after the other, they need one all_reduce forward
+and one backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono import Communicator
 
 
 def whole(name: str, *shape: int, like: torch.Tensor, std: float = 0.02) -> torch.Tensor:
-    """The weight of this name as all ranks know it, however it is cut."""
+    """The weight of this name, the same for all ranks, however it is split."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * std).to(like)
 
@@ -38,7 +38,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Every rank has the sum, and goes on with it in the same way: so it has the sum's gradient."""
+    """Every rank has the sum and uses it in the same way, so it has the sum's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, comm: Communicator) -> torch.Tensor:
@@ -88,7 +88,7 @@ class RowParallel(torch.nn.Module):
 
 
 class Network(torch.nn.Module):
-    """Two layers with `inner` numbers between them, cut over the ranks of a group."""
+    """Two layers with `inner` numbers between them, split over the ranks of a group."""
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ class Config:
 def mixture(
     name: str, config: Config, manager: ProcessGroupManager, like: torch.Tensor, std: float
 ) -> ExpertParallel:
-    """Experts, of which each rank of `ep` has some, and a gate, which all have."""
+    """Experts, split over the ranks of `ep`, and a gate, which all ranks have."""
     width = config.width
     gate = torch.nn.Linear(width, config.experts, bias=False)
     gate.weight = torch.nn.Parameter(whole(f"{name} gate", config.experts, width, like=like))
@@ -75,7 +75,7 @@ def mixture(
 
 
 class Block(torch.nn.Module):
-    """Attention and a small network, each behind a norm and beside the way straight on."""
+    """Attention and a small network, each after a norm and with a residual connection."""
 
     def __init__(
         self, name: str, config: Config, manager: ProcessGroupManager, like: torch.Tensor
@@ -88,7 +88,7 @@ class Block(torch.nn.Module):
         self.before_network = torch.nn.LayerNorm(width).to(like)
         # Rows in the order (head, one of query, key and value, width): whole heads on each rank.
         self.qkv = ColumnParallel(f"{name} qkv", width, 3 * width, tp, like)
-        std = 0.02 / (2 * config.layers) ** 0.5  # as many are added up on the way straight on
+        std = 0.02 / (2 * config.layers) ** 0.5  # as many are added up in the residual stream
         self.out = RowParallel(f"{name} out", width, width, tp, like, std)
         self.network = (
             mixture(name, config, manager, like, std)

@@ -33,7 +33,7 @@ class Pipeline:
 
     def step(self, inputs: list[torch.Tensor], targets: list[torch.Tensor], width: int) -> float:
         """Leave the mean gradient of all micro-batches in the parameters, and return their mean
-        loss, on the last stage; 0 elsewhere."""
+        loss on the last stage, 0 elsewhere."""
         self.loss = 0.0
         batches = list(zip(inputs, targets, strict=True))
         ahead = min(self.pp.size - 1 - self.pp.rank, len(batches))

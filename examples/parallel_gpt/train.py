@@ -1,15 +1,15 @@
-"""Train a small GPT on Shakespeare's sonnets, cut over ranks in any combination of five ways.
+"""Train a small GPT on Shakespeare's sonnets, split over ranks in any combination of five ways.
 
     python examples/parallel_gpt/train.py
     unisono run -n 4 examples/parallel_gpt/train.py --tp 2 --pp 2
     unisono run -n 8 examples/parallel_gpt/train.py --tp 2 --cp 2 --dp 2 --backend gloo
     unisono run -n 4 examples/parallel_gpt/train.py --experts 8 --ep 2
 
-tp cuts heads and inner layers, cp the sequence, pp the layers, dp the batch, ep the experts and the
-batch. Whatever the layout, the losses are those of one process, but for rounding.
+tp splits heads and inner layers, cp the sequence, pp the layers, dp the batch, ep the experts and
+the batch. In every layout the losses are those of one process, up to rounding.
 
-sonnets.txt has 22 of the 154 sonnets, in the words of Project Gutenberg's e-text 1041, which is in
-the public domain.
+sonnets.txt has 22 of the 154 sonnets, from Project Gutenberg's e-text 1041, which is in the public
+domain.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
     )
     for axis in ("tp", "cp", "pp", "ep"):
         parser.add_argument(f"--{axis}", type=int, default=1)
-    parser.add_argument("--dp", type=int, help="what is left of the ranks, unless given")
+    parser.add_argument("--dp", type=int, help="default: the remaining ranks")
     parser.add_argument("--experts", type=int, default=0, help="networks per layer; 0: one for all")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--backend", default="auto", help="auto, unisono, gloo, nccl")

@@ -1,7 +1,7 @@
-"""OpenRLHF's way: the trainer tells every engine of each parameter, and broadcasts it to all.
+"""OpenRLHF's calls: the trainer announces each parameter to every engine, and broadcasts it to all.
 
 The trainer is rank 0 of a group with all workers of all engines; engine i begins at rank
-i x tensor_parallel_size + 1. Every engine gets the calls, each of which it passes to its workers.
+i x tensor_parallel_size + 1. Every engine gets the calls and passes each to its workers.
 
     python examples/weight_update/as_openrlhf.py [unisono|gloo]
 """

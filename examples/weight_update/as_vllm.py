@@ -1,8 +1,8 @@
-"""vLLM's way: `collective_rpc` calls a method of the worker extension on each worker of an engine.
+"""vLLM's calls: `collective_rpc` calls a method of the extension on each worker of an engine.
 
 One engine of two workers, each with its half of the output: `load_weights` gets whole tensors and
-keeps its part. The update is done by all workers or by none: a bad parameter in the middle leaves
-the engine as it was.
+keeps its part. All workers update or none does: a bad parameter in the middle leaves the engine as
+it was.
 
     python examples/weight_update/as_vllm.py [unisono|gloo]
 """
@@ -24,7 +24,7 @@ PROMPT = "and nobody "
 
 
 class LLM:
-    """vLLM's names for what is needed here."""
+    """vLLM's names for what this example needs."""
 
     def __init__(self, tensor_parallel_size: int) -> None:
         self.engine = Engine(tensor_parallel_size)

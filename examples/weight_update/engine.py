@@ -1,4 +1,4 @@
-"""A small inference engine: a language model of letters, cut over worker processes, that generates.
+"""A small inference engine: a language model of letters, split over worker processes.
 
 Each worker is a process with a part of the vocabulary (tensor parallelism); calls come from
 outside, as Ray or vLLM's `collective_rpc` bring them. The model's `load_weights` takes whole
@@ -62,7 +62,7 @@ class LetterModel(torch.nn.Module):
 def generate(
     model: LetterModel, prompt: str, letters: int, comm: Communicator | None = None
 ) -> str:
-    """The prompt and the likeliest letters after it; `comm` is that of the engine's workers."""
+    """The prompt and the most likely letters after it; `comm` is that of the engine's workers."""
     text = prompt
     for _ in range(letters):
         recent = text[-CONTEXT:].rjust(CONTEXT)
@@ -97,7 +97,7 @@ class Worker(WeightUpdateWorker):
 
 
 def serve(calls: Connection, engine: str, rank: int, workers: int) -> None:
-    """A worker process: do what is asked for, until the other side goes."""
+    """A worker process: do what is asked, until the other side closes."""
     torch.set_num_threads(1)
     worker = Worker(engine, rank, workers)
     while True:
@@ -131,17 +131,17 @@ class Engine:
             self._pipes.append(here)
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Call a method on every worker, without waiting for it. What an earlier call returned, and
-        nobody asked for, is forgotten."""
+        """Call a method on every worker, without waiting for it. Results of an earlier call that
+        nobody asked for are dropped."""
         if self._is_called:
             self._answers()
         self._is_called = True
         for pipe in self._pipes:
-            with contextlib.suppress(BrokenPipeError):  # its end is told with the results
+            with contextlib.suppress(BrokenPipeError):  # its end is reported with the results
                 pipe.send((method, arguments))
 
     def results(self) -> list[Any]:
-        """What the workers returned from the call that was begun. Raises RuntimeError where one
+        """What the workers returned from the call that was begun. Raises RuntimeError if one
         raised or died."""
         answers = self._answers()
         problems = [str(value) for fine, value in answers if not fine]

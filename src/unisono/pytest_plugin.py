@@ -7,7 +7,7 @@ imported with the first marked test.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         stash[_CONTROLLER] = Controller(item.config)
     stash[_CONTROLLER].run(item, nextitem, plan)
     return True
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """End the ranks as soon as no test is left: pytest-cov, around this, combines their data."""
+    result = yield
+    _end_ranks(session.config, gently=True)
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -227,6 +227,37 @@ def test_the_page_stands_alone() -> None:
         assert outside not in page
 
 
+def banner(*rows: Row, finished: bool = True) -> tuple[str, str]:
+    """Which colour the first panel of a run's page has, and its heading."""
+    told = run(*rows)
+    told.finished = finished
+    found = re.search(r'<section class="panel verdicts ?(\w*)"><h2>(.*?)</h2>', html.page(told))
+    assert found is not None
+    return found[1], found[2]
+
+
+def test_the_banner_claims_only_what_was_measured() -> None:
+    few = "Every result was exact; too few sizes to say whether a time is as expected"
+    assert banner(row(), row(size=64)) == ("", few)
+    judged = "Every result was exact, and of 1 time with an expected value none was slower"
+    assert banner(row(calibrates=True), row(expected_us=10.0)) == ("well", judged)
+    assert banner(row(expected_us=10.0), finished=False) == ("slow", judged)
+    slow = "Every result was exact; 1 of 2 times slower than expected"
+    assert banner(row(expected_us=10.0), row(expected_us=2.0)) == ("slow", slow)
+    unchecked = row(collective="barrier", size=0)
+    assert banner(unchecked)[1].startswith("No result to check; ")
+
+
+def test_a_busy_machine_is_said_at_the_top() -> None:
+    busy = [row(disturbed_share=0.9), row(size=64, expected_us=10.0), row("gloo")]
+    said = "The machine was busy: other programs disturbed 1 of 3 rows"
+    assert banner(*busy) == ("slow", said)
+    page = html.page(run(*busy))
+    assert "on average, and ahead in 0 of 1 row, on a busy machine</h1>" in page
+    assert "<li>Every result was exact, and of 1 time " in page
+    assert banner(*busy, row(size=64, wrong=1)) == ("wrong", "Wrong results")
+
+
 def test_without_matplotlib_the_page_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = html.page(run(row(size=8), row(size=64)))
@@ -302,6 +333,15 @@ def test_compare_as_a_command(tmp_path: Path) -> None:
 
 
 # -- settings ----------------------------------------------------------------------------------
+
+
+def test_no_row_calibrates_where_none_is_left_to_predict() -> None:
+    def calibrating(*sizes: int) -> list[int]:
+        settings = BenchSettings(2, ("all_reduce", "barrier"), sizes, ("gloo",))
+        return [case.size_bytes for case, calibrates in settings.cases() if calibrates]
+
+    assert calibrating(8, 64 << 10, 1 << 20) == []
+    assert calibrating(8, 16, 32) == [8, 32]
 
 
 def test_memory_is_counted_for_the_largest_row() -> None:

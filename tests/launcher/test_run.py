@@ -372,6 +372,39 @@ def test_captured_output_is_shown_only_if_ranks_fail(program: WriteProgram) -> N
     assert re.search(r"The end of rank \d's stdout:\n    so far", loud.stderr)
 
 
+def test_log_files_have_what_each_rank_wrote(tmp_path: Path, program: WriteProgram) -> None:
+    script = program("""
+        import os, sys
+        rank = os.environ["RANK"]
+        print("out", rank)
+        sys.stderr.write("err " + rank)  # no newline
+        if rank == "1":
+            raise RuntimeError("broken")
+    """)
+    logs = tmp_path / "new" / "logs"
+    done = run(script, 2, options=("--log-dir", str(logs)))
+    assert done.returncode == 1
+    for rank in "01":
+        assert f"[rank {rank}] out {rank}\n" in done.stdout  # the terminal has it too
+        assert (logs / rank / "stdout.log").read_text() == f"out {rank}\n"
+    assert (logs / "0/stderr.log").read_text() == "err 0"
+    written = (logs / "1/stderr.log").read_text()
+    assert written.startswith("err 1Traceback (most recent call last)")
+    assert written.endswith("RuntimeError: broken\n")
+    quiet = run(script, 1, options=("--capture", "--log_dir", str(logs)))
+    assert (quiet.returncode, quiet.stdout) == (0, "")
+    assert (logs / "0/stdout.log").read_text() == "out 0\n"  # and not that of the run before
+
+
+def test_a_log_folder_that_cannot_be_written_is_one_error(
+    tmp_path: Path, program: WriteProgram
+) -> None:
+    (tmp_path / "file").touch()
+    done = run(program("print('started')"), 2, options=("--log-dir", str(tmp_path / "file/logs")))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--log-dir: cannot write {tmp_path}/file/logs" in done.stderr
+
+
 WAITS = """
     import os, signal, sys, time
     def stop(number, frame):

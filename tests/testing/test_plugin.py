@@ -638,6 +638,34 @@ def test_each_worker_of_xdist_has_its_own_ranks(pytester: pytest.Pytester) -> No
     assert len(processes) == 4 == log.count("session")
 
 
+@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["alone", "xdist"])
+def test_coverage_has_what_only_ranks_run(
+    pytester: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    pytest.importorskip("pytest_cov")
+    pytester.makepyfile(
+        code="""
+        def parity(rank):
+            if rank == 0:
+                return "zero"
+            if rank == 1:
+                return "one"
+            return "more"
+        """
+    )
+    pytester.makepyfile("""
+        import pytest
+        from code import parity
+        @pytest.mark.ranks(2)
+        def test_parity(comm):
+            assert parity(comm.rank)
+    """)
+    result = run(pytester, "--cov=code", "--cov-report=term-missing", *options)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["code.py * 6 * 1 * 83% * 6"])
+    assert [path.name for path in pytester.path.glob(".coverage*")] == [".coverage"]
+
+
 @pytest.mark.usefixtures("notes")
 def test_a_worker_s_ranks_keep_nothing_of_a_test_that_is_over(pytester: pytest.Pytester) -> None:
     """Nobody knows whether the worker will have another test for three ranks: their group and the

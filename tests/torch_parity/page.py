@@ -23,10 +23,10 @@ MEANINGS = {
     "hangs": "no answer",
     "overwrites": "memory beside a strided view changes",
     "wrong": "the result is wrong, without an error",
-    "accepts": "something without a meaning is accepted",
-    "refuses": "an exception where there is a result to expect",
+    "accepts": "an invalid call is accepted",
+    "refuses": "a valid call raises an exception",
     "scratches": "`reduce` changes the tensor of a rank that is not the root",
-    "right": "the expected result; an exception where there is none to expect",
+    "right": "a valid call gives the expected result; an invalid one raises an exception",
 }
 """From the worst to the best."""
 
@@ -34,20 +34,20 @@ _HEAD = """# torch.distributed: what works on which backend
 
 `make parity` wrote this page: {where}.
 
-Each case is a collective with a reduction, a dtype and a layout in memory, called through
-`torch.distributed` on CPU tensors and compared, bit for bit, with what Python's own numbers give
-(`tests/torch_parity`). Ranks that did not do well in a case are not used for another. *mixed* is
-a contiguous tensor on one rank and a transposed one on the other; *uneven* a list whose tensors
-differ in size; *expanded* an input of stride 0, or a result, which has no meaning.
+Each case is a collective with a reduction, a dtype and a memory layout. It is called through
+`torch.distributed` on CPU tensors, and the result is compared, bit for bit, with Python's own
+arithmetic (`tests/torch_parity`). Ranks that failed a case are not used for another. *mixed* is a
+contiguous tensor on one rank and a transposed one on the other; *uneven* is a list of tensors of
+different sizes; *expanded* is an input of stride 0, or such a result, which is invalid.
 
-torch promises little of this for every backend. That `reduce` leaves the tensors of other ranks
-alone and that tensors may lie in memory as they like are promises of unisono.
+torch guarantees little of this for every backend. unisono guarantees that `reduce` does not change
+the tensors of other ranks, and that tensors may have any memory layout.
 """
 
 
 def page(every: Sequence[Case], outcomes: dict[str, list[Outcome]], where: str) -> str:
     """The whole page; a column for each backend."""
-    lines = [_HEAD.format(where=where), _row("outcome", *outcomes, "which is to say")]
+    lines = [_HEAD.format(where=where), _row("outcome", *outcomes, "meaning")]
     lines.append(_row(*["---"] * (len(outcomes) + 2)))
     counts = {
         backend: Counter(outcome.what for outcome in all_) for backend, all_ in outcomes.items()

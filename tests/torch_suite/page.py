@@ -15,36 +15,35 @@ Results = dict[Job, dict[str, Result]]
 _INTRODUCTION = """\
 # torch's own suite on unisono
 
-torch ships the tests that it runs on its own backends
-(`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on
-unisono and on gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks, and writes
-this page.
+torch ships the tests of its own backends
+(`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on unisono
+and gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks, and writes this page.
 
 <!-- not run: takes minutes to hours -->
 ```sh
-make conformance                        # everything; goes on where the last run was cut off
-make conformance SUITE="--again"        # forget what is known and begin anew
-make conformance SUITE="--retry"        # forget the failures alone
+make conformance                        # everything; continues an interrupted run
+make conformance SUITE="--again"        # forget all results and start again
+make conformance SUITE="--retry"        # forget only the failures
 make conformance SUITE="--backend unisono --ranks 3 --only all_to_all"
 make conformance SUITE="--hosts 2"      # ranks 0 and 1 on one host, 2 and 3 on another
 make conformance SUITE="--part 2/5"     # the second of five parts
 ```
 
-Results lie in build/conformance, a line per test, and beside them a log of what the ranks wrote.
-They are not forgotten when unisono changes: use `--again`.
+The results are in build/conformance, one line per test, with a log of the ranks' output. They stay
+when unisono changes: use `--again`.
 
-How it is run, where that differs from torch's own way:
+The run differs from torch's own in these points:
 
-- Tests that torch gates by the name gloo (timeouts, batches of messages, coalesced and sparse
+- Tests that torch restricts to the name gloo (timeouts, batches of messages, coalesced and sparse
   all_reduce, scatter_object_list) or mpi (all_to_all of CPU tensors) run on every backend.
-- Tests of accumulated gradients, which make a CPU model only for the name gloo, are given it.
+- Tests of accumulated gradients create a CPU model only for the name gloo; they see that name.
 - `skip_if_small_worldsize`, which skips tests with fewer than 8 ranks, is off.
-- A test passes only if every rank ends well; torch looks at rank 0.
-- torch's tests look at a profile only on the backends that they know; what a profile shows of
-  unisono is tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py.
-- What needs a GPU is skipped before ranks are started; ranks are forked, not spawned.
-- Hosts are made up: UNISONO_HOSTID tells each rank which one it is on, and those of different hosts
-  share no memory and talk by gloo over the loopback interface. Each test first looks that it is so.
+- A test passes only if every rank exits cleanly; torch checks rank 0.
+- torch's tests check profiles only on backends that they know; unisono's profiles are tested in
+  tests/torch_backend/test_features_torch_keeps_to_gloo.py.
+- Tests that need a GPU are skipped before ranks start; ranks are forked, not spawned.
+- Hosts are simulated: UNISONO_HOSTID tells each rank which one it is on. Ranks of different hosts
+  share no memory and communicate by gloo over the loopback interface. Each test first checks this.
 """
 
 
@@ -70,7 +69,7 @@ def _lines(results: Results, torch_version: str) -> Iterable[str]:
     yield from _failures(results) or ["None."]
     yield "\n## Skipped on unisono, passed on gloo\n"
     yield from _wanting(results) or ["None."]
-    yield "\n## Reasons to skip\n"
+    yield "\n## Reasons for skips\n"
     yield from _table(("reason", *(job.name for job in results)), _skips(results))
 
 

@@ -75,7 +75,8 @@ def headline(run: Run) -> str:
         how = f"{first} is {text.ratio_text(mean)} times as fast as {others} on average"
     else:
         how = f"{first} takes {text.ratio_text(1 / mean)} times as long as {others} on average"
-    return f"{how}, and ahead in {won} of {name_number(len(against), 'row')}"
+    busy = ", on a busy machine" if any(row.disturbed for row in run.rows) else ""
+    return f"{how}, and ahead in {won} of {name_number(len(against), 'row')}{busy}"
 
 
 def _first(run: Run) -> str:
@@ -125,16 +126,28 @@ def _verdicts(run: Run) -> str:
     """Problems first; then what could not be measured."""
     judged = [row for row in run.rows if row.expected_us is not None]
     slow = sum(row.verdict.startswith("slow") for row in judged)
-    kind = "wrong" if run.wrong else "slow" if slow or not run.finished else "well"
-    title = "Every result was exact, and no time was slower than expected"
+    disturbed = sum(row.disturbed for row in run.rows)
+    kind = "well" if judged else ""
+    if slow or disturbed or not run.finished:
+        kind = "slow"
+    times = name_number(len(judged), "time")
+    told = [
+        "Every result was exact" if any(row.count for row in run.rows) else "No result to check"
+    ]
+    if slow:
+        told[0] += f"; {slow} of {times} slower than expected"
+    elif judged:
+        told[0] += f", and of {times} with an expected value none was slower"
+    else:
+        told[0] += "; too few sizes to say whether a time is as expected"
+    if disturbed:
+        rows = name_number(len(run.rows), "row")
+        told.insert(0, f"The machine was busy: other programs disturbed {disturbed} of {rows}")
     if run.wrong:
-        title = "Wrong results"
-    elif slow:
-        times = name_number(len(judged), "time")
-        title = f"Every result was exact; {slow} of {times} slower than expected"
+        kind, told = "wrong", ["Wrong results", *told[:-1]]
     left_out = [str(skipped) for skipped in run.skipped if " " not in skipped.what]
-    lines = [*text.verdicts(run), *left_out, *text.model_notes(run)]
-    return _panel(title, _list(lines, "notes"), f"verdicts {kind}")
+    lines = [*told[1:], *text.verdicts(run), *left_out, *text.model_notes(run)]
+    return _panel(told[0], _list(lines, "notes"), f"verdicts {kind}")
 
 
 def _overview(run: Run) -> str:

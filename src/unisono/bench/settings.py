@@ -61,8 +61,10 @@ class BenchSettings:
             collective = COLLECTIVES[name]
             sizes = self.sizes_bytes if collective.sized else (0,)
             first = calibration_sizes(sizes, caches_bytes)
-            order = [*first, *(size for size in sizes if size not in first)]
-            found += [(self._case(collective, size), size in first) for size in order]
+            others = [size for size in sizes if size not in first]
+            # Without other sizes there is nothing to predict, and so nothing to fit.
+            found += [(self._case(collective, size), bool(others)) for size in first]
+            found += [(self._case(collective, size), False) for size in others]
         return found
 
     def _case(self, collective: Collective, size: int) -> Case:

@@ -15,7 +15,7 @@ from unisono.errors import Misuse, RanksFailed, RanksTimedOut, TorchMissing
 from unisono.launcher import share
 from unisono.launcher.crew import Crew
 from unisono.launcher.interrupts import Interrupts
-from unisono.launcher.output import Callback, Listener, Terminal
+from unisono.launcher.output import Callback, Listener, Terminal, open_logs
 from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
@@ -76,6 +76,13 @@ _OF_TORCHRUN = (
 @click.option(
     "--capture", is_flag=True, help="Show the ranks' output only if they fail, and only its end."
 )
+@click.option(
+    "--log-dir",
+    "--log_dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Also write what each rank writes to DIR/RANK/stdout.log and stderr.log.",
+)
 @click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
 @click.option(
     "--watch-grace",
@@ -110,6 +117,7 @@ def run(
     timeout_s: float | None,
     no_prefix: bool,
     capture: bool,
+    log_dir: Path | None,
     watch: bool,
     watch_grace_s: float,
     check_equal: bool,
@@ -166,6 +174,10 @@ def run(
     failed: RanksFailed | None = None
     report, exit_code = None, 0
     with ExitStack() as stack:
+        try:
+            logs = [open_logs(log_dir, rank, stack) for rank in range(count) if log_dir]
+        except OSError as error:
+            raise Misuse(f"--log-dir: cannot write {error.filename}: {error.strerror}") from error
         instructions = Instructions(
             sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
             argv=("", *args),
@@ -176,7 +188,7 @@ def run(
         )
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
-        crew = Crew(listener, interrupts, values=False, captured=capture)
+        crew = Crew(listener, interrupts, values=False, captured=capture, logs=logs)
         store.listen(crew.selector)
         record_keeper, inherited = None, []
         if WATCH.read(os.environ | variables):  # it ends after the ranks

@@ -7,14 +7,15 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import IO
 
 from unisono.launcher import outcomes
 from unisono.launcher.guardian import Guardian
 from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.outcomes import Rank
-from unisono.launcher.output import Lines, Listener, Stream
+from unisono.launcher.output import STREAMS, Lines, Listener, Stream
 from unisono.launcher.process import RankProcess
 from unisono.launcher.protocol import FAILED, FINISHED, STARTED, VALUE, unpack
 
@@ -36,11 +37,17 @@ class Crew:
     """Listens to ranks and makes sure that all of them end.
 
     With `values` a rank must send a value before it ends; with `captured` only exceptions show the
-    ranks' output.
+    ranks' output. `logs` has each rank's log files, if any.
     """
 
     def __init__(
-        self, listener: Listener, interrupts: Interrupts, *, values: bool, captured: bool
+        self,
+        listener: Listener,
+        interrupts: Interrupts,
+        *,
+        values: bool,
+        captured: bool,
+        logs: Sequence[Mapping[Stream, IO[bytes]]] = (),
     ) -> None:
         self.ranks: list[Rank] = []
         self.selector = selectors.DefaultSelector()
@@ -49,6 +56,7 @@ class Crew:
         self._interrupts = interrupts
         self._values = values
         self._captured = captured
+        self._logs = logs
         self._guardian: Guardian | None = None
         self._given_up: tuple[str, int] | None = None
         self.selector.register(interrupts, selectors.EVENT_READ, interrupts.read)
@@ -76,9 +84,10 @@ class Crew:
     def _add(self, process: RankProcess) -> None:
         number = len(self.ranks)
         keep = _CAPTURED_CHARACTERS if self._captured else _KEPT_CHARACTERS
-        lines: dict[Stream, Lines] = {
-            "stdout": Lines(number, "stdout", self._listener, keep),
-            "stderr": Lines(number, "stderr", self._listener, keep),
+        logs = self._logs[number] if self._logs else {}
+        lines = {
+            stream: Lines(number, stream, self._listener, keep, logs.get(stream))
+            for stream in STREAMS
         }
         rank = Rank(number, process, lines)
         self.ranks.append(rank)
@@ -167,6 +176,8 @@ class Crew:
         rank.process.forget()
         for lines in rank.lines.values():
             lines.feed(b"", last=True)
+        if rank.failure is not None:
+            rank.lines["stderr"].log(rank.failure.traceback.encode(errors="replace"))
         missing = self._values and rank.value is None
         if rank.failed_at is None and not rank.ended_by_us and (status != 0 or missing):
             rank.failed_at = time.monotonic()

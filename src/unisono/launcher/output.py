@@ -7,9 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, TextIO
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Literal, TextIO
 
 Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 OnLine = Callable[[int, Stream, str], None]
 
 _LONGEST_LINE = 16 << 20
@@ -22,9 +25,17 @@ _COLOURS = (36, 33, 32, 35, 34)
 
 
 class Lines:
-    """One stream of one rank: bytes in, lines out. `tail` is the end of its output."""
+    """One stream of one rank: bytes in, lines out. `tail` is the end of its output; the file `log`
+    gets all of it."""
 
-    def __init__(self, rank: int, stream: Stream, listener: Listener, keep: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        stream: Stream,
+        listener: Listener,
+        keep: int,
+        log: IO[bytes] | None = None,
+    ) -> None:
         self._rank = rank
         self._stream: Stream = stream
         self._listener = listener
@@ -36,9 +47,11 @@ class Lines:
         self._kept: list[str] = []
         self._kept_length = 0
         self._keep = keep
+        self._log = log
 
     def feed(self, data: bytes, last: bool = False) -> None:
         """Take new output; with `last`, an unfinished line ends here."""
+        self.log(data)
         text = self._decoder.decode(data, last)
         self._remember(text)
         if not self.unfinished:
@@ -51,6 +64,16 @@ class Lines:
             self._listener.line(self._rank, self._stream, line.removesuffix("\r"))
         self._begun = self._begun and not whole
         self._listener.flush()
+
+    def log(self, data: bytes) -> None:
+        """Write it to the log file alone. A full disk ends the log, not the program."""
+        if self._log is None or not data:
+            return
+        try:
+            self._log.write(data)
+        except OSError as error:
+            where, self._log = self._log.name, None
+            print(f"unisono run: cannot write {where}: {error.strerror}", file=sys.stderr)
 
     def tick(self) -> None:
         """Show the beginning of an unfinished line."""
@@ -140,6 +163,16 @@ class Callback:
 
     def flush(self) -> None:
         pass
+
+
+def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[bytes]]:
+    """The log files of a rank, which `stack` closes. Raises OSError."""
+    own = folder / str(rank)
+    own.mkdir(parents=True, exist_ok=True)
+    files: dict[Stream, IO[bytes]] = {}
+    for stream in STREAMS:
+        files[stream] = stack.enter_context((own / f"{stream}.log").open("wb", buffering=0))
+    return files
 
 
 Listener = Terminal | Callback

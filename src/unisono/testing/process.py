@@ -99,7 +99,7 @@ class PooledRank:
                 tuple(sys.path),
                 tuple(sys.argv),
                 str(folder),
-                getattr(config, "workerinput", {}),
+                _coverage_input(config) | getattr(config, "workerinput", {}),
             )
         )
 
@@ -172,11 +172,26 @@ def let_write(ranks: Sequence[PooledRank]) -> None:
         before = texts
 
 
+def _coverage_input(config: pytest.Config) -> dict[str, object]:
+    """What makes a rank's pytest-cov measure as a worker of pytest-xdist would, and save its data
+    where ours combines it; empty where no coverage is measured."""
+    measuring = getattr(config.pluginmanager.get_plugin("_cov"), "cov_controller", None)
+    if measuring is None:
+        return {}
+    return {
+        "cov_master_host": socket.gethostname(),
+        "cov_master_topdir": measuring.topdir,
+        "cov_master_rsync_roots": [],
+    }
+
+
 def _command_line(config: pytest.Config) -> list[str]:
     parameters = config.invocation_params
     plugins = ["unisono.testing.rank"]
     plugins += [name for name in parameters.plugins or () if isinstance(name, str)]
-    return ["pytest", *(word for name in plugins for word in ("-p", name)), *parameters.args]
+    # Or a rank that starts late would erase what others have saved.
+    more = ["--cov-append"] if _coverage_input(config) else []
+    return ["pytest", *(word for name in plugins for word in ("-p", name)), *more, *parameters.args]
 
 
 def _read(file: Path) -> str:

@@ -20,7 +20,7 @@ and location, as in `pytest_warning_recorded`."""
 @dataclass(frozen=True)
 class Start:
     """First message to a new rank. `folder` is the pool's, `worker_input` what pytest-xdist gave
-    the controller if that is one of its workers."""
+    the controller if that is one of its workers, and what pytest-cov needs."""
 
     rank: int
     sys_path: tuple[str, ...]

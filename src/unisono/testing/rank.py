@@ -61,7 +61,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     sys.argv[:] = start.argv
     pluginmanager.set_blocked("terminalreporter")
     if "cov_master_host" not in start.worker_input:
-        pluginmanager.set_blocked("_cov")  # pytest-cov's session; coverage itself follows children
+        pluginmanager.set_blocked("_cov")  # pytest-cov: the controller measures nothing
     pluginmanager.register(RankSession(channel, start), "unisono-rank")
 
 
