@@ -11,8 +11,10 @@ from unisono.world.world import resolve
 
 
 def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None:
-    """Send `tensor` to rank `dst` of `group` with a `tag`; returns once a receiver has matched it,
-    at every size. Raises what `Communicator.send` raises.
+    """Send `tensor` to rank `dst` of `group` with a `tag`; return once a receiver has matched it.
+
+    Raises MessageMismatch if the receiver wants another dtype or size, DeadlockError if ranks wait
+    for each other in a circle, ValueError if `dst` is not a rank of the group.
 
     >>> if comm.rank == 0:
     ...     unisono.send(torch.ones(2), dst=1)
@@ -24,7 +26,10 @@ def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None
 
 def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0) -> TensorT:
     """Receive into `tensor` from rank `src` of `group`, or from anybody, the first message with
-    that `tag`, and return it. Raises what `Communicator.recv` raises.
+    that `tag`, and return it.
+
+    Raises MessageMismatch if the message has another dtype or size, DeadlockError if ranks wait for
+    each other in a circle, ValueError if `src` is not a rank of the group.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2))
@@ -36,8 +41,9 @@ def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: i
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Work:
-    """As `send` of `tensor` to `dst` in `group` with a `tag`, but go on at once. Raises what
-    `Communicator.isend` raises.
+    """Begin to send `tensor` to rank `dst` of `group` with a `tag`, and return a Work at once. Its
+    `wait()` raises what went wrong on the way; do not change `tensor` before it returns. Raises
+    ValueError if `dst` is not a rank of the group.
 
     >>> work = unisono.isend(torch.ones(2), comm.next)
     >>> unisono.recv(torch.empty(2), comm.prev)
@@ -50,8 +56,9 @@ def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Wor
 def irecv(
     tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0
 ) -> Work[TensorT]:
-    """As `recv` into `tensor` from `src` in `group` with a `tag`, but go on at once: the work's
-    `wait()` returns the tensor. Raises what `Communicator.irecv` raises.
+    """Begin to receive into `tensor`, from rank `src` of `group` or from anybody, the first message
+    with that `tag`, and return a Work at once. Its `wait()` returns the tensor, or raises what went
+    wrong on the way. Raises ValueError if `src` is not a rank of the group.
 
     >>> work = unisono.irecv(torch.empty(2))
     >>> unisono.send(torch.ones(2), comm.next)
@@ -63,7 +70,7 @@ def irecv(
 
 def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
     """Start many `messages` in `group` together, with a work for each; no order among them can make
-    them block each other. Raises what `Communicator.batch_isend_irecv` raises.
+    them block each other. Raises ValueError if a message's peer is not a rank of the group.
 
     >>> x = torch.empty(1)
     >>> receive = unisono.Message("recv", x, peer=comm.prev)

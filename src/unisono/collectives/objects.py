@@ -52,8 +52,9 @@ def broadcast_object(
 def all_gather_object(
     obj: Object, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object]:
-    """A list of every rank's `obj`, in rank order, on every rank of `group` (None: the world).
-    `allow_pickle` is that of `broadcast_object`. Raises what that raises.
+    """Return a list of every rank's `obj`, in rank order, on every rank of `group` (None: the
+    world). `allow_pickle`, the same on every rank, allows objects that are not plain data. Raises
+    TypeError on every rank, with the path, for one that is not, where it is not allowed.
 
     >>> unisono.all_gather_object(f"rank {comm.rank}")
     ['rank 0', 'rank 1']
@@ -65,9 +66,10 @@ def all_gather_object(
 def gather_object(
     obj: Object, dst: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> list[Object] | None:
-    """A list of every rank's `obj`, in rank order, on rank `dst` of `group` (None: the world); None
-    elsewhere. `allow_pickle` is that of `broadcast_object`. Raises what that raises, and ValueError
-    if `dst` is not a rank of the group.
+    """Return a list of every rank's `obj`, in rank order, on rank `dst` of `group` (None: the
+    world), and None elsewhere. `allow_pickle`, the same on every rank, allows objects that are not
+    plain data. Raises TypeError on every rank, with the path, for one that is not, where it is not
+    allowed, and ValueError if `dst` is not a rank of the group.
 
     >>> texts = unisono.gather_object(("text", comm.rank), dst=0)
     >>> texts == ([("text", 0), ("text", 1)] if comm.rank == 0 else None)

@@ -1,11 +1,7 @@
 """The collectives as plain functions: input first, results returned, inputs left alone.
 
-`all_reduce`, `broadcast` and `recv` work in place, and return what they were given. `group` is a
-Communicator, a torch process group or None for the world; `src` and `dst`, or `root` as their
-other name, are ranks of that group.
-With `async_op` a function returns a Work at once, whose `wait()` returns the result; until then
-its tensors must not be touched. `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max",
-"band", "bor", "bxor", a torch ReduceOp or a `PremulSum`.
+`all_reduce`, `broadcast` and `recv` work in place, and return what they were given. `src` and
+`dst`, or `root` as their other name, are ranks of `group`.
 """
 
 from __future__ import annotations
@@ -53,17 +49,18 @@ def all_reduce(
     async_op: bool = False,
     algorithm: Algorithm = None,
 ) -> StructureT | Work[StructureT]:
-    """Combine `tensor` over all ranks, in place; every rank has the result, and it is returned.
+    """Combine `tensor` over all ranks of `group`, in place: every rank has the result. Return it.
 
+    `op` is "sum", "mean" ("avg"), "product" ("prod"), "min", "max", "band", "bor", "bxor", a torch
+    ReduceOp or a `PremulSum`. `group` is a Communicator, a torch process group, or None: the world.
     A structure (dicts, lists, tuples, dataclasses of tensors and numbers) is reduced leaf by leaf,
     in one message per dtype: its tensors in place, its numbers in the structure that is returned.
-    With `out` the result goes there and `tensor` stays as it is. `op` and `group` are as above;
-    with `async_op` a Work is returned, whose `wait()` returns the result. `algorithm`, the same on
-    all ranks, is "ring" or another name of `unisono.plan.catalog("all_reduce")`, or a Schedule;
-    without one the engine takes its own way, or what UNISONO_ALGO names.
+    With `out` the result goes there and `tensor` stays as it is. With `async_op` a Work is returned
+    at once, whose `wait()` returns the result. `algorithm`, the same on all ranks, is "ring" or
+    another name of `unisono.plan.catalog("all_reduce")`, or a Schedule; None: the engine's own.
 
-    Raises TypeError on every rank for the mean of integers, and ValueError on every rank for an
-    algorithm that there is not and, with the path to the difference, where structures differ.
+    Raises TypeError on every rank for the mean of integers. Raises ValueError on every rank for an
+    unknown algorithm, and, with the path to the difference, if structures differ.
 
     >>> unisono.all_reduce(torch.tensor([1.0, 2.0]), "mean")
     tensor([1., 2.])
@@ -97,11 +94,11 @@ def reduce(
     out: TensorT | None = None,
     async_op: bool = False,
 ) -> TensorT | Work[TensorT | None] | None:
-    """Combine `tensor` over all ranks of `group` by `op`; returns the result on rank `dst` (or
-    `root`), in `out` where that is given, and None elsewhere. `tensor` stays as it is. With
-    `async_op` a Work is returned, whose `wait()` returns the same.
+    """Combine `tensor` over all ranks of `group` by `op` ("sum", "mean", "max" ...). Returns the
+    result on rank `dst` (or `root`), in `out` if it is given, and None elsewhere. `tensor` stays as
+    it is. With `async_op` a Work is returned, whose `wait()` returns the same.
 
-    Raises what `all_reduce` raises, and ValueError if `dst` is not a rank of the group.
+    Raises TypeError for the mean of integers, ValueError if `dst` is not a rank of the group.
 
     >>> total = unisono.reduce(torch.ones(2), dst=1)
     >>> total is None if comm.rank == 0 else total.tolist() == [2, 2]
@@ -127,13 +124,12 @@ def broadcast(
     async_op: bool = False,
 ) -> StructureT | Work[StructureT]:
     """Copy the `tensor` of rank `src` (or `root`) to every rank of `group`, in place, and return
-    it; with `async_op` a Work is returned, whose `wait()` returns it.
+    it. With `async_op` a Work is returned, whose `wait()` returns it.
 
     In a structure all tensors travel together; the numbers in the structure that is returned are
     those of `src`.
 
-    Raises ValueError on every rank, with the path, where structures differ, or if `src` is not a
-    rank.
+    Raises ValueError on every rank, with the path, if structures differ, or `src` is not a rank.
 
     >>> unisono.broadcast(torch.full((2,), comm.rank), src=1)
     tensor([1, 1])
@@ -155,15 +151,17 @@ def all_gather(
     tensor: Tensor, group: Group = None, *, out: OutT, async_op: bool = False
 ) -> OutT | Work[OutT]: ...
 @inputs_first
-def all_gather(tensor: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
-    """A list of every rank's `tensor`, in rank order, on every rank of `group`.
+def all_gather(
+    tensor: Tensor, group: Group = None, *, out: Tensors | None = None, async_op: bool = False
+) -> Tensors | Work[Any]:
+    """Return a list of every rank's `tensor`, in rank order, on every rank of `group`.
 
-    Shapes, numbers of dimensions and dtypes may differ from rank to rank, and tensors may be empty:
-    each comes back as it is. With `out`, on every rank, a list of tensors or one wide tensor that
-    fits, no shapes are exchanged, and `out` is returned. `all_gather_object` gathers structures.
-    With `async_op` shapes are exchanged at once and only the elements later.
+    Shapes, numbers of dimensions and dtypes may differ from rank to rank (variable sizes), and
+    tensors may be empty: each comes back as it is. If every rank passes `out`, a list of tensors or
+    one wide tensor that fits, no shapes are exchanged and `out` is returned. With `async_op` shapes
+    are exchanged at once and the elements later. `all_gather_object` gathers structures.
 
-    Raises TypeError on every rank for what cannot be sent; ValueError if `out` does not fit.
+    Raises TypeError on every rank for what cannot be sent, ValueError if `out` does not fit.
 
     >>> unisono.all_gather(torch.ones(comm.rank))
     [tensor([]), tensor([1.])]
@@ -188,13 +186,13 @@ def gather(
     out: Tensors | None = None,
     async_op: bool = False,
 ) -> list[TensorT] | Work[list[TensorT] | None] | None:
-    """A list of every rank's `tensor`, in rank order, on rank `dst` (or `root`) of `group`; None
-    elsewhere.
+    """Return a list of every rank's `tensor`, in rank order, on rank `dst` (or `root`) of `group`,
+    and None elsewhere.
 
-    Shapes may differ, as in `all_gather`. `out`, on `dst`, is a list of tensors of the right
-    shapes, and is returned. With `async_op` a Work is returned, whose `wait()` returns the list.
+    Shapes and dtypes may differ from rank to rank. `out`, on `dst`, is a list of tensors of the
+    right shapes, and is returned. With `async_op` a Work is returned, whose `wait()` returns that.
 
-    Raises what `all_gather` raises, and ValueError if `dst` is not a rank of the group.
+    Raises TypeError for what cannot be sent, ValueError if `dst` is not a rank of the group.
 
     >>> everyone = unisono.gather(torch.tensor(comm.rank), dst=0)
     >>> everyone == ([torch.tensor(0), torch.tensor(1)] if comm.rank == 0 else None)
@@ -220,14 +218,15 @@ def scatter(
     out: TensorT | None = None,
     async_op: bool = False,
 ) -> TensorT | Work[TensorT]:
-    """Part r of the `tensors` of rank `src` (or `root`), on rank r of `group`; others pass None.
+    """Return part r of the `tensors` of rank `src` (or `root`) on rank r of `group`. Ranks other
+    than `src` pass None.
 
     `tensors` is a list with a tensor for each rank, of one dtype and any shapes, or one tensor that
-    is cut evenly along its first dimension. Receivers need not know shape or dtype; where they pass
+    is cut evenly along its first dimension. Receivers need not know shape or dtype; if they pass
     `out`, it must fit. With `async_op` a Work is returned, whose `wait()` returns the part.
 
-    Raises ValueError for tensors that cannot be shared out, or from a rank that is not `src`;
-    TypeError for those of several dtypes.
+    Raises ValueError for tensors that cannot be divided, or on a rank other than `src`; TypeError
+    for several dtypes.
 
     >>> mine = unisono.scatter([torch.zeros(1), torch.ones(2)] if comm.rank == 0 else None)
     >>> mine.tolist() == ([0] if comm.rank == 0 else [1, 1])
@@ -257,13 +256,13 @@ def reduce_scatter(
     out: TensorT | None = None,
     async_op: bool = False,
 ) -> TensorT | Work[TensorT]:
-    """Combine `tensors` over all ranks of `group` by `op`; rank r has part r of the result, in
-    `out` where that is given. With `async_op` a Work is returned, whose `wait()` returns the part.
+    """Combine `tensors` over all ranks of `group` by `op` ("sum", "mean", "max" ...), and return
+    part r of the result on rank r, in `out` if it is given.
 
     `tensors` is a list with a tensor for each rank, or one tensor that is cut evenly along its
-    first dimension.
+    first dimension. With `async_op` a Work is returned, whose `wait()` returns the part.
 
-    Raises what `all_reduce` raises, and ValueError for tensors that cannot be shared out.
+    Raises TypeError for the mean of integers, ValueError for tensors that cannot be divided.
 
     >>> unisono.reduce_scatter(torch.tensor([1.0, 2.0])) / (comm.rank + 1)  # [2] and [4]
     tensor([2.])
@@ -294,18 +293,24 @@ def all_to_all(
     async_op: bool = False,
 ) -> list[TensorT] | Work[list[TensorT]]: ...
 @inputs_first
-def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bool = False) -> Any:
-    """Part i of rank j's `tensors` is part j of rank i's result.
+def all_to_all(
+    tensors: Tensors, group: Group = None, *, out: Tensors | None = None, async_op: bool = False
+) -> Tensors | Work[Any]:
+    """Exchange parts: part i of rank j's `tensors` is part j of the result on rank i of `group`.
 
-    Of a list with a tensor for each rank of `group`, of one dtype and any shapes, the result is a
-    list; of a tensor that is cut evenly along its first dimension, a tensor of the same shape. With
-    `out`, on every rank, the result goes there, and no shapes are exchanged. With `async_op` a Work
-    is returned, whose `wait()` returns the result.
+    One tensor is cut evenly along its first dimension, and the result has its shape. For uneven
+    parts (variable sizes), pass a list with a tensor for each rank, of one dtype and any shapes:
+    the result is a list, and the receivers need no split sizes. If every rank passes `out`, the
+    result goes there and no shapes are exchanged. With `async_op` a Work is returned, whose
+    `wait()` returns the result.
 
-    Raises ValueError for tensors that cannot be shared out, TypeError for those of several dtypes.
+    Raises ValueError for tensors that cannot be divided, TypeError for several dtypes.
 
     >>> unisono.all_to_all(torch.tensor([10, 20])) - 10 * comm.rank  # [10, 10] and [20, 20]
     tensor([10, 10])
+    >>> received = unisono.all_to_all([torch.ones(1), torch.ones(2)])
+    >>> [len(part) - comm.rank for part in received]
+    [1, 1]
     """
     comm = resolve(group)
     listed = isinstance(tensors, (list, tuple))
@@ -324,10 +329,10 @@ def all_to_all(tensors: Any, group: Any = None, *, out: Any = None, async_op: bo
 def reduce_tensor(
     tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
 ) -> TensorT | Work[TensorT]:
-    """`tensor` combined over all ranks of `group` by `op`, on every rank; the input stays as it is.
-    With `async_op` a Work is returned, whose `wait()` returns the result.
+    """Return `tensor` combined over all ranks of `group` by `op`, on every rank. The input stays as
+    it is. With `async_op` a Work is returned, whose `wait()` returns the result.
 
-    Raises what `all_reduce` raises.
+    Raises TypeError on every rank for the mean of integers, ValueError for an unknown `op`.
 
     >>> loss = torch.tensor(comm.rank + 1.0)
     >>> unisono.reduce_tensor(loss)  # the mean of 1 and 2

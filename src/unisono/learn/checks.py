@@ -18,18 +18,12 @@ from unisono.comm.communicator import Communicator
 Exercise = Any  # the names that the reader's file defines, as attributes
 
 
-def require(condition: object, otherwise: str) -> None:
-    """An assert that `python -O` keeps."""
-    if not condition:
-        raise AssertionError(otherwise)
-
-
 def require_equal(got: Any, expected: Any, what: str) -> None:
     if isinstance(got, torch.Tensor) and got.shape == getattr(expected, "shape", None):
         same = torch.allclose(got, expected)
     else:
         same = got == expected
-    require(same is True, f"{what} is {got}, not {expected}")
+    assert same is True, f"{what} is {got}, not {expected}"
 
 
 def ranks(exercise: Exercise) -> None:
@@ -40,7 +34,7 @@ def ranks(exercise: Exercise) -> None:
         joined = [item for share in shares for item in share]
         require_equal(joined, items, f"the joined list of the shares of {size} ranks")
         lengths = [len(share) for share in shares]
-        require(max(lengths) - min(lengths) <= 1, f"{count} items are cut into {lengths}")
+        assert max(lengths) - min(lengths) <= 1, f"{count} items are cut into {lengths}"
 
 
 def collectives(exercise: Exercise, comm: Communicator) -> None:
@@ -80,7 +74,7 @@ def all_reduce(exercise: Exercise, comm: Communicator) -> None:
     exercise.ring_all_reduce(recorder, x)
     require_equal(x, expected, "the sum")
     sent, most = sum(recorder.sent()), 2 * (comm.size - 1) * 4
-    require(sent <= most, f"rank {comm.rank} sent {sent} elements; {most} are enough")
+    assert sent <= most, f"rank {comm.rank} sent {sent} elements; {most} are enough"
 
 
 def cost(exercise: Exercise) -> None:
@@ -92,11 +86,11 @@ def cost(exercise: Exercise) -> None:
             tree = 2 * math.log2(n) * (latency + size / bandwidth)
             for call, expected in ((exercise.ring_time, ring), (exercise.tree_time, tree)):
                 got, what = call(size, *network), f"{call.__name__}({size:g}, {n}, ...)"
-                require(math.isclose(got, expected), f"{what} is {got:.4g}, not {expected:.4g}")
+                assert math.isclose(got, expected), f"{what} is {got:.4g}, not {expected:.4g}"
         if n > 2:
             at = exercise.crossover(*network)
             both = [call(at, *network) for call in (exercise.ring_time, exercise.tree_time)]
-            require(math.isclose(*both), f"ring and tree take {both} s for {at:.4g} bytes")
+            assert math.isclose(*both), f"ring and tree take {both} s for {at:.4g} bytes"
 
 
 def trees(exercise: Exercise, comm: Communicator) -> None:
@@ -106,7 +100,7 @@ def trees(exercise: Exercise, comm: Communicator) -> None:
     exercise.tree_broadcast(recorder, x)
     require_equal(x, torch.full((3,), 7.0), "x")
     sent, most = len(recorder.sent()), math.ceil(math.log2(comm.size))
-    require(sent <= most, f"rank {comm.rank} sent {sent} messages; {most} are enough")
+    assert sent <= most, f"rank {comm.rank} sent {sent} messages; {most} are enough"
 
 
 def messages(exercise: Exercise, comm: Communicator) -> None:
@@ -126,7 +120,7 @@ def overlap(exercise: Exercise, comm: Communicator) -> None:
     gradients = exercise.backward(recorder, [partial(layer, number) for number in range(3)])
     for number, gradient in enumerate(gradients):
         require_equal(gradient, torch.full((4,), float(number * comm.size)), f"gradient {number}")
-    require(seen == [0, 1, 2], "a gradient was not under way when the next layer computed")
+    assert seen == [0, 1, 2], "a gradient was not under way when the next layer computed"
 
 
 def groups(exercise: Exercise) -> None:
@@ -180,7 +174,7 @@ def weights(exercise: Exercise, comm: Communicator) -> None:
         used = torch.full((3,), 1.0 if comm.rank else 2.0)
         changed = exercise.update(comm, used, partial(load, refuses=comm.rank == refusing))
         case = f"if engine {refusing} refuses," if refusing else "if no engine refuses,"
-        require(changed is (refusing is None), f"{case} update returned {changed}")
+        assert changed is (refusing is None), f"{case} update returned {changed}"
         expected = torch.full((3,), 1.0 if comm.rank and refusing else 2.0)
         require_equal(used, expected, f"{case} the weights in use")
 
@@ -191,8 +185,8 @@ def what_goes_wrong(exercise: Exercise, comm: Communicator) -> None:
     finite = [*range(comm.size), *[6.0] * (comm.size - 1), *[3.0] * comm.size]
     log: list[float] = []
     mean, expected = exercise.train(comm, losses, log), sum(finite) / len(finite)
-    require(math.isclose(mean, expected, rel_tol=1e-6), f"the mean is {mean}, not {expected}")
-    require(len(log) == (3 if comm.rank == 0 else 0), f"rank {comm.rank} logged {len(log)} steps")
+    assert math.isclose(mean, expected, rel_tol=1e-6), f"the mean is {mean}, not {expected}"
+    assert len(log) == (3 if comm.rank == 0 else 0), f"rank {comm.rank} logged {len(log)} steps"
 
 
 Check = tuple[Callable[..., None], tuple[int, ...]]
