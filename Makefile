@@ -118,6 +118,8 @@ diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/di
 WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py
 
 check: .venv/.stamp ## lint, formatting, types, import rules, C warnings; ends with line counts
+	@! git describe --exact-match --tags HEAD > /dev/null 2>&1 || ! git grep -F $(PLACEHOLDER) -- pyproject.toml || \
+		{ echo "a tagged build needs the repository's address: make address URL=https://..."; exit 1; }
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
@@ -150,17 +152,17 @@ sdist: $(PACKAGING)/.stamp ## make the source package, and build a wheel from it
 wheel: sdist ## make a manylinux wheel, check both packages, run README's lines without a compiler
 	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" \
 		$(PACKAGING)/bin/auditwheel repair --wheel-dir $(DIST) build/package/*.whl
-	$(MAKE) check-packages try-wheel address
+	$(MAKE) check-packages try-wheel
 
 check-packages: $(PACKAGING)/.stamp ## look at the packages in dist as an index would
 	$(PACKAGING)/bin/python tools/check_packages.py $(DIST) --tag "$(TAG)"
 	$(PACKAGING)/bin/twine check --strict $(DIST)/*
 
-# The repository's address stands in pyproject.toml, SECURITY.md, CITATION.cff and .github.
+# What stands for the repository's address in pyproject.toml, SECURITY.md, CITATION.cff and .github.
+PLACEHOLDER = https://example.invalid/unisono
 address: ## put the repository's address everywhere: make address URL=https://host/owner/unisono
 	@test -n "$(URL)" || { echo "make address URL=https://host/owner/unisono"; exit 2; }
-	git grep -lF https://example.invalid/unisono -- . ':!tools' ':!docs' | \
-		xargs sed -i 's#https://example.invalid/unisono#$(URL)#g'
+	git grep -lF $(PLACEHOLDER) -- . ':!tools' ':!docs' ':!Makefile' | xargs sed -i 's#$(PLACEHOLDER)#$(URL)#g'
 
 try-wheel: ## install the wheel of dist that fits this machine, and run README's lines
 	$(PYTHON) tools/try_wheel.py $(DIST)/unisono-*_$$(uname -m).whl

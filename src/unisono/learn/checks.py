@@ -66,8 +66,8 @@ MESSAGES = ("send", "recv", "isend", "irecv")
 
 
 def all_reduce(exercise: Exercise, comm: Communicator) -> None:
-    """In step s, rank r sends part (r - s) % n and adds what it receives to part (r - s - 1) % n.
-    In the second round it sends part (r + 1 - s) % n and replaces part (r - s) % n."""
+    """In step s, rank r sends part (r - 1 - s) % n and adds what it receives to (r - 2 - s) % n. In
+    the second round it sends part (r - s) % n and replaces part (r - 1 - s) % n."""
     x = torch.arange(4.0 * comm.size) + 10 * comm.rank
     expected = comm.size * torch.arange(4.0 * comm.size) + 5 * comm.size * (comm.size - 1)
     recorder = Recorder(comm, *MESSAGES)
@@ -94,7 +94,7 @@ def cost(exercise: Exercise) -> None:
 
 
 def trees(exercise: Exercise, comm: Communicator) -> None:
-    """In the step of distance d = 1, 2, 4 ..., rank r < d sends to rank r + d."""
+    """In the step of distance d = ... 4, 2, 1, a multiple of 2d sends to the rank d further on."""
     x = torch.full((3,), 7.0 if comm.rank == 0 else -1.0)
     recorder = Recorder(comm, *MESSAGES)
     exercise.tree_broadcast(recorder, x)
