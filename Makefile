@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 # What a build without isolation needs beside a compiler.
 BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 # What the documentation's site is built with.
-SITE_TOOLS = sphinx myst-parser furo
+SITE_TOOLS = sphinx myst-parser furo codespell
 # What the course's notebooks are run with.
 NOTEBOOK_TOOLS = nbclient nbformat ipykernel
 # What drives a browser, where there is one.
@@ -63,8 +63,9 @@ test-docs: .venv/.stamp ## run every command and program that README and docs sh
 	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.
-docs: .venv/.stamp ## build the documentation into build/site; fails on any warning or dead link
+docs: .venv/.stamp ## build the documentation into build/site; fails on any warning, dead link or misspelling
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(SITE_TOOLS)
+	.venv/bin/codespell --ignore-words-list worke docs README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 	.venv/bin/python tools/docs_site
 
 # Where the reports of a watched run go; a call that waits for HANG_S is one.

@@ -53,10 +53,9 @@ def weighted_sum(
 def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The mean of `x`, this rank's shard, over `dim` and all ranks of `group`, on every rank: that
-    of all elements, not of the ranks' means. `dim=None` is over the ranks, element by element;
-    `keepdim` leaves a dimension of one element. Raises TypeError on every rank unless `x` is a
-    floating-point or complex tensor.
+    """The mean of x over `dim` and all ranks, on every rank: that of all elements, not of the
+    ranks' means. `x`, `dim`, `group` and `keepdim` are as in `weighted_sum`. Raises TypeError on
+    every rank unless `x` is a floating-point or complex tensor.
 
     >>> shard = torch.ones(1) if comm.rank == 0 else torch.zeros(3)
     >>> unisono.mean(shard, dim=0)
@@ -82,9 +81,8 @@ def variance(
     keepdim: bool = False,
 ) -> torch.Tensor:
     """The variance of x over `dim` and all ranks, on every rank: the sum of the squared distances
-    from the mean, divided by the number of elements less `correction`. `x` is this rank's shard;
-    `dim=None` is over the ranks of `group`, element by element; `keepdim` leaves a dimension of one
-    element. Raises TypeError on every rank unless `x` is floating-point.
+    from the mean, divided by the number of elements less `correction`. `x`, `dim`, `group` and
+    `keepdim` are as in `weighted_sum`. Raises TypeError on every rank unless `x` is floating-point.
 
     >>> unisono.variance(torch.tensor([1.0, 3.0]) + 4 * comm.rank, dim=0, correction=0)
     tensor(5.)
@@ -103,9 +101,8 @@ def variance(
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The square root of the sum of |x|^2 over `dim` and all ranks of `group`, on every rank. `x`
-    is this rank's shard; `dim=None` is over the ranks, element by element; `keepdim` leaves a
-    dimension of one element. Raises TypeError on every rank for integers.
+    """The square root of the sum of |x|^2 over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `mean` raises.
 
     >>> unisono.l2_norm(torch.tensor([3.0 + comm.rank]), dim=0)  # of 3 and 4
     tensor(5.)
@@ -120,8 +117,7 @@ def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
     """`x` divided by its `l2_norm` over `dim` and all ranks of `group`, or by `eps` where that is
-    smaller; each rank has its shard's part. Raises TypeError on every rank unless `x` is
-    floating-point or complex.
+    smaller; each rank has its shard's part. Raises what `l2_norm` raises.
 
     >>> unisono.normalize(torch.tensor([3.0 + comm.rank]), dim=0) * 5 - comm.rank
     tensor([3.])
@@ -227,8 +223,7 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
 
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
-    its shard's part. `x` is this rank's shard along `dim`; `dim=None` is over the ranks of `group`,
-    element by element. Raises TypeError on every rank unless `x` is floating-point.
+    its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
 
     >>> unisono.log_softmax(torch.tensor([0.0, -1000.0]), dim=0)[1] < -1000
     tensor(True)
@@ -247,9 +242,8 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> 
 def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
-    """The logarithm of the sum of exp(x) over `dim` and all ranks of `group`, on every rank. `x` is
-    this rank's shard; `dim=None` is over the ranks, element by element; `keepdim` leaves a
-    dimension of one element. Raises TypeError on every rank unless `x` is floating-point.
+    """The logarithm of the sum of exp(x) over `dim` and all ranks, on every rank. `x`, `dim`,
+    `group` and `keepdim` are as in `weighted_sum`. Raises what `softmax` raises.
 
     >>> unisono.logsumexp(torch.zeros(2), dim=0).exp()  # four elements on two ranks
     tensor(4.)

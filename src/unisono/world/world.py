@@ -308,8 +308,7 @@ def get_rank(group: Group = None) -> int:
 
 
 def get_world_size(group: Group = None) -> int:
-    """How many ranks `group` has: a Communicator, a torch process group, or None for the world;
-    before `init`, what the launcher has said. Raises UnisonoError if this process is not in it.
+    """How many ranks `group` has, as in `get_rank`. Raises what that raises.
 
     >>> unisono.get_world_size()
     2
