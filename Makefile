@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 # What a build without isolation needs beside a compiler.
 BUILD_TOOLS = scikit-build-core hatch-fancy-pypi-readme cmake ninja
 # What the documentation's site is built with.
-SITE_TOOLS = sphinx myst-parser furo
+SITE_TOOLS = sphinx myst-parser furo codespell
 # What the course's notebooks are run with.
 NOTEBOOK_TOOLS = nbclient nbformat ipykernel
 # What drives a browser, where there is one.
@@ -63,8 +63,9 @@ test-docs: .venv/.stamp ## run every command and program that README and docs sh
 	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.
-docs: .venv/.stamp ## build the documentation into build/site; fails on any warning or dead link
+docs: .venv/.stamp ## build the documentation into build/site; fails on any warning, dead link or misspelling
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(SITE_TOOLS)
+	.venv/bin/codespell --ignore-words-list worke docs README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 	.venv/bin/python tools/docs_site
 
 # Where the reports of a watched run go; a call that waits for HANG_S is one.
@@ -118,6 +119,8 @@ diagnosis: .venv/.stamp ## run the buggy programs in every setup; writes docs/di
 WRITTEN_ONCE = src/unisono/comm/communicator.py src/unisono/collectives/primitives.py
 
 check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnings; ends with line counts
+	@! git describe --exact-match --tags HEAD > /dev/null 2>&1 || ! git grep -F $(PLACEHOLDER) -- pyproject.toml || \
+		{ echo "a tagged build needs the repository's address: make address URL=https://..."; exit 1; }
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
@@ -151,17 +154,17 @@ sdist: $(PACKAGING)/.stamp ## make the source package, and build a wheel from it
 wheel: sdist ## make a manylinux wheel, check both packages, run README's lines without a compiler
 	PATH="$(CURDIR)/$(PACKAGING)/bin:$$PATH" \
 		$(PACKAGING)/bin/auditwheel repair --wheel-dir $(DIST) build/package/*.whl
-	$(MAKE) check-packages try-wheel address
+	$(MAKE) check-packages try-wheel
 
 check-packages: $(PACKAGING)/.stamp ## look at the packages in dist as an index would
 	$(PACKAGING)/bin/python tools/check_packages.py $(DIST) --tag "$(TAG)"
 	$(PACKAGING)/bin/twine check --strict $(DIST)/*
 
-# The repository's address stands in pyproject.toml, SECURITY.md, CITATION.cff and .github.
+# What stands for the repository's address in pyproject.toml, SECURITY.md, CITATION.cff and .github.
+PLACEHOLDER = https://example.invalid/unisono
 address: ## put the repository's address everywhere: make address URL=https://host/owner/unisono
 	@test -n "$(URL)" || { echo "make address URL=https://host/owner/unisono"; exit 2; }
-	git grep -lF https://example.invalid/unisono -- . ':!tools' ':!docs' | \
-		xargs sed -i 's#https://example.invalid/unisono#$(URL)#g'
+	git grep -lF $(PLACEHOLDER) -- . ':!tools' ':!docs' ':!Makefile' | xargs sed -i 's#$(PLACEHOLDER)#$(URL)#g'
 
 try-wheel: ## install the wheel of dist that fits this machine, and run README's lines
 	$(PYTHON) tools/try_wheel.py $(DIST)/unisono-*_$$(uname -m).whl

@@ -4,7 +4,9 @@
 
 A table is between two comments, `<!-- bench: NAME -->` and `<!-- end -->`, where NAME is a file
 of benchmarks/results without its ending. "NAME all_reduce,barrier 8,64K" takes only these
-collectives and sizes, and `<!-- bench: all -->` every file, with its plot.
+collectives and sizes, and `<!-- bench: all -->` every file, with two plots for each collective:
+docs/plots/NAME/all_reduce-time.svg and all_reduce-bandwidth.svg. Their colours are variables, so
+that they suit light and dark pages alike; the site puts them into its pages as they are.
 """
 
 from __future__ import annotations
@@ -24,6 +26,18 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PLOTS = REPOSITORY / "docs" / "plots"
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "performance.md")
+_HALVES = ("time", "bandwidth")
+_NAMES = {"mpi": "Open MPI"}
+_TITLES = {
+    "ping_pong": "ping-pong (a message and its answer)",
+    "all_reduce_async": "all_reduce with async_op, then wait",
+}
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_COLOURS = """<style>svg { --unisono: #0a7a55; --gloo: #c8501a; --nccl: #7044c4; --mpi: #2465b8;
+--soft: #5d626d; --line: #dfe0e3; --faint: #9a9ea8;
+font-family: system-ui, "DejaVu Sans", sans-serif; }
+@media (prefers-color-scheme: dark) { svg { --unisono: #3fc590; --gloo: #f48a55; --nccl: #b096f5;
+--mpi: #6eaaf7; --soft: #a2a7b4; --line: #2b2f39; --faint: #6d7380; } }</style>"""
 _BLOCK = re.compile(r"(<!-- bench: (\S+)(?: (\S+) (\S+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -43,7 +57,8 @@ def write_all() -> None:
     known = runs()
     PLOTS.mkdir(exist_ok=True)
     for name, run in known.items():
-        plot.save(run, PLOTS / f"{name}.png")
+        for rows in _with_curves(run):
+            save_plots(rows, PLOTS / name)
     for page in PAGES:
         before = page.read_text()
         after = _BLOCK.sub(lambda match: match[1] + _inner(match, known) + match[5], before)
@@ -69,14 +84,56 @@ def _inner(match: re.Match[str], known: dict[str, Run]) -> str:
     return f"\n{side_by_side(run)}\n"
 
 
+def _with_curves(run: Run) -> list[list[Row]]:
+    return [rows for rows in text.tables(run, run.rows) if plot.has_curves(rows)]
+
+
+def save_plots(rows: Sequence[Row], folder: Path) -> None:
+    """Time and bandwidth of one collective over size, a file for each."""
+    folder.mkdir(exist_ok=True)
+    drawn = plot.draw(rows).split("<svg ")[1:]
+    names = [*dict.fromkeys(row.backend for row in rows)]
+    colours = [f"var(--{name})" for name in names] + ["var(--faint)"]
+    words = [*(_NAMES.get(name, name) for name in names), "floor (dots)"]
+    key = "".join(
+        f'<text x="352" y="{182 - 13 * (len(words) - at)}" text-anchor="end" '
+        f'style="font-size: 10px; font-weight: 600; fill: {colour}">{word}</text>'
+        for at, (word, colour) in enumerate(zip(words, colours, strict=True))
+    )
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    for half, svg in zip(_HALVES, drawn, strict=True):
+        whole = f"<svg {spaces} {svg}".replace("</title>", f"</title>{_COLOURS}", 1)
+        whole = whole.rstrip().removesuffix("</svg>") + key + "</svg>"
+        (folder / f"{rows[0].collective}-{half}.svg").write_text(" ".join(whole.split()) + "\n")
+
+
 def _section(name: str, run: Run) -> str:
+    """The plots, and the tables folded below them."""
+    plots = "".join(
+        f"**{_TITLES.get(collective, collective)}**\n\n"
+        + " ".join(f"![{collective}: {h}](plots/{name}/{collective}-{h}.svg)" for h in _HALVES)
+        + "\n\n"
+        for collective in (rows[0].collective for rows in _with_curves(run))
+    )
     lines = "\n".join(f"- {line}" for line in text.summary(run) if not line.startswith("*"))
     disturbed = "\n\\* other programs had a share of the cores in this row.\n"
     mark = disturbed if any(row.disturbed for row in run.rows) else ""
     return (
-        f"## {name}\n\n{text.about(run)}.\n\n{side_by_side(run)}{mark}\n{lines}\n\n"
-        f"![time and bandwidth over size](plots/{name}.png)\n"
+        f"## {heading(run)}\n\n{text.about(run)}.\n\n{plots}"
+        f"<details>\n<summary>The same in figures</summary>\n\n"
+        f"{side_by_side(run)}{mark}\n{lines}\n\n</details>\n"
     )
+
+
+def heading(run: Run) -> str:
+    """The run in words: Two ranks on two Arm cores."""
+    kinds = {"aarch64": "Arm", "x86_64": "Xeon" if "Xeon" in run.machine["processor"] else "x86"}
+    ranks, cores = (
+        _WORDS[number] if number < len(_WORDS) else str(number)
+        for number in (run.settings["ranks"], run.machine["cores"])
+    )
+    kind = kinds.get(run.machine["architecture"], run.machine["architecture"])
+    return f"{ranks} ranks on {cores} {kind} cores".capitalize().replace(kind.lower(), kind)
 
 
 def side_by_side(run: Run) -> str:

@@ -2,8 +2,10 @@
 
     python tools/try_wheel.py dist/unisono-*.whl
 
-Only wheels are installed, in the versions of constraints.txt, into a new environment. Programs run
-there with nothing on PATH but the environment itself, outside the source tree.
+The wheel is installed into a new environment. torch and what else it depends on are those of .venv,
+where that has them; otherwise they are installed, too: wheels alone, in the versions of
+constraints.txt. Programs run there with nothing on PATH but the environment itself, outside the
+source tree.
 """
 
 from __future__ import annotations
@@ -45,13 +47,21 @@ def programs() -> tuple[Block, Block]:
 def install(wheel: Path, folder: Path) -> dict[str, str]:
     """A new environment with the wheel in it; returns what its programs may know of the world."""
     venv.create(folder, with_pip=True)
+    version = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    known, options = ROOT / ".venv" / version, []
+    if (known / "torch").is_dir():
+        (folder / version / "dependencies.pth").write_text(f"{known}\n")
+        options = ["--no-deps"]
     subprocess.run(
         [
             folder / "bin/python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:",
-            "--constraint", ROOT / "constraints.txt", wheel,
+            "--constraint", ROOT / "constraints.txt", *options, wheel,
         ],
         check=True,
     )  # fmt: skip
+    home = [folder / "bin/python", "-c", "import unisono; print(unisono.__file__)"]
+    found = subprocess.run(home, check=True, capture_output=True, text=True, cwd=folder).stdout
+    assert Path(found.strip()).is_relative_to(folder), f"{found.strip()} is not the wheel's"
     environment = {"PATH": str(folder / "bin"), "HOME": str(folder)}
     for compiler in ("cc", "gcc", "clang", "c++", "ld", "cmake", "make"):
         assert shutil.which(compiler, path=environment["PATH"]) is None, compiler

@@ -9,12 +9,12 @@ def ring_all_reduce(comm: Communicator, x: torch.Tensor) -> None:
     n, r = comm.size, comm.rank
     parts = x.view(n, -1)
     received = torch.empty_like(parts[0])
-    for step in range(n - 1):  # reduce_scatter: rank r ends with the sum of part r + 1
-        sending = comm.isend(parts[(r - step) % n], comm.next)
+    for step in range(n - 1):  # reduce_scatter: rank r ends with the sum of part r
+        sending = comm.isend(parts[(r - 1 - step) % n], comm.next)
         comm.recv(received, comm.prev)
         sending.wait()
-        parts[(r - step - 1) % n] += received
+        parts[(r - 2 - step) % n] += received
     for step in range(n - 1):  # all_gather: pass on what came last
-        sending = comm.isend(parts[(r + 1 - step) % n], comm.next)
-        comm.recv(parts[(r - step) % n], comm.prev)
+        sending = comm.isend(parts[(r - step) % n], comm.next)
+        comm.recv(parts[(r - 1 - step) % n], comm.prev)
         sending.wait()

@@ -20,14 +20,17 @@ def test_cells() -> None:
     page = (
         "# T\n\nText.\n\n<!-- ranks: 2 -->\n```python\nx = 1\n```\n\n<!-- file: a.py -->\n"
         "```python\ny\n```\n\n```sh\npython a.py\n```\n\n```text\nout\n```\n"
-        "<!-- picture: p -->\nEnd.\n"
+        "<!-- picture: p -->\nSee [2](course-02-x.md), [a](b.md#c).\n\n"
+        "<!-- picture: plays-all_reduce-ring-4 -->\n"
     )
     cells = notebooks.notebook_of(page)["cells"]
     sources = ["".join(cell["source"]) for cell in cells]
     assert sources[0] == "# T\n\nText."
     assert "    x = 1\n" in sources[2]
     assert "ranks=2" in sources[2]
-    assert sources[3:] == ["%%writefile a.py\ny", "!python a.py", "End."]
+    player = 'from unisono import plan\n\nplan.find("all_reduce", "ring").schedule(4)'
+    text = "See [2](course-02-x.ipynb), a."
+    assert sources[3:] == ["%%writefile a.py\ny", "!python a.py", text, player]
 
 
 @pytest.mark.docs
@@ -36,6 +39,5 @@ def test_runs(chapter: str, tmp_path: Path) -> None:
     nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
     notebooks.write_all(ROOT / "docs", tmp_path)
     notebook = nbformat.read(tmp_path / f"{chapter}.ipynb", as_version=4)
-    notebook.cells[1].source = "import torch\nimport unisono"  # it is installed
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()

@@ -49,6 +49,26 @@ def test_a_public_name_without_a_docstring_is_refused(
 
 def test_a_page_that_no_list_has_is_refused(sources: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "forgotten.md").write_text("# Forgotten\n")
-    drawn = ("player-all_reduce-ring", "hang")
+    drawn = ("plays-all_reduce-ring-4", "hang")
     with pytest.raises(sources.BadSource, match=r"every page but forgotten\.md"):
         sources.write_start_page(ROOT, tmp_path, [], dict.fromkeys(drawn, ""))
+
+
+def test_overloads_stand_in_the_reference_as_type_checkers_see_them(sources: ModuleType) -> None:
+    reference = importlib.import_module("reference")
+    first, later = reference._signatures("unisono.broadcast", unisono.broadcast)
+    assert first.endswith("async_op: Literal[False]=False) -> StructureT")
+    assert later.endswith("async_op: Literal[True]) -> Work[StructureT]")
+    assert len(reference._signatures("unisono.all_gather", unisono.all_gather)) == 4
+    assert reference._signatures("unisono.barrier", unisono.barrier) == [
+        reference._signature("unisono.barrier", unisono.barrier)
+    ]
+
+
+def test_plots_stand_in_the_page(sources: ModuleType) -> None:
+    text = (ROOT / "docs/index.md").read_text()
+    drawn = dict.fromkeys(("plays-all_reduce-ring-4", "hang"), "")
+    page = sources._with_pictures(text, drawn, "docs/index.md", ROOT)
+    assert page.count("<svg ") == 1
+    assert "var(--unisono)" in page
+    assert "<style>" not in page

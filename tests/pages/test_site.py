@@ -33,10 +33,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Visit:
     """A page of the site in a browser. Whatever leaves the folder, or goes wrong, is kept."""
 
-    def __init__(self, browser: Any, site: Path, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, site: Path, scheme: str = "light", width: int = 1280) -> None:
         self.troubles: list[str] = []
         self.site = site
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.page = context.new_page()
         self.page.on("console", lambda message: self._note(message.text, message.type == "error"))
         self.page.on("pageerror", lambda error: self._note(str(error)))
@@ -74,6 +74,39 @@ def test_search_finds_a_page_and_leads_there(visit: Visit) -> None:
     assert any("unisono.reduce_scatter" in title for title in titles), titles
     page.locator("#search-results li a").first.click()
     assert "reduce_scatter" in page.locator("article").inner_text()
+
+
+@pytest.mark.parametrize("words", ["uneven all_to_all", "split sizes", "variable sizes"])
+def test_search_finds_uneven_parts(visit: Visit, words: str) -> None:
+    page = visit.go(f"search.html?q={words.replace(' ', '+')}")
+    until(page, "document.querySelectorAll('#search-results li a').length > 0")
+    places = page.evaluate(
+        "[...document.querySelectorAll('#search-results li a')].map(a => a.href)"
+    )
+    assert any("course-02-collectives.html" in place for place in places), places
+
+
+CUT = """() => [...document.querySelectorAll('.picture, .plots, .scroll, iframe, svg, img')]
+  .filter((e) => e.getBoundingClientRect().right > innerWidth || e.scrollWidth > e.clientWidth + 1)
+  .map((e) => e.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("name", ["index", "course-02-collectives", "performance", "architecture"])
+def test_no_picture_is_cut_on_a_phone(browser: Any, site: Path, name: str) -> None:
+    visit = Visit(browser, site, width=390)
+    page = visit.go(f"{name}.html")
+    assert page.locator("article :is(.picture, .plots, iframe)").count() > 0
+    assert page.evaluate(CUT) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    visit.page.context.close()
+
+
+def test_the_ring_of_the_start_page_plays(visit: Visit) -> None:
+    page = visit.go("index.html")
+    inside = page.frame_locator("details.player iframe")
+    inside.locator("html[data-ready]").wait_for(state="attached")
+    page.locator("details.player").scroll_into_view_if_needed()
+    until(page.frames[1], "player.time === player.duration", 60)
 
 
 def test_every_link_leads_somewhere(visit: Visit, site: Path) -> None:
@@ -123,7 +156,7 @@ def test_every_public_name_is_in_the_reference(visit: Visit) -> None:
 def test_pictures_can_be_read(browser: Any, site: Path, scheme: str) -> None:
     visit = Visit(browser, site, scheme)
     page = visit.go("collectives.html")
-    assert page.locator(".picture svg").count() == 9
+    assert page.locator(".picture svg.wide").count() == 9
     ink = page.locator(".picture text.value").first.evaluate("e => getComputedStyle(e).fill")
     is_dark_ink = sum(map(int, re.findall(r"\d+", ink)[:3])) < 380
     assert is_dark_ink == (scheme == "light")

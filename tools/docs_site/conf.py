@@ -8,6 +8,7 @@ release = version = unisono.__version__
 extensions = ["myst_parser"]
 root_doc = "index"
 highlight_language = "text"
+smartquotes = False
 pygments_style = "default"
 pygments_dark_style = "github-dark"
 

@@ -1,8 +1,9 @@
 """The chapters of the course as notebooks, each made from its page.
 
 Text becomes text, and programs become cells: one that runs on ranks is wrapped in `unisono.launch`,
-a file is written by `%%writefile`, shell commands follow `!`. What a program prints is left out,
-as running the cell shows it.
+a file is written by `%%writefile`, shell commands follow `!`, and a player is a schedule, which
+plays in a notebook. What a program prints is left out, as running the cell shows it. Links lead to
+other chapters; those to other pages become text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _BLOCK = re.compile(
     re.M | re.S,
 )
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.M | re.S)
-_FIRST = "%pip install --quiet unisono\nimport torch\nimport unisono"
+_PLAYER = re.compile(r"^<!-- picture: play\w+-(\w+)-(\w+)-(\d+) -->$", re.M)
+_CHAPTER = re.compile(r"\]\((course-[\w-]+)\.md\)")
+_OTHER = re.compile(r"\[([^\]]*)\]\([^)]*(?:\.md|\.py)[^)]*\)")
+_FIRST = "# unisono has to be installed: `pip install .` in a clone\nimport torch\nimport unisono"
 
 
 def write_all(docs: Path, folder: Path) -> list[Path]:
@@ -53,8 +57,14 @@ def _cells(page: str) -> Iterator[Cell]:
 
 
 def _text(text: str) -> Iterator[Cell]:
-    if text := _COMMENT.sub("", text).strip():
-        yield _cell("markdown", text)
+    words = _PLAYER.split(text)
+    for at in range(0, len(words), 4):
+        if plain := _COMMENT.sub("", words[at]).strip():
+            yield _cell("markdown", _OTHER.sub(r"\1", _CHAPTER.sub(r"](\1.ipynb)", plain)))
+        if at + 1 < len(words):
+            collective, algorithm, ranks = words[at + 1 : at + 4]
+            schedule = f'plan.find("{collective}", "{algorithm}").schedule({ranks})'
+            yield _cell("code", f"from unisono import plan\n\n{schedule}")
 
 
 def _code(language: str, marks: str, text: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -24,6 +26,25 @@ _DATA = {
     "unisono.plan.PRESETS": "Topologies by name, with where their numbers come from (`source`).",
 }
 """What has no docstring of its own."""
+_TYPES = """(types-in-signatures)=
+## Types in signatures
+
+| name | what it is |
+|---|---|
+| `Tensor` | a torch tensor or a NumPy array |
+| `Tensors` | a `Tensor`, or a list or tuple of them |
+| `TensorT` | a `Tensor`; the result has the type of the argument |
+| `StructureT` | a tensor, a number, or a dict, list, tuple or dataclass of them; the result has the type of the argument |
+| `OutT` | the type of `out`, which is what the call returns |
+| `Op` | `"sum"`, `"mean"` (`"avg"`), `"product"` (`"prod"`), `"min"`, `"max"`, `"band"`, `"bor"`, `"bxor"`, a `torch.distributed.ReduceOp` or a `PremulSum` |
+| `Group` | a `Communicator`, a torch process group, or None: the world |
+| `Rank` | a rank of the group, or None: rank 0 |
+| `Algorithm` | a name of `unisono.plan.catalog`, a `Schedule`, or None: the engine's own |
+| `Work[T]` | a call under way: its `wait()` returns a T |
+
+Type checkers know all of it: mypy and pyright find the right overload for `async_op=True` and for `out`.
+
+"""  # noqa: E501
 
 
 def write_pages(source: Path) -> list[str]:
@@ -34,26 +55,28 @@ def write_pages(source: Path) -> list[str]:
     modules = [name for name in unisono.__all__ if isinstance(getattr(unisono, name), ModuleType)]
     own = [name for name in unisono.__all__ if name not in modules]
     pages = {
-        "unisono": ("unisono", unisono, own),
+        "unisono": (unisono, own),
         **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
         "unisono.training": _of_module(unisono.training),
         "unisono.plan": _of_module(unisono.plan),
     }
     names = []
-    for title, (prefix, module, members) in pages.items():
+    for title, (module, members) in pages.items():
         text = f"# {title}\n\n{_opening(module)}\n"
+        text += "{ref}`types-in-signatures` explains the names of types.\n\n"
         for heading, names_of_kind in _by_kind(module, members).items():
-            text += f"## {heading}\n\n"
+            links = ", ".join(f"[{member}](#{member.lower()})" for member in names_of_kind)
+            text += f"## {heading}\n\n{links}\n\n"
             for member in names_of_kind:
-                entry = "".join(_entry(prefix, member, getattr(module, member)))
+                entry = "".join(_entry(title, member, getattr(module, member)))
                 text += f"### {member}\n\n{entry}"
-        names.append(_write(source, title, text))
+        names.append(_write(source, title, text + (_TYPES if module is unisono else "")))
     names.append(_write(source, "unisono.testing", _testing()))
     return names
 
 
-def _of_module(module: ModuleType) -> tuple[str, ModuleType, list[str]]:
-    return module.__name__, module, sorted(module.__all__)
+def _of_module(module: ModuleType) -> tuple[ModuleType, list[str]]:
+    return module, sorted(module.__all__)
 
 
 def _by_kind(module: ModuleType, members: list[str]) -> dict[str, list[str]]:
@@ -85,13 +108,13 @@ def _entry(prefix: str, name: str, value: Any) -> Iterator[str]:
         return
     text = as_markdown(_docstring(full, value))
     if not isinstance(value, type):
-        yield from _directive("py:function", _signature(full, value), text, 4)
+        yield from _directive("py:function", _signatures(full, value), text, 4)
         return
     methods = "".join(_methods(full, value))
     kind = "py:exception" if issubclass(value, Exception) else "py:class"
     fields = "".join(_fields(full, value))
     shown = full if kind == "py:exception" else _signature(full, value)
-    yield from _directive(kind, shown, text + "\n" + fields + methods, 6)
+    yield from _directive(kind, [shown], text + "\n" + fields + methods, 6)
 
 
 def _methods(full: str, owner: type) -> Iterator[str]:
@@ -103,9 +126,9 @@ def _methods(full: str, owner: type) -> Iterator[str]:
             continue
         text = as_markdown(_docstring(f"{full}.{name}", found))
         if isinstance(found, property):
-            yield from _directive("py:property", f"{full}.{name}", text, 5)
+            yield from _directive("py:property", [f"{full}.{name}"], text, 5)
         else:
-            yield from _directive("py:method", _signature(f"{full}.{name}", found), text, 5)
+            yield from _directive("py:method", _signatures(f"{full}.{name}", found), text, 5)
 
 
 def _fields(full: str, owner: type) -> Iterator[str]:
@@ -115,9 +138,13 @@ def _fields(full: str, owner: type) -> Iterator[str]:
         yield f"Fields: {', '.join(names)}.\n\n"
 
 
-def _directive(kind: str, signature: str, text: str, fence: int) -> Iterator[str]:
-    marks = ":" * fence
-    yield f"{marks}{{{kind}}} {signature}\n\n{text}\n{marks}\n\n"
+def _directive(kind: str, signatures: list[str], text: str, fence: int) -> Iterator[str]:
+    """What is called in several ways has an entry for each; the last one has the text."""
+    marks, last = ":" * fence, len(signatures) - 1
+    for at, signature in enumerate(signatures):
+        option = ":no-index:\n" if at else ""
+        body = f"\n{text}\n" if at == last else ""
+        yield f"{marks}{{{kind}}} {signature}\n{option}{body}{marks}\n\n"
 
 
 def _docstring(full: str, value: Any) -> str:
@@ -125,6 +152,33 @@ def _docstring(full: str, value: Any) -> str:
     if not text or (isinstance(value, type) and text == inspect.getdoc(object)):
         raise BadSource(f"{full} has no docstring")
     return text
+
+
+def _signatures(full: str, value: Any) -> list[str]:
+    """The ways to call a function: its overloads in the stub beside its module, if there is one.
+    That for an `async_op` of either kind says nothing new."""
+    function = inspect.unwrap(getattr(value, "__func__", value))
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
+    found = _stub(Path(file).with_suffix(".pyi")).get(function.__qualname__, []) if file else []
+    kept = [text for text in found if "async_op: bool" not in text] if len(found) > 1 else []
+    return [full + text for text in kept] or [_signature(full, value)]
+
+
+@cache
+def _stub(path: Path) -> dict[str, list[str]]:
+    """The signatures in a stub, by qualified name."""
+    found: dict[str, list[str]] = {}
+    for node in ast.parse(path.read_text()).body if path.exists() else []:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in inner:
+            if isinstance(function, ast.FunctionDef):
+                arguments = function.args
+                arguments.args = [arg for arg in arguments.args if arg.arg not in ("self", "cls")]
+                returned = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+                text = f"({ast.unparse(arguments)}){returned}".replace("_Literal", "Literal")
+                found.setdefault(prefix + function.name, []).append(text)
+    return found
 
 
 def _signature(full: str, value: Any) -> str:

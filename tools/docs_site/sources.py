@@ -13,6 +13,9 @@ from pathlib import Path
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _PICTURE = re.compile(r"^<!-- picture: ([\w-]+) -->$", re.M)
+_PLOTS = re.compile(r"^(?:!\[[^\]]*\]\(plots/[^)]+\.svg\) ?)+$", re.M)
+_PLOT = re.compile(r"\((plots/[^)]+)\)")
+_STYLE = re.compile(r"<style>.*?</style>")
 _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _ITEM = re.compile(r"^- \[([^\]]*)\]\(([^)#]+\.md)\)", re.M)
 _UNLISTED = "---\norphan: true\n---\n\n"
@@ -45,14 +48,13 @@ def write_pages(root: Path, source: Path, pictures: Mapping[str, str]) -> None:
         name = file.relative_to(root).as_posix()
         if name in ("README.md", "docs/index.md"):
             continue
-        text = _PICTURE.sub(lambda found: _picture(found[1], pictures, name), file.read_text())  # noqa: B023
+        text = _with_pictures(file.read_text(), pictures, name, root)
         if file.name.startswith("course-"):
             notebook = f"_static/notebooks/{file.stem}.ipynb"
             text += f'\n<p><a href="{notebook}" download>This chapter as a notebook</a></p>\n'
         _write(source / page_of(name), with_site_links(text, name, root, programs))
-    for folder in ("images", "plots"):
-        for picture in (root / "docs" / folder).iterdir():
-            _write(source / folder / picture.name, picture.read_bytes())
+    for picture in (root / "docs/images").iterdir():
+        _write(source / "images" / picture.name, picture.read_bytes())
     static = Path(__file__).parent / "static"
     for asset in static.iterdir():
         _write(source / "_static" / asset.name, asset.read_bytes())
@@ -64,17 +66,19 @@ def write_start_page(
     root: Path, source: Path, names: Iterable[str], pictures: Mapping[str, str]
 ) -> None:
     """Write the start page: docs/index.md up to `<!-- contents -->`. The lists after it are the
-    site's table of contents, which stands in the margin, with the pages `names` as its reference.
-    Raises BadSource for a page that no list has."""
+    site's table of contents, which stands in the margin; the reference, the pages `names`, comes
+    before "Understanding". Raises BadSource for a page that no list has."""
     text, _, contents = (root / "docs/index.md").read_text().partition("<!-- contents -->\n")
-    text = _PICTURE.sub(lambda found: _picture(found[1], pictures, "docs/index.md"), text)
+    text = _with_pictures(text, pictures, "docs/index.md", root)
     pages: Pages = {}
     for section in contents.split("\n## ")[1:]:
-        pages[section.partition("\n")[0]] = {
+        heading = section.partition("\n")[0]
+        if heading == "Understanding":
+            pages["Reference"] = {name: _title(source / f"{name}.md") for name in names}
+        pages[heading] = {
             page_of(_resolve("docs/index.md", file)).removesuffix(".md"): title
             for title, file in _ITEM.findall(section)
         }
-    pages["Reference"] = {name: _title(source / f"{name}.md") for name in names}
     _check_that_all_are_listed(source, pages)
     text = with_site_links(text, "docs/index.md", root, set())
     for heading, entries in pages.items():
@@ -124,6 +128,18 @@ def with_site_links(text: str, name: str, root: Path, programs: set[str]) -> str
 
 def _resolve(name: str, link: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+
+
+def _with_pictures(text: str, pictures: Mapping[str, str], name: str, root: Path) -> str:
+    """The text with the pictures that it asks for, and with plots in the page itself, where they
+    have the page's colours."""
+
+    def put_plots(found: re.Match[str]) -> str:
+        drawn = [(root / "docs" / file).read_text().strip() for file in _PLOT.findall(found[0])]
+        return f'<div class="plots">{_STYLE.sub("", "".join(drawn))}</div>'
+
+    text = _PICTURE.sub(lambda found: _picture(found[1], pictures, name), text)
+    return _PLOTS.sub(put_plots, text)
 
 
 def _picture(wanted: str, pictures: Mapping[str, str], name: str) -> str:

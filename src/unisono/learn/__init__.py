@@ -1,6 +1,4 @@
 """The exercises of the course "Collectives from zero": `unisono learn`.
 
-exercises/   a file for each chapter, with functions for the reader to write
-checks.py    what those functions must do, on real ranks
-command.py   lists, copies and checks them
-"""
+exercises/ has a file for each chapter, with a function to write; checks.py runs what the reader
+wrote; command.py lists, copies and checks."""

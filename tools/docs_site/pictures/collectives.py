@@ -28,6 +28,8 @@ ALGORITHMS = {
     "barrier": "dissemination",
 }
 _CELL, _ROW, _TOP, _STEP, _NAME, _GAP = 34, 58, 48, 92, 62, 26
+_ARROW, _FLAT = 24, 0.7
+"""Where there are no steps: the room between before and after, and how high a row is."""
 
 Parts = list[int]
 
@@ -91,26 +93,45 @@ def _run_on_rank(schedules: dict[str, Schedule]) -> dict[str, tuple[Parts, Parts
 
 
 def draw(run: Run) -> str:
-    """Before on the left, the steps in the middle, after on the right."""
-    schedule = run.schedule
-    wide = _NAME + max(1, *map(len, run.before)) * _CELL
-    begin = wide + _GAP
-    end = begin + _STEP * schedule.rounds
-    width = end + _GAP + max(1, *map(len, run.after)) * _CELL + 12
+    """Before on the left, the steps in the middle, after on the right. A phone shows no steps."""
+    begin = _NAME + _columns(run.before) * _CELL + _GAP
+    end = begin + _STEP * run.schedule.rounds
+    moves = list(_moves(run.schedule, begin))
+    rails = [
+        shapes.line(begin - 8, _TOP + _ROW * rank, end + 8, _TOP + _ROW * rank, "rail")
+        for rank in range(RANKS)
+    ]
+    narrow_end = begin - _GAP + _ARROW
+    arrows = [
+        shapes.text(narrow_end - _ARROW / 2 + 8, _TOP + _ROW * rank * _FLAT + 5, "\u2192", "soft")
+        for rank in range(RANKS)
+    ]
+    return shapes.picture(
+        _drawing(run, "wide", end + _GAP, 1.0, [*moves, *rails]),
+        _drawing(run, "narrow", narrow_end + 12, _FLAT, arrows),
+    )
+
+
+def _drawing(run: Run, kind: str, after: float, scale: float, between: list[str]) -> str:
     parts = [
         shapes.text(_NAME, 18, "before", "head", "start"),
-        shapes.text(end + _GAP, 18, "after", "head", "start"),
-        *_moves(schedule, begin),
+        shapes.text(after, 18, "after", "head", "start"),
+        *between,
     ]
+    has_sum = "reduce" in run.schedule.collective
     for rank in range(RANKS):
-        y = _TOP + _ROW * rank
+        y = _TOP + _ROW * rank * scale
         parts.append(shapes.text(8, y + 5, f"rank {rank}", "name", "start"))
-        parts.append(shapes.line(begin - 8, y, end + 8, y, "rail"))
         parts += _cells(run.before[rank], _NAME, y, is_sum=False)
-        has_sum = "reduce" in schedule.collective
-        parts += _cells(run.after[rank], end + _GAP, y, is_sum=has_sum)
-    label = f"{schedule.collective} of {RANKS} ranks by {schedule.algorithm}"
-    return shapes.picture(width, _TOP + _ROW * RANKS - 14, label, parts)
+        parts += _cells(run.after[rank], after, y, is_sum=has_sum)
+    width = after + _columns(run.after) * _CELL + 12
+    label = f"{run.schedule.collective} of {RANKS} ranks by {run.schedule.algorithm}"
+    height = _TOP + _ROW * (RANKS - 1) * scale + 44
+    return shapes.drawing(kind, max(width, 372 if kind == "narrow" else 0), height, label, parts)
+
+
+def _columns(parts: list[Parts]) -> int:
+    return max(1, *map(len, parts))
 
 
 def _cells(values: Parts, x: float, y: float, *, is_sum: bool) -> Iterator[str]:

@@ -56,23 +56,32 @@ def _measure_on_rank() -> list[Level]:
 
 
 def draw(levels: list[Level]) -> str:
-    """A bar for each level; what the levels below it take is drawn inside."""
+    """A bar for each level; what the levels below it take is drawn inside. On a phone the words
+    stand above the bar."""
+    return shapes.picture(
+        _drawing(levels, "wide", _LEFT, 0, _WIDTH, _ROW),
+        _drawing(levels, "narrow", 8, 38, 280, _ROW + 38),
+    )
+
+
+def _drawing(
+    levels: list[Level], kind: str, left: float, down: float, room: float, row_height: float
+) -> str:
     longest = max(level.time_us for level in levels)
-    parts = [shapes.text(_LEFT, 18, "median of a call of 8 bytes, two ranks", "soft", "start")]
+    parts = [shapes.text(left, 18, "median of a call of 8 bytes, two ranks", "soft", "start")]
     below = sorted(level.time_us for level in levels)
     for row, level in enumerate(sorted(levels, key=lambda level: -level.time_us)):
-        y = _TOP + _ROW * row
-        width = _WIDTH * level.time_us / longest
+        y = _TOP + row_height * row
+        width = room * level.time_us / longest
         inner = max((time_us for time_us in below if time_us < level.time_us), default=0.0)
         parts += [
             shapes.text(8, y + 15, level.line, "code", "start"),
             shapes.text(8, y + 32, level.does, "soft", "start"),
-            shapes.box(_LEFT, y, width, 26, "cell own", f"{level.time_us:.2f} us"),
+            shapes.box(left, y + down, width, 26, "cell own", f"{level.time_us:.2f} us"),
         ]
         if inner:
-            parts.append(shapes.box(_LEFT, y, _WIDTH * inner / longest, 26, "cell below"))
-        parts.append(
-            shapes.text(_LEFT + width + 8, y + 18, f"{level.time_us:.2f} us", "value", "start")
-        )
-    height = _TOP + _ROW * len(levels) + 4
-    return shapes.picture(_LEFT + _WIDTH + 80, height, "the levels of a call", parts)
+            parts.append(shapes.box(left, y + down, room * inner / longest, 26, "cell below"))
+        words = f"{level.time_us:.2f} us"
+        parts.append(shapes.text(left + width + 8, y + down + 18, words, "value", "start"))
+    height = _TOP + row_height * len(levels) + 4
+    return shapes.drawing(kind, left + room + 80, height, "the levels of a call", parts)

@@ -9,35 +9,45 @@ from pathlib import Path
 from unisono.plan import PRESETS, Algorithm, catalog
 from unisono.plan.player import schedule_page
 
-_RANKS = 8
-_HEIGHT_PX = 880
+_RANKS, _FEW = 8, 4
 
 
 def write_all(source: Path) -> dict[str, str]:
-    """Write the pages. Returns a picture "player-COLLECTIVE-ALGORITHM" for each: a frame, closed;
-    and "players": all of them, by collective."""
+    """Write the pages. Returns three kinds of pictures: "player-COLLECTIVE-ALGORITHM", a closed
+    frame with 8 ranks; "player-COLLECTIVE-ALGORITHM-4", with 4; "plays-COLLECTIVE-ALGORITHM-4", or
+    -8, an open one that plays. And "players": all of the first kind, by collective."""
     folder = source / "_static/players"
     folder.mkdir(parents=True, exist_ok=True)
     lines, pictures = [], {}
     for collective, group in groupby(catalog(), key=lambda entry: entry.collective):
         lines.append(f"### {collective}\n")
         for entry in group:
-            file = f"{collective}-{entry.name}.html"
-            (folder / file).write_text(_page(entry), encoding="utf-8")
-            title = f"{collective} by {entry.name}"
-            pictures[f"player-{collective}-{entry.name}"] = frame = (
-                f'<details class="player"><summary>{escape(title)} '
-                f'<a href="_static/players/{escape(file)}">alone</a></summary>'
-                f'<iframe title="{escape(title)}" src="_static/players/{escape(file)}" '
-                f'loading="lazy" height="{_HEIGHT_PX}"></iframe></details>\n'
-            )
-            lines.append(frame)
+            name = f"{collective}-{entry.name}"
+            for ranks in (_FEW, _RANKS):
+                file = f"{name}-{ranks}.html"
+                (folder / file).write_text(_page(entry, ranks), encoding="utf-8")
+                title = f"{collective} by {entry.name}"
+                pictures[f"player-{name}-{ranks}"] = _frame(title, file, is_open=False)
+                pictures[f"plays-{name}-{ranks}"] = _frame(title, file, is_open=True)
+            pictures[f"player-{name}"] = pictures[f"player-{name}-{_RANKS}"]
+            lines.append(pictures[f"player-{name}"])
     return {**pictures, "players": "\n".join(lines)}
 
 
-def _page(entry: Algorithm) -> str:
+def _frame(title: str, file: str, *, is_open: bool) -> str:
+    """A frame, with a link to the page in it."""
+    address, words = f"_static/players/{escape(file)}", escape(title)
+    opened, begins = (" open", "#play") if is_open else ("", "#frame")
+    return (
+        f'<details class="player"{opened}><summary>{words}, step by step '
+        f'<a href="{address}">(full page)</a></summary>'
+        f'<iframe title="{words}" src="{address}{begins}" loading="lazy"></iframe></details>\n'
+    )
+
+
+def _page(entry: Algorithm, ranks: int) -> str:
     topology = PRESETS["h100"]
     if "node_size" in entry.options:  # it is about hosts
-        topology = topology.with_nodes_of(_RANKS // 2)
-    schedule = entry.schedule(_RANKS, node_size=_RANKS // 2, pieces=4)
+        topology = topology.with_nodes_of(ranks // 2)
+    schedule = entry.schedule(ranks, node_size=ranks // 2, pieces=4 if ranks > _FEW else 1)
     return schedule_page(schedule, topology)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from html import escape
 
 
-def picture(width: float, height: float, label: str, parts: list[str]) -> str:
-    """A picture that stands in a page: in one line, so that markdown leaves it alone."""
+def picture(wide: str, narrow: str) -> str:
+    """A picture that stands in a page: `narrow` is what a phone shows. It is one line, so that
+    markdown leaves it alone."""
+    return f'<div class="picture">{wide}{narrow}</div>'
+
+
+def drawing(kind: str, width: float, height: float, label: str, parts: list[str]) -> str:
+    """One drawing; `kind` is "wide" or "narrow"."""
     return (
-        f'<div class="picture"><svg viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'<svg class="{kind}" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(label)}">'
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" '
         'markerHeight="7" orient="auto"><path class="tip" d="M0 0 10 5 0 10z"/></marker></defs>'
-        f"{''.join(parts)}</svg></div>"
+        f"{''.join(parts)}</svg>"
     )
 
 

@@ -1,4 +1,4 @@
-"""Chapter 2: which collective moves this?"""
+"""2. The collectives"""
 
 import torch
 
@@ -6,8 +6,6 @@ from unisono import Communicator
 
 
 def transpose(comm: Communicator, row: torch.Tensor) -> torch.Tensor:
-    """Rank r has row r of a square matrix, one element for each rank. Return its column r.
-
-    One call of one collective does it.
-    """
+    """Rank r has row r of a square matrix, one element for each rank. Return column r: one
+    collective is enough."""
     raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Chapter 6: two ranks that wait for each other."""
+"""6. Messages and deadlock"""
 
 import torch
 
@@ -6,8 +6,8 @@ from unisono import Communicator
 
 
 def swap(comm: Communicator, x: torch.Tensor) -> torch.Tensor:
-    """Return the x of this rank's partner: 0 and 1 swap, 2 and 3, and so on. This one hangs: both
-    partners send, and a send of this size waits for the receive."""
+    """Return the x of this rank's partner: 0 and 1 swap, 2 and 3, and so on. This version
+    deadlocks. Repair it."""
     partner = comm.rank ^ 1
     received = torch.empty_like(x)
     comm.send(x, partner)

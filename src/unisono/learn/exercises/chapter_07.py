@@ -1,4 +1,4 @@
-"""Chapter 7: communicate while you compute."""
+"""7. Overlap"""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ from unisono import Communicator
 
 def backward(comm: Communicator, layers: list[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
     """Call every layer, the last one first: each returns its gradient. Return the gradients in the
-    order of the layers, each the sum of all ranks'.
+    order of the layers, each summed over all ranks.
 
-    This one is right and slow: no layer computes while a gradient travels.
+    This version is correct, but no layer computes while a gradient travels. Make them overlap.
     """
     gradients: list[torch.Tensor] = []
     for layer in reversed(layers):

@@ -1,11 +1,11 @@
-"""Chapter 8: who is in which group?"""
+"""8. Groups"""
 
 
 def layout(size: int, tp: int, pp: int) -> dict[str, list[list[int]]]:
-    """Return the groups of "tp", "dp" and "pp", each a list of lists of ranks in order.
+    """Return the groups of "tp", "dp" and "pp", each a list of lists of ranks, in rank order.
 
-    Neighbouring ranks are in one tp group; the stages of a pipeline are as far apart as possible;
-    dp is what remains between. With 8 ranks, tp=2 and pp=2:
+    Ranks of a tp group are neighbours, stages of a pipeline are as far apart as possible, and dp
+    has what remains. With 8 ranks, tp=2 and pp=2:
 
         tp  [0, 1] [2, 3] [4, 5] [6, 7]
         dp  [0, 2] [1, 3] [4, 6] [5, 7]

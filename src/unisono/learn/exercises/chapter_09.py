@@ -1,21 +1,17 @@
-"""Chapter 9: a sharded optimizer (ZeRO, stage 1)."""
+"""9. DDP, ZeRO and FSDP by hand"""
 
-import torch
+from torch import Tensor
 
 from unisono import Communicator
 
 
 def sharded_step(
-    comm: Communicator,
-    parameters: torch.Tensor,
-    gradients: torch.Tensor,
-    momentum: torch.Tensor,
-    lr: float,
+    comm: Communicator, parameters: Tensor, gradients: Tensor, momentum: Tensor, lr: float
 ) -> None:
-    """One step of SGD with momentum 0.9 on the mean of the ranks' gradients.
+    """Make one step of SGD with momentum 0.9 on the mean of all gradients: ZeRO, stage 1.
 
-    All parameters lie in one tensor, whose size is a multiple of comm.size. `momentum` is this
-    rank's part of it alone: update it, update the same part of the parameters, and give every rank
-    every part. No rank may see more than its own part of the summed gradients.
+    `parameters` and `gradients` have all elements, a multiple of comm.size; `momentum` has this
+    rank's part alone. Update that part of the momentum and of the parameters, then give every rank
+    every part. Use comm.reduce_scatter and comm.all_gather.
     """
     raise NotImplementedError

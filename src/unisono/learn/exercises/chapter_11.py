@@ -1,4 +1,4 @@
-"""Chapter 11: every engine has the new weights, or every engine has the old ones."""
+"""11. Weights for an engine"""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from unisono import Communicator
 
 
 def update(comm: Communicator, weights: torch.Tensor, load: Callable[[torch.Tensor], None]) -> bool:
-    """Rank 0 is the trainer, the others are engines. Give every engine the trainer's weights.
+    """Give the engines, ranks 1 and up, the weights of the trainer, rank 0: all engines or none.
 
-    `weights` are the trainer's new ones there, and those in use on an engine. An engine passes what
-    it has received to `load`, which raises ValueError if they do not fit; then no engine may change
-    its weights. Return on every rank whether they were changed.
+    `weights` are the new ones on the trainer, and the ones in use on an engine. An engine passes
+    what it has received to `load`, which raises ValueError if it does not fit. In that case no
+    engine may change its weights. Return on every rank whether they changed.
     """
     raise NotImplementedError

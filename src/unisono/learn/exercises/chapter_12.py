@@ -1,15 +1,15 @@
-"""Chapter 12: a program that hangs.
-
-`unisono run -n 4 --watch` says which rank is where. Mend it without taking the logging out.
-"""
+"""12. What goes wrong"""
 
 import torch
 
-from unisono import Communicator
+import unisono
 
 
-def train(comm: Communicator, losses: list[float], log: list[float]) -> float:
-    """Return the mean of all ranks' losses that are finite. Rank 0 logs the mean of each step."""
+def train(comm: unisono.Communicator, losses: list[float], log: list[float]) -> float:
+    """Return the mean of all finite losses of all ranks. Rank 0 logs the mean of each step.
+
+    This version fails for two reasons. Repair it, but keep the log.
+    """
     total, count = 0.0, 0
     for loss in losses:
         if loss != loss:  # not a number: skip this batch
@@ -21,3 +21,7 @@ def train(comm: Communicator, losses: list[float], log: list[float]) -> float:
         total += x.item()
         count += 1
     return total / count
+
+
+if __name__ == "__main__":
+    print(train(unisono.init(timeout_s=10), [1.0, 2.0], []))

@@ -110,6 +110,7 @@ class Part {
 const player = {
   async start() {
     theme.read();
+    document.querySelector("header").hidden = location.hash !== "";
     const data = JSON.parse(document.getElementById("schedules").textContent);
     const models = await Promise.all(data.map(async (of) => new Model(of, await unpack(of.times))));
     this.duration = Math.max(...models.map((model) => model.duration), 1e-9);
@@ -130,6 +131,7 @@ const player = {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.resize());
     this.resize();
     document.documentElement.dataset.ready = "yes";
+    if (location.hash === "#play" && !matchMedia("(prefers-reduced-motion: reduce)").matches) this.play();
   },
 
   controls(main) {

@@ -69,7 +69,7 @@ class Stage {
   }
 
   drawHosts(context) {
-    const outer = this.radius + (this.size.isCard ? this.size.height / 2 : this.size.radius) + 10;
+    const outer = Math.max(0, this.radius + (this.size.isCard ? this.size.height / 2 : this.size.radius) + 10);
     context.lineWidth = 3;
     context.font = font(11.5, 600);
     context.textAlign = "center";
