@@ -112,6 +112,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._all_reduce: Callable[..., int] = short.all_reduce
         if self._algorithm is not None:  # the short way knows the engine's own alone
             self._all_reduce = NoShortWay.run
+        elif self.backend == "unisono" and self.rank == 0 < self.size - 1:
+            variables.mention_nccl_algo()
         self._submit: Callable[..., Any] = short.submit
         self._barrier: Callable[[], int] = short.barrier
         self._send: Callable[..., int] = short.send
