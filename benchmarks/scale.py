@@ -12,11 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from nccl import HOPS_US, ring_latency_s, tree_latency_s
-
 from unisono.plan import PRESETS, Topology, find, simulate
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import to_svg
+from unisono.plan.nccl import CALL_US, HOP_US, PROTOCOLS, ring_latency_us, tree_latency_us
 from unisono.plan.sizes import format_seconds, parse_sizes
 from unisono.plan.tables import save_chart, series
 
@@ -34,16 +33,17 @@ MEASURED = (
 
 def summit(protocol: str, tree: bool) -> Topology:
     """Summit's nodes with the hop latencies that NCCL's tuner has for a protocol."""
-    hops = HOPS_US[protocol]
+    algorithm, which = "Tree" if tree else "Ring", PROTOCOLS.index(protocol)
+    hops = HOP_US[algorithm]
     return Topology(
         f"summit, {protocol}",
         node_size=6,
-        inside_latency_s=hops["inside"][tree] * 1e-6,
+        inside_latency_s=hops["inside"][which] * 1e-6,
         inside_bytes_per_s=PRESETS["summit"].inside_bytes_per_s,
-        between_latency_s=hops["between"][tree] * 1e-6,
+        between_latency_s=hops["between"][which] * 1e-6,
         card_bytes_per_s=PRESETS["summit"].card_bytes_per_s,
         cards=2,
-        call_s=hops["call"][tree] * 1e-6,
+        call_s=CALL_US[algorithm][which] * 1e-6,
     )
 
 
@@ -60,10 +60,10 @@ def ratio_table() -> str:
         "| NCCL's formulas: ring | tree | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for protocol in HOPS_US:
+    for protocol in PROTOCOLS:
         times = [simulated_s(name, 24_576, protocol) for name in ALGORITHMS]
-        ring = ring_latency_s(24_576, 4096, protocol)
-        tree = tree_latency_s(24_576, 4096, protocol)
+        ring = ring_latency_us(24_576, 4096, protocol) * 1e-6
+        tree = tree_latency_us(24_576, 4096, protocol) * 1e-6
         cells = [
             protocol,
             *map(format_seconds, times),
@@ -94,10 +94,10 @@ def measured_table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for source, name, ranks, nodes, measured_us in MEASURED:
-        formula = ring_latency_s if name == "ring" else tree_latency_s
+        formula = ring_latency_us if name == "ring" else tree_latency_us
         cells = [source, name, f"{nodes} x {ranks // nodes}", f"{measured_us:.3g} us"]
-        for protocol in HOPS_US:
-            model_us = formula(ranks, nodes, protocol) * 1e6
+        for protocol in PROTOCOLS:
+            model_us = formula(ranks, nodes, protocol)
             cells.append(f"{model_us:.3g} us ({model_us / measured_us - 1:+.0%})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
