@@ -28,8 +28,8 @@ def test_algorithms_are_ranked() -> None:
     result = plan("all_reduce", "-n", 64, "--nodes", 8, "--size", "64M", "--topology", "h100")
     assert result.exit_code == 0
     assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
-    assert ranked(result)[0] == "hierarchical"
-    assert {*ranked(result)} == {e.name for e in catalog("all_reduce")}
+    assert ranked(result)[:2] == ["nvls_tree", "hierarchical"]
+    assert {*ranked(result)} == {"nvls_tree", *(e.name for e in catalog("all_reduce"))}
     assert "bandwidth-bound" in result.output
 
 
@@ -144,10 +144,11 @@ def test_every_collective_is_planned(collective: str) -> None:
 
 def test_sizes_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = plan("all_reduce", "-n", 16, "--sizes", "8M:1G", "-o", tmp_path / "chart.svg")
+    sweep = ("all_reduce", "-n", 16, "--sizes", "8M:1G", "--topology", "a100")
+    result = plan(*sweep, "-o", tmp_path / "chart.svg")
     assert result.exit_code == 0
-    assert "8M to  256M: hierarchical" in result.output
-    assert "512M to    1G: lanes" in result.output
+    assert "8M to   16M: hierarchical" in result.output
+    assert "32M to    1G: nccl_tree" in result.output
     svg = (tmp_path / "chart.svg").read_text()
     assert "hierarchical" in svg
     assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -164,7 +165,7 @@ def test_where_algorithms_cross() -> None:
     rankings = rank_sizes("all_reduce", 64, (8, 1 << 10, 1 << 30), PRESETS["h100"])
     assert crossovers(rankings) == [
         (8, 1 << 10, "mates"),
-        (1 << 30, 1 << 30, "hierarchical"),
+        (1 << 30, 1 << 30, "nvls_tree"),
     ]
 
 

@@ -320,8 +320,10 @@ def test_channels_need_equal_nodes() -> None:
     for name in ("ring", "nccl_tree"):
         with pytest.raises(ValueError, match="at least one channel, not 0"):
             find("all_reduce", name).schedule(8, channels=0)
-    with pytest.raises(ValueError, match="too large to write down beyond 1,024 ranks"):
-        find("all_gather", "ring").schedule(2048, node_size=8, channels=8)
+    for collective, name in (("all_gather", "ring"), ("all_reduce", "nccl_tree")):
+        with pytest.raises(ValueError, match=f"{name} with channels is too large .* 1,024 ranks"):
+            find(collective, name).schedule(2048, node_size=8, channels=8)
+    assert ring.schedule(4096, node_size=8, channels=8).rounds == 2 * 4095
 
 
 def test_the_tree_of_nccl_has_a_chain_in_each_node() -> None:

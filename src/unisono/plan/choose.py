@@ -16,6 +16,8 @@ from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
 
+_PORTS, _CARDS = "bandwidth of the ranks' ports", "bandwidth of the network cards"
+_BOTH = "bandwidth of the ranks' ports and the network cards"
 MOST_CHANNELS = 1 << 15
 """Of all ranks together, that a ranking tries by itself."""
 
@@ -192,7 +194,10 @@ def explain(ranking: Ranking) -> str:
         cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
         for cause, without in causes.items()
     }
+    both = shares.pop(_BOTH, 0.0)
     cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
+    if both > 2 * share:  # each hides the other
+        cause, share = _BOTH, both
     name = best.algorithm.name
     if cause == "latency":
         why = (
@@ -215,7 +220,7 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
         topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
     )
     limits = {
-        "bandwidth of the ranks' ports": (
+        _PORTS: (
             timeline.most_bytes("port") / topology.inside_bytes_per_s,
             dataclasses.replace(topology, inside_bytes_per_s=math.inf),
         ),
@@ -223,14 +228,16 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
             float(timeline.reducing_s.max()),
             dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
         ),
-        "bandwidth of the network cards": (
+        _CARDS: (
             timeline.most_bytes("card") / topology.card_bytes_per_s,
             dataclasses.replace(topology, card_bytes_per_s=math.inf),
         ),
     }
     most_s = max(busy_s for busy_s, _ in limits.values())
     causes = {"latency": free}
-    for cause, (busy_s, without) in limits.items():
-        if 0 < most_s <= 2 * busy_s:
-            causes[cause] = without
+    busy = [cause for cause, (busy_s, _) in limits.items() if 0 < most_s <= 2 * busy_s]
+    causes |= {cause: limits[cause][1] for cause in busy}
+    if {_PORTS, _CARDS} <= {*busy}:
+        both = limits[_PORTS][1]
+        causes[_BOTH] = dataclasses.replace(both, card_bytes_per_s=math.inf)
     return causes

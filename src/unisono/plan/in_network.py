@@ -130,8 +130,8 @@ class _Model:
         self.shares = self.cards if self.nodes > 1 else self.local
 
     def reduce(self, way: str) -> InNetwork:
-        inside = "nvls" if way.startswith("nvls") else way.removeprefix("collnet_")
-        up, down, sent, added = getattr(self, f"_{inside}")() if self.local > 1 else ([], [], 0, 0)
+        inside = {"collnet_direct": self._direct, "collnet_chain": self._chain}.get(way, self._nvls)
+        up, down, sent, added = inside() if self.local > 1 else ([], [], 0.0, 0.0)
         between: list[Stage] = []
         levels = switches = 0
         card_bytes = 0.0

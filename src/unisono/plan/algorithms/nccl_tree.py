@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from unisono.plan.algorithms.binary_trees import Ranks, all_reduce_along, both_trees
-from unisono.plan.algorithms.ring import far_first
+from unisono.plan.algorithms.ring import check_size, far_first
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
@@ -32,6 +32,8 @@ def all_reduce(ranks: int, node_size: int = 1, pieces: int = 1, channels: int = 
         )
     if channels < 1:
         raise ValueError(f"a tree has at least one channel, not {channels}")
+    if channels > 1:
+        check_size("nccl_tree", ranks)
     between = both_trees(ranks // node_size)
     heads = [channel * node_size // channels for channel in range(channels)]
     trees = [_with_chains(tree, node_size, head) for head in heads for tree in between]

@@ -26,7 +26,7 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 MOST_RANKS_IN_CHANNELS = 1024
-"""Of reduce_scatter and all_gather with channels, whose steps do not repeat regularly."""
+"""Where the steps of several channels do not repeat regularly."""
 
 Ranks = NDArray[np.int64]
 
@@ -70,6 +70,12 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     return node * node_size + local
 
 
+def check_size(name: str, ranks: int) -> None:
+    if ranks > MOST_RANKS_IN_CHANNELS:
+        most = f"{MOST_RANKS_IN_CHANNELS:,} ranks"
+        raise ValueError(f"{name} with channels is too large to write down beyond {most}")
+
+
 def far_first(step: Step, node_size: int) -> Step:
     """The same step with what leaves a node listed, and so sent, first, for it takes longest."""
     stays = step.source // node_size == step.destination // node_size
@@ -100,11 +106,7 @@ def _owned(
     order = _orders(ranks, node_size, channels)
     if channels == 1:
         return [_around(order, first, action, node_size)]
-    if ranks > MOST_RANKS_IN_CHANNELS:
-        raise ValueError(
-            f"a ring with channels is too large to write down beyond {MOST_RANKS_IN_CHANNELS:,} "
-            "ranks"
-        )
+    check_size("ring", ranks)
     channel = np.arange(channels)[:, None]
     owners = (np.roll(order, time - first, axis=1) for time in range(ranks - 1))
     return [_step(order, owner * channels + channel, action, node_size) for owner in owners]
