@@ -351,9 +351,7 @@ def _as_nccl(console: Console, asked: _Asked) -> None:
         if os.environ.get(variable):
             console.print(f"{variable}={os.environ[variable]} is set.")
     tables.print_table(console, tables.nccl_table(rows))
-    console.print(
-        "Times are NCCL's own estimates, made for choosing; measured ones are often longer."
-    )
+    console.print("Times are NCCL's estimates, made for choosing; measured ones are often longer.")
 
 
 def _table(console: Console, asked: _Asked) -> None:
