@@ -213,7 +213,9 @@ def tune(
     machine = _MACHINES.get(topology.name.removesuffix("_sharp"))
     nodes = topology.nodes(ranks)
     local = ranks // nodes
-    known = {} if machine is None else machine.one_node if nodes == 1 else machine.nodes_of
+    known: Mapping[int, Mapping[str, Graph]] = {}
+    if machine is not None:
+        known = machine.one_node if nodes == 1 else machine.nodes_of
     if machine is None or local not in known or ranks % nodes:
         raise ValueError(
             "NCCL's channels are known here for h100 and a100 (also _sharp), with 2, 4 or 8 ranks "
