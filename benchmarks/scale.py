@@ -12,11 +12,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from nccl import HOPS_US, ring_latency_s, tree_latency_s
-
 from unisono.plan import PRESETS, Topology, find, simulate
 from unisono.plan.choose import rank_sizes
 from unisono.plan.draw import to_svg
+from unisono.plan.nccl import CALL_US, HOP_US, PROTOCOLS, ring_latency_us, tree_latency_us
 from unisono.plan.sizes import format_seconds, parse_sizes
 from unisono.plan.tables import save_chart, series
 
@@ -24,26 +23,28 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 GPUS = (24, 96, 384, 1536, 6144, 24_576)
 ALGORITHMS = ("ring", "binomial", "double_tree")
 
-# Where, which algorithm, ranks, nodes, measured microseconds. The ranks of nccl 1453 follow from
-# its table (busbw / algbw = 4.99 / 2.60 = 2(n - 1)/n gives 24); that nodes have eight is assumed.
+# Where, which algorithm, ranks, nodes, the microseconds that NCCL counts for posting a message (2
+# beside AMD's processors), measured microseconds. The ranks of nccl 1453 follow from its table
+# (busbw / algbw = 4.99 / 2.60 = 2(n - 1)/n gives 24); that nodes have eight is assumed.
 MEASURED = (
-    ("[nccl 812](https://github.com/NVIDIA/nccl/issues/812)", "ring", 16, 2, 93.1),
-    ("[nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)", "tree", 24, 3, 64.18),
+    ("[nccl 812](https://github.com/NVIDIA/nccl/issues/812)", "ring", 16, 2, 2.0, 93.1),
+    ("[nccl 1453](https://github.com/NVIDIA/nccl/issues/1453)", "tree", 24, 3, 1.0, 64.18),
 )
 
 
 def summit(protocol: str, tree: bool) -> Topology:
     """Summit's nodes with the hop latencies that NCCL's tuner has for a protocol."""
-    hops = HOPS_US[protocol]
+    algorithm, which = "Tree" if tree else "Ring", PROTOCOLS.index(protocol)
+    hops = HOP_US[algorithm]
     return Topology(
         f"summit, {protocol}",
         node_size=6,
-        inside_latency_s=hops["inside"][tree] * 1e-6,
+        inside_latency_s=hops["inside"][which] * 1e-6,
         inside_bytes_per_s=PRESETS["summit"].inside_bytes_per_s,
-        between_latency_s=hops["between"][tree] * 1e-6,
+        between_latency_s=hops["between"][which] * 1e-6,
         card_bytes_per_s=PRESETS["summit"].card_bytes_per_s,
         cards=2,
-        call_s=hops["call"][tree] * 1e-6,
+        call_s=CALL_US[algorithm][which] * 1e-6,
     )
 
 
@@ -60,10 +61,10 @@ def ratio_table() -> str:
         "| NCCL's formulas: ring | tree | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for protocol in HOPS_US:
+    for protocol in PROTOCOLS:
         times = [simulated_s(name, 24_576, protocol) for name in ALGORITHMS]
-        ring = ring_latency_s(24_576, 4096, protocol)
-        tree = tree_latency_s(24_576, 4096, protocol)
+        ring = ring_latency_us(24_576, 4096, protocol) * 1e-6
+        tree = tree_latency_us(24_576, 4096, protocol) * 1e-6
         cells = [
             protocol,
             *map(format_seconds, times),
@@ -93,11 +94,14 @@ def measured_table() -> str:
         "| source | algorithm | GPUs | measured | LL | LL128 | Simple |",
         "|---|---|---|---|---|---|---|",
     ]
-    for source, name, ranks, nodes, measured_us in MEASURED:
-        formula = ring_latency_s if name == "ring" else tree_latency_s
+    for source, name, ranks, nodes, post_us, measured_us in MEASURED:
         cells = [source, name, f"{nodes} x {ranks // nodes}", f"{measured_us:.3g} us"]
-        for protocol in HOPS_US:
-            model_us = formula(ranks, nodes, protocol) * 1e6
+        for protocol in PROTOCOLS:
+            model_us = (
+                ring_latency_us(ranks, nodes, protocol, post_us=post_us)
+                if name == "ring"
+                else tree_latency_us(ranks, nodes, protocol)
+            )
             cells.append(f"{model_us:.3g} us ({model_us / measured_us - 1:+.0%})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -72,6 +72,17 @@ def _warn_once(problem: str) -> None:
     _log.warning("%s: it is ignored", problem)
 
 
+def mention_nccl_algo() -> None:
+    """Warn once, if NCCL_ALGO is set, that it has no effect on unisono's own groups."""
+    if algorithms := os.environ.get("NCCL_ALGO"):
+        _say_who_chooses(algorithms)
+
+
+@functools.cache
+def _say_who_chooses(algorithms: str) -> None:
+    _log.warning("NCCL_ALGO=%s is for NCCL: UNISONO_ALGO chooses here", algorithms)
+
+
 # -- parsing -----------------------------------------------------------------------------------
 
 

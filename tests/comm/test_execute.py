@@ -398,6 +398,22 @@ def test_an_algorithm_of_ones_own(comm: Communicator) -> None:
         assert_same(tensor, torch.arange(5) * 4 + 6)
 
 
+@pytest.mark.ranks(2)
+def test_nccl_algo_is_mentioned_once(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By rank 0, and not where UNISONO_ALGO says what is wanted."""
+    monkeypatch.setenv("NCCL_ALGO", "Tree,NVLS")
+    monkeypatch.setenv("UNISONO_ALGO", "ring")
+    subgroup(comm, [0, 1])
+    assert caplog.messages == []
+    monkeypatch.delenv("UNISONO_ALGO")
+    for _ in range(2):
+        subgroup(comm, [0, 1])
+    said = ["NCCL_ALGO=Tree,NVLS is for NCCL: UNISONO_ALGO chooses here"]
+    assert caplog.messages == (said if comm.rank == 0 else [])
+
+
 @pytest.mark.ranks(3)
 @pytest.mark.usefixtures("own_algorithm")
 def test_the_environment_chooses(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:

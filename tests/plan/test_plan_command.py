@@ -28,8 +28,8 @@ def test_algorithms_are_ranked() -> None:
     result = plan("all_reduce", "-n", 64, "--nodes", 8, "--size", "64M", "--topology", "h100")
     assert result.exit_code == 0
     assert "all_reduce of 64M on 64 ranks, 8 nodes, h100" in result.output
-    assert ranked(result)[0] == "hierarchical"
-    assert {*ranked(result)} == {e.name for e in catalog("all_reduce")}
+    assert ranked(result)[:2] == ["nvls_tree", "hierarchical"]
+    assert {*ranked(result)} == {"nvls_tree", *(e.name for e in catalog("all_reduce"))}
     assert "bandwidth-bound" in result.output
 
 
@@ -55,11 +55,60 @@ def ranked(result: Result) -> list[str]:
 
 def test_switches_that_add_are_ranked_beside_the_others() -> None:
     result = plan("all_reduce", "-n", 64, "--topology", "h100_sharp")
-    assert ranked(result)[0] == "sharp"
-    assert {*ranked(result)} == {"sharp", *(e.name for e in catalog("all_reduce"))}
+    assert ranked(result)[0] == "nvls"
+    ways = {"nvls", "nvls_tree", "collnet_direct", "collnet_chain"}
+    assert {*ranked(result)} == ways | {e.name for e in catalog("all_reduce")}
     swept = plan("all_reduce", "-n", 64, "--topology", "a100_sharp", "--sizes", "8:64")
-    assert "sharp" in swept.output
-    assert "8 to    64: sharp" in swept.output
+    assert "8 to    64: collnet_direct" in swept.output
+
+
+def test_a_ring_with_a_channel_for_each_card_uses_them_all() -> None:
+    """busbw of eight cards of 50 GB/s: near 400 GB/s, where one channel has 50."""
+    ring = ("all_reduce", "-n", 64, "--algorithm", "ring", "--topology", "h100", "--size", "16G")
+    (best,) = json.loads(plan(*ring, "--json").stdout)["algorithms"]
+    (one,) = json.loads(plan(*ring, "--json", "--channels", 1).stdout)["algorithms"]
+    assert (best["channels"], one["channels"]) == (8, 1)
+    busbw = [2 * 63 / 64 * (16 << 30) / entry["time_s"] / 1e9 for entry in (best, one)]
+    assert 360 < busbw[0] < 400
+    assert 49 < busbw[1] < 50
+    assert "ring (8 channels)" in plan(*ring).output
+    small = (*ring[:-1], "8")
+    assert json.loads(plan(*small, "--json").stdout)["algorithms"][0]["channels"] == 1
+
+
+def test_channels_are_shown_and_drawn(tmp_path: Path) -> None:
+    ring = find("all_reduce", "ring")
+    by_topology = plan("show", "ring", "-n", 12, "--topology", "summit", "--json")
+    assert Schedule.from_json(by_topology.stdout) == ring.schedule(12, node_size=6, channels=2)
+    asked = plan("show", "ring", "-n", 16, "--nodes", 4, "--channels", 2, "-o", tmp_path / "r.svg")
+    assert "all_reduce by ring: 16 ranks, 32 chunks, 30 steps; verified" in asked.output
+    assert (tmp_path / "r.svg").read_text().count("<polygon") == 30 * 32
+    page = tmp_path / "play.html"
+    assert plan("all_reduce", "-n", 16, "--algorithm", "ring", "--html", page).exit_code == 0
+
+
+def test_as_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("all_reduce", "--as", "nccl", "--topology", "h100", "-n", 64)
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    monkeypatch.delenv("NCCL_PROTO", raising=False)
+    rows = [line.split() for line in plan(*asked).output.splitlines()]
+    assert ["8", "Tree", "LL", "45.2", "us", "0.000177"] in rows
+    assert ["1G", "NVLSTree", "Simple", "5.96", "ms", "180"] in rows
+    assert "h100, by NCCL 2.30.7" in plan(*asked).output
+    monkeypatch.setenv("NCCL_ALGO", "Ring;allreduce:ring,tree")
+    monkeypatch.setenv("NCCL_PROTO", "^LL")
+    said = plan(*asked, "--size", "1M")
+    assert "NCCL_ALGO=Ring;allreduce:ring,tree is set." in said.output
+    found = json.loads(plan(*asked, "--size", "1M", "--json").stdout)
+    assert (found["nccl"], found["channels"]) == ("2.30.7", 16)
+    pairs = [(entry["algorithm"], entry["protocol"]) for entry in found["expected"]]
+    assert sorted(pairs) == [(a, p) for a in ("Ring", "Tree") for p in ("LL128", "Simple")]
+    times = [entry["time_s"] for entry in found["expected"]]
+    assert times == sorted(times)
+    monkeypatch.setenv("NCCL_ALGO", "PAT")
+    refused = plan(*asked)
+    assert refused.exit_code == 2
+    assert "NCCL_ALGO=PAT and NCCL_PROTO=^LL leaves nothing for all_reduce" in refused.stderr
 
 
 def test_the_same_for_programs() -> None:
@@ -69,7 +118,7 @@ def test_the_same_for_programs() -> None:
     times = [entry["time_s"] for entry in found["algorithms"]]
     assert times == sorted(times)
     assert len(times) == len(catalog("all_reduce"))
-    assert found["in_network"] is None
+    assert [by_switches["way"] for by_switches in found["in_network"]] == ["nvls_tree"]
     assert "-bound" in found["why"]
     swept = json.loads(plan("all_reduce", "-n", 16, "--sizes", "8:64", "--json").stdout)
     assert [entry["bytes"] for entry in swept] == [8, 16, 32, 64]
@@ -95,10 +144,11 @@ def test_every_collective_is_planned(collective: str) -> None:
 
 def test_sizes_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = plan("all_reduce", "-n", 16, "--sizes", "8M:1G", "-o", tmp_path / "chart.svg")
+    sweep = ("all_reduce", "-n", 16, "--sizes", "8M:1G", "--topology", "a100")
+    result = plan(*sweep, "-o", tmp_path / "chart.svg")
     assert result.exit_code == 0
-    assert "8M to  256M: hierarchical" in result.output
-    assert "512M to    1G: lanes" in result.output
+    assert "8M to   16M: hierarchical" in result.output
+    assert "32M to    1G: nccl_tree" in result.output
     svg = (tmp_path / "chart.svg").read_text()
     assert "hierarchical" in svg
     assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -115,7 +165,7 @@ def test_where_algorithms_cross() -> None:
     rankings = rank_sizes("all_reduce", 64, (8, 1 << 10, 1 << 30), PRESETS["h100"])
     assert crossovers(rankings) == [
         (8, 1 << 10, "mates"),
-        (1 << 30, 1 << 30, "hierarchical"),
+        (1 << 30, 1 << 30, "nvls_tree"),
     ]
 
 
@@ -209,8 +259,16 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("show chain --pieces 0", "at least one piece, not 0"),
         ("show ring --pieces 3", "all_reduce by ring has no pieces: leave out --pieces"),
         ("show ring --root 1", "all_reduce by ring has no root: leave out --root"),
-        ("show ring --nodes 2", "all_reduce by ring has no nodes: leave out --nodes"),
-        ("show ring --topology a100", "ring is the same on every topology: leave out"),
+        ("show binomial --nodes 2", "all_reduce by binomial has no nodes: leave out --nodes"),
+        ("show binomial --topology a100", "binomial is the same on every topology: leave out"),
+        ("show binomial --channels 2", "all_reduce by binomial has no channels: leave out"),
+        ("show ring --channels 0", "a ring has at least one channel, not 0"),
+        ("all_reduce --channels 2", "--channels has no effect on a ranking: leave it out"),
+        ("all_reduce --as nccl -n 5", "known here for h100 and a100 (also _sharp), with 2, 4 or 8"),
+        ("all_reduce --as nccl --topology summit", "not for 8 ranks on 2 nodes of summit"),
+        ("all_to_all --as nccl", "NCCL chooses among algorithms for all_reduce, "),
+        ("all_reduce --as nccl --pieces 2", "--pieces has no effect on --as nccl: leave it out"),
+        ("all_reduce --as nccl --size 8 --sizes 8:64", "give one"),
         ("show ring --size 8", "--size has no effect on show: leave it out"),
         ("show hierarchical -n 12", "do not fill nodes of 8: --nodes says how many there are"),
         ("--table -o x.svg", "--output has no effect on --table: leave it out"),

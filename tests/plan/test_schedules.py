@@ -31,7 +31,8 @@ ALGORITHMS = [pytest.param(entry, id=f"{entry.collective}-{entry.name}") for ent
 
 
 def variants(entry: Algorithm, ranks: int) -> Iterator[Schedule]:
-    """The schedule with every root, node size and some numbers of pieces that it takes."""
+    """The schedule with every root and node size, and some numbers of pieces, channels and chunks
+    in a message that it takes."""
     roots = range(ranks) if "root" in entry.options else [0]
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
     if ranks > 16:
@@ -39,7 +40,16 @@ def variants(entry: Algorithm, ranks: int) -> Iterator[Schedule]:
     for root in roots if ranks < 8 else sorted({0, 1, ranks // 2, ranks - 1} & {*roots}):
         for node_size in sizes if "node_size" in entry.options else [1]:
             for pieces in (1, 3)[ranks > 16 :] if "pieces" in entry.options else [1]:
-                yield entry.schedule(ranks, root=root, node_size=node_size, pieces=pieces)
+                for channels in {1, min(node_size, 3)} if "channels" in entry.options else [1]:
+                    for aggregate in (0, 1, 4) if "aggregate" in entry.options else [0]:
+                        yield entry.schedule(
+                            ranks,
+                            root=root,
+                            node_size=node_size,
+                            pieces=pieces,
+                            channels=channels,
+                            aggregate=aggregate,
+                        )
 
 
 # --- promises ------------------------------------------------------------------------------
@@ -174,6 +184,7 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
         lambda n: min(3, (n + 1) // 2),
     ),
     ("all_reduce", "double_tree"): (lambda n: 2 * lg(n), lambda n: 2 if n > 2 else 1),
+    ("all_reduce", "nccl_tree"): (lambda n: 2 * lg(n), lambda n: 2 if n > 2 else 1),
     ("all_reduce", "recursive_doubling"): (lambda n: low(n) + folded(n), low),
     ("all_reduce", "halving_doubling"): (lambda n: 2 * low(n) + folded(n), ring(2)),
     ("all_reduce", "ring_2d"): (sides, ring(2)),
@@ -193,10 +204,12 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
     ("reduce_scatter", "ring"): (lambda n: n - 1, ring(1)),
     ("reduce_scatter", "recursive_halving"): (lambda n: low(n) + folded(n), ring(1)),
     ("reduce_scatter", "bruck"): (lg, ring(1)),
+    ("reduce_scatter", "pat"): (lg, ring(1)),
     ("reduce_scatter", "direct"): (lambda n: min(1, n - 1), ring(1)),
     ("all_gather", "ring"): (lambda n: n - 1, ring(1)),
     ("all_gather", "recursive_doubling"): (lambda n: low(n) + folded(n), ring(1)),
     ("all_gather", "bruck"): (lg, ring(1)),
+    ("all_gather", "pat"): (lg, ring(1)),
     ("all_gather", "direct"): (lambda n: min(1, n - 1), ring(1)),
     ("broadcast", "binomial"): (lg, lg),
     ("broadcast", "binary_tree"): (low, lambda n: min(2, n - 1)),
@@ -217,7 +230,7 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
     ("barrier", "dissemination"): (lg, lambda n: 0),
 }
 # Where the page says "at most", or names powers of two.
-AT_MOST = {"double_tree", "reduce_scatter_gather"}
+AT_MOST = {"double_tree", "nccl_tree", "reduce_scatter_gather"}
 POWERS_OF_TWO = {"recursive_doubling", "halving_doubling", "recursive_halving", "hierarchical"}
 
 
@@ -263,6 +276,100 @@ def test_hierarchical_sends_little_between_nodes() -> None:
     assert between / schedule.chunks == 2 * 3 / 4 / 8
     with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
         find("all_reduce", "hierarchical").schedule(10, node_size=4)
+
+
+def sent_between(schedule: Schedule, node_size: int, cards: int) -> np.ndarray:
+    """Tensors that go from each card of each node to each card of any other node."""
+    sent = np.zeros((schedule.ranks // node_size, cards, cards))
+    for step in schedule.steps:
+        for transfer in step:
+            (here, source), (there, to) = (
+                divmod(rank, node_size) for rank in (transfer.source, transfer.destination)
+            )
+            if here != there:
+                out, into = (local * cards // node_size for local in (source, to))
+                sent[here, out, into] += transfer.count / schedule.chunks
+    return sent
+
+
+@pytest.mark.parametrize(("collective", "rounds"), [("all_reduce", 2), ("all_gather", 1)])
+def test_channels_of_a_ring_share_the_cards_evenly_and_stay_on_their_rails(
+    collective: str, rounds: int
+) -> None:
+    entry = find(collective, "ring")
+    for ranks, node_size, cards in ((64, 8, 8), (32, 8, 4), (24, 6, 2), (40, 8, 8), (12, 4, 2)):
+        schedule = entry.schedule(ranks, node_size=node_size, channels=cards)
+        verify(schedule)
+        assert schedule.rounds == rounds * (ranks - 1)
+        most = schedule.chunks_sent().max() * schedule.chunk_bytes(1.0)
+        assert most == pytest.approx(rounds * (ranks - 1) / ranks)
+        sent = sent_between(schedule, node_size, cards)
+        by_card = rounds * (ranks - 1) / ranks / cards
+        assert sent.sum(axis=2) == pytest.approx(np.full(sent.shape[:2], by_card))
+        crossing = sent * (1 - np.eye(cards))
+        assert crossing[: -1 if ranks // node_size % 2 else None].sum() == 0  # all but one hop
+    one = entry.schedule(16, node_size=8)
+    assert one == entry.schedule(16)
+    assert (sent_between(one, 8, 8).sum(axis=2) > 0).sum() == 2
+
+
+def test_channels_need_equal_nodes() -> None:
+    ring = find("all_reduce", "ring")
+    with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
+        ring.schedule(10, node_size=4, channels=2)
+    for name in ("ring", "nccl_tree"):
+        with pytest.raises(ValueError, match="at least one channel, not 0"):
+            find("all_reduce", name).schedule(8, channels=0)
+    for collective, name in (("all_gather", "ring"), ("all_reduce", "nccl_tree")):
+        with pytest.raises(ValueError, match=f"{name} with channels is too large .* 1,024 ranks"):
+            find(collective, name).schedule(2048, node_size=8, channels=8)
+    assert ring.schedule(4096, node_size=8, channels=8).rounds == 2 * 4095
+
+
+def test_the_tree_of_nccl_has_a_chain_in_each_node() -> None:
+    """Only heads talk to other nodes, each channel has its own, and a card sends two shares."""
+    entry = find("all_reduce", "nccl_tree")
+    for nodes, node_size, channels in ((4, 4, 4), (8, 8, 8), (2, 6, 2), (5, 4, 2), (16, 1, 1)):
+        ranks = nodes * node_size
+        schedule = entry.schedule(ranks, node_size=node_size, channels=channels, pieces=3)
+        verify(schedule)
+        most = 2 * (node_size - 1 + lg(nodes)) + 2
+        assert schedule.rounds in ((most, most - 2) if nodes % 2 else (most,))
+        assert schedule.chunks_sent().sum() / schedule.chunks == pytest.approx(2 * (ranks - 1))
+        sent = sent_between(schedule, node_size, channels)
+        assert sent.sum(axis=2).max() <= 2 / channels + 1e-9
+        assert (sent * (1 - np.eye(channels))).sum() == 0
+        inside = {
+            (t.source % node_size - t.destination % node_size) % node_size
+            for step in schedule.steps
+            for t in step
+            if t.source // node_size == t.destination // node_size
+        }
+        assert inside <= {1, node_size - 1}
+    with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
+        entry.schedule(10, node_size=4)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+def test_pat_with_small_buffers_takes_more_steps_and_no_more_bytes(collective: str) -> None:
+    entry = find(collective, "pat")
+    for ranks in range(2, 40):
+        width = 1 << lg(ranks)
+        for aggregate in (1, 2, 4, 8, 16, 32):
+            schedule = entry.schedule(ranks, aggregate=aggregate)
+            verify(schedule)
+            most = min(aggregate, width // 2)
+            steps = most.bit_length() - 1 + width // most - 1 if most > 1 else ranks - 1
+            assert schedule.rounds == steps
+            assert schedule.chunks_sent().tolist() == [ranks - 1] * ranks
+            for step in schedule.steps:
+                pairs = list(zip(step.source.tolist(), step.destination.tolist(), strict=True))
+                assert max(map(pairs.count, pairs)) <= most
+                assert len(set(pairs)) == ranks  # each rank sends one message, and gets one
+    first = find("all_gather", "pat").schedule(8).steps[0]
+    assert {(t.source - t.destination) % 8 for t in first} == {4}  # the farthest first
+    with pytest.raises(ValueError, match="a power of two of chunks, or 0 for all, not 3"):
+        entry.schedule(8, aggregate=3)
 
 
 def test_the_plain_binary_tree() -> None:
@@ -363,6 +470,7 @@ def test_damage_is_noticed_or_harmless(entry: Algorithm) -> None:
     noticed = 0
     for ranks in (2, 3, 4, 5):
         options = {"node_size": 2 if ranks % 2 == 0 else 1, "pieces": 2, "root": ranks - 1}
+        options["channels"] = 1 if entry.name == "nccl_tree" else 2  # it has two trees in each
         for how, schedule in damaged(entry.schedule(ranks, **options)):
             error = objection(schedule)
             if error is None:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 import resource
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +29,10 @@ from unisono.plan import (
     simulate,
 )
 from unisono.plan.choose import rank_sizes
+from unisono.plan.nccl import CALL_US, HOP_US, PROTOCOLS, ring_latency_us, tree_latency_us
 from unisono.plan.sizes import format_seconds, format_size, parse_size, parse_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
-NCCL = runpy.run_path(str(ROOT / "benchmarks" / "nccl.py"))
-HOPS_US, ring_latency_s = NCCL["HOPS_US"], NCCL["ring_latency_s"]
 
 ALPHA, BETA, GAMMA = 3e-6, 1 / 5e9, 1 / 20e9
 FLAT = Topology.flat(ALPHA, 1 / BETA, reduce_bytes_per_s=1 / GAMMA)
@@ -91,33 +89,35 @@ def test_the_rest(n: int) -> None:
     assert time_s("broadcast", "chain", n, pieces=8) == pytest.approx(chain)
 
 
-@pytest.mark.parametrize("protocol", HOPS_US)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nccls_latency_of_a_ring(protocol: str) -> None:
     """NCCL's own formula counts 2(M - 1) hops between nodes; a ring of M nodes has up to 2M."""
-    hops = HOPS_US[protocol]
+    which = PROTOCOLS.index(protocol)
+    near_us, far_us = (HOP_US["Ring"][where][which] for where in ("inside", "between"))
     topology = Topology(
         "nccl",
         node_size=8,
-        inside_latency_s=hops["inside"][0] * 1e-6,
+        inside_latency_s=near_us * 1e-6,
         inside_bytes_per_s=math.inf,
-        between_latency_s=hops["between"][0] * 1e-6,
-        call_s=hops["call"][0] * 1e-6,
+        between_latency_s=far_us * 1e-6,
+        call_s=CALL_US["Ring"][which] * 1e-6,
     )
-    extra = 2 * (hops["between"][0] - hops["inside"][0]) * 1e-6
+    extra = 2 * (far_us - near_us) * 1e-6
     for ranks in (16, 64, 512):
-        expected = ring_latency_s(ranks, ranks // 8, protocol)
+        expected = ring_latency_us(ranks, ranks // 8, protocol, post_us=0.0) * 1e-6
         assert time_s("all_reduce", "ring", ranks, topology) == pytest.approx(expected + extra)
 
 
 def test_the_published_scale() -> None:
     """What the constants of NCCL's tuner give for 4,096 nodes of 6."""
-    ring = [ring_latency_s(24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
-    tree = [NCCL["tree_latency_s"](24_576, 4096, name) * 1e3 for name in ("LL", "LL128", "Simple")]
-    # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them
-    hops_us = [(6.6, 0.6, 2.7), (14.0, 1.9, 4.0), (8.4, 3.4, 14.0)]
+    ring = [ring_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
+    tree = [tree_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
+    # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them; a hop takes at
+    # least as long as posting a message, 1 us, or 3 us of Simple
+    hops_us = [(6.6, 1.0, 2.7), (14.0, 1.9, 4.0), (8.4, 3.4, 14.0)]
     expected = [(call + 40_960 * near + 8190 * far) / 1e3 for call, near, far in hops_us]
     assert ring == pytest.approx(expected)
-    assert [round(value) for value in ring] == [47, 111, 254]
+    assert [round(value) for value in ring] == [63, 111, 254]
     assert [round(value, 2) for value in tree] == [0.13, 0.23, 0.38]
 
 
@@ -260,7 +260,7 @@ def test_24576_ranks(name: str) -> None:
 def test_small_ones_want_few_steps_and_large_ones_few_bytes() -> None:
     small, large = rank_sizes("all_reduce", 64, (8, 1 << 30), PRESETS["h100"])
     assert small.best.algorithm.name == "mates"
-    assert large.best.algorithm.name == "hierarchical"
+    assert large.best.label == "ring (8 channels)"
     assert "latency-bound" in explain(small)
     assert "bandwidth-bound" in explain(large)
     assert "network cards" in explain(large)
@@ -282,7 +282,8 @@ def test_every_collective_can_be_ranked(collective: str) -> None:
 def test_what_is_left_out_says_why() -> None:
     ranking = rank_algorithms("all_reduce", 9, 8, PRESETS["h100"])
     assert dict(ranking.left_out) == {
-        "hierarchical": "hierarchical needs nodes of equal size: 9 ranks do not fill nodes of 8"
+        name: f"{name} needs nodes of equal size: 9 ranks do not fill nodes of 8"
+        for name in ("hierarchical", "nccl_tree")
     }
     ranking = rank_algorithms("all_gather", 2048, 8, PRESETS["h100"])
     assert (

@@ -112,6 +112,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         self._all_reduce: Callable[..., int] = fast.all_reduce
         if self._algorithm is not None:  # the fast path has only the engine's own algorithm
             self._all_reduce = NoFastPath.run
+        elif self.backend == "unisono" and self.rank == 0 < self.size - 1:
+            variables.mention_nccl_algo()
         self._submit: Callable[..., Any] = fast.submit
         self._barrier: Callable[[], int] = fast.barrier
         self._send: Callable[..., int] = fast.send

@@ -6,7 +6,8 @@ schedule.py       a collective algorithm as data; proof.py: it does what its col
 expectations.py   what each rank has after a collective, as numbers
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; simulate.py: a schedule on them
-in_network.py     an all_reduce by switches that add (SHARP)
+in_network.py     an all_reduce by switches that add (NVLS, SHARP)
+nccl.py           what NCCL would choose, and how long it expects that to take (docs/nccl.md)
 choose.py         which algorithm is fastest, and why; complexity.py: steps, bytes and time of all
 predict.py        from a few measured times to what all others should be
 mesh.py           named axes over ranks: who is with whom (docs/groups.md)

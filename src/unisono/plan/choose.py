@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.in_network import NAME, PIECES, InNetwork, reduce_in_network
+from unisono.plan.in_network import PIECES, InNetwork, reduce_in_network, ways
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Timeline, simulate
 from unisono.plan.sizes import format_size
 from unisono.plan.topology import Topology
 
+_PORTS, _CARDS = "bandwidth of the ranks' ports", "bandwidth of the network cards"
+_BOTH = "bandwidth of the ranks' ports and the network cards"
+MOST_CHANNELS = 1 << 15
+"""Of all ranks together, that a ranking tries by itself."""
+
 
 @dataclass(frozen=True)
 class Choice:
     """An `algorithm`, as it would be run, by its `schedule`, and how long the simulation says that
-    takes, its `timeline`. `pieces` is into how many it cuts the tensor, None where it does not.
+    takes, its `timeline`. `pieces` is into how many it cuts the tensor, `channels` how many rings
+    or trees run at once; None where it has no such option.
 
     >>> from unisono import plan
     >>> h100 = plan.find_topology("h100")
@@ -32,6 +39,7 @@ class Choice:
     schedule: Schedule = field(repr=False)
     timeline: Timeline = field(repr=False)
     pieces: int | None = None
+    channels: int | None = None
 
     @property
     def time_s(self) -> float:
@@ -46,10 +54,10 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """The algorithm's name, and its pieces if it has any."""
-        return self.algorithm.name + (
-            f" ({self.pieces} pieces)" if self.pieces and self.pieces > 1 else ""
-        )
+        """The algorithm's name, and its pieces and channels if it has several."""
+        cut = {"pieces": self.pieces or 1, "channels": self.channels or 1}
+        several = ", ".join(f"{count} {what}" for what, count in cut.items() if count > 1)
+        return self.algorithm.name + (f" ({several})" if several else "")
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class Ranking:
     """The algorithms of a `collective` on `ranks` ranks of a `topology`, for `total_bytes`.
 
     `choices` has them, the fastest first; `left_out` which were not looked at, each with a reason;
-    `in_network` an all_reduce by switches that add, where there are any.
+    `in_network` has the ways of an all_reduce by switches that add, the fastest first, where there
+    are such switches.
 
     >>> from unisono import plan
     >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
@@ -71,7 +80,7 @@ class Ranking:
     topology: Topology
     choices: tuple[Choice, ...]
     left_out: tuple[tuple[str, str], ...]
-    in_network: InNetwork | None = None
+    in_network: tuple[InNetwork, ...] = ()
 
     @property
     def best(self) -> Choice:
@@ -80,17 +89,18 @@ class Ranking:
 
     @property
     def times_s(self) -> dict[str, float]:
-        """How long each algorithm takes, and the switches, where they add, as "sharp"."""
+        """How long each algorithm takes, and each way of switches that add."""
         times = {choice.algorithm.name: choice.time_s for choice in self.choices}
-        return times if self.in_network is None else times | {NAME: self.in_network.time_s}
+        return times | {by_switches.way: by_switches.time_s for by_switches in self.in_network}
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
     """The algorithms of `collective`, ranked by the time that `total_bytes` on `ranks` ranks of
     `topology` take in a simulation.
 
-    Of a pipelined algorithm only the best number of pieces is shown. Raises ValueError for an
-    unknown collective or no ranks.
+    Of an algorithm with pieces or channels only the best number of them is shown: it tries one
+    channel, and one for each rail of the topology. Raises ValueError for an unknown collective or
+    no ranks.
 
     >>> from unisono import plan
     >>> small = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
@@ -108,41 +118,61 @@ def rank_sizes(
     say: Callable[[str], None] = lambda text: None,
     names: Sequence[str] = (),
     pieces_to_try: Sequence[int] = PIECES,
+    channels_to_try: Sequence[int] = (),
 ) -> list[Ranking]:
     """`rank_algorithms` for several sizes; schedules are made once. `say` hears what is next;
     `names` are the algorithms to rank, if not all; those that cut a tensor into pieces do so into
-    as many as `pieces_to_try` has, and the best counts. Raises ValueError where none works."""
+    as many as `pieces_to_try` has, those with channels have as many as `channels_to_try` has, and
+    the best counts. Raises ValueError where none works."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
-    found: list[tuple[Algorithm, Schedule, int | None]] = []
+    found: list[tuple[Algorithm, Schedule, dict[str, int]]] = []
     left_out: list[tuple[str, str]] = []
+    tried = {
+        "pieces": pieces_to_try,
+        "channels": channels_to_try or _channels(ranks, topology),
+    }
     for entry in [find(collective, name) for name in names] or catalog(collective):
-        cuts = [{"pieces": n} for n in pieces_to_try] if "pieces" in entry.options else [{}]
-        try:
-            for cut in cuts:
-                made = entry.schedule(ranks, node_size=min(topology.node_size, ranks), **cut)
-                found.append((entry, made, cut.get("pieces")))
-        except ValueError as error:
-            left_out.append((entry.name, str(error)))
+        known = {option: values for option, values in tried.items() if option in entry.options}
+        made, reason = 0, ""
+        for values in itertools.product(*known.values()):
+            cut = dict(zip(known, values, strict=True))
+            try:
+                schedule = entry.schedule(ranks, node_size=min(topology.node_size, ranks), **cut)
+            except ValueError as error:
+                reason = reason or str(error)
+            else:
+                found.append((entry, schedule, cut))
+                made += 1
+        if not made:
+            left_out.append((entry.name, reason))
     if not found:
         raise ValueError(", ".join(f"{name}: {reason}" for name, reason in left_out))
     rankings = []
     for size in sizes:
         best: dict[str, Choice] = {}
-        for number, (entry, schedule, pieces) in enumerate(found, 1):
+        for number, (entry, schedule, cut) in enumerate(found, 1):
             of_size = f"{format_size(size)}, " if len(sizes) > 1 else ""
             say(f"{of_size}{entry.name} ({number} of {len(found)})")
             timeline = simulate(schedule, topology, size)
             if entry.name not in best or timeline.time_s < best[entry.name].time_s:
-                best[entry.name] = Choice(entry, schedule, timeline, pieces)
+                best[entry.name] = Choice(entry, schedule, timeline, **cut)
         choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
-        by_switches = None
-        if collective == "all_reduce" and topology.switch_ports and topology.nodes(ranks) > 1:
-            by_switches = reduce_in_network(ranks, topology, size)
+        by_switches = [
+            reduce_in_network(ranks, topology, size, way)
+            for way in (ways(ranks, topology) if collective == "all_reduce" else ())
+        ]
+        by_switches.sort(key=lambda in_network: in_network.time_s)
         rankings.append(
-            Ranking(collective, ranks, size, topology, choices, tuple(left_out), by_switches)
+            Ranking(collective, ranks, size, topology, choices, tuple(left_out), tuple(by_switches))
         )
     return rankings
+
+
+def _channels(ranks: int, topology: Topology) -> tuple[int, ...]:
+    """One, and one per rail; of many ranks one only, so that a ranking does not take minutes."""
+    rails = topology.rails(ranks)
+    return (1, rails) if rails > 1 and ranks * rails <= MOST_CHANNELS else (1,)
 
 
 def explain(ranking: Ranking) -> str:
@@ -164,7 +194,10 @@ def explain(ranking: Ranking) -> str:
         cause: 1 - simulate(best.schedule, without, ranking.total_bytes).time_s / best.time_s
         for cause, without in causes.items()
     }
+    both = shares.pop(_BOTH, 0.0)
     cause, share = max(shares.items(), key=lambda item: item[1], default=("latency", 0.0))
+    if both > 2 * share:  # each hides the other
+        cause, share = _BOTH, both
     name = best.algorithm.name
     if cause == "latency":
         why = (
@@ -187,7 +220,7 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
         topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
     )
     limits = {
-        "bandwidth of the ranks' ports": (
+        _PORTS: (
             timeline.most_bytes("port") / topology.inside_bytes_per_s,
             dataclasses.replace(topology, inside_bytes_per_s=math.inf),
         ),
@@ -195,14 +228,16 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
             float(timeline.reducing_s.max()),
             dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
         ),
-        "bandwidth of the network cards": (
+        _CARDS: (
             timeline.most_bytes("card") / topology.card_bytes_per_s,
             dataclasses.replace(topology, card_bytes_per_s=math.inf),
         ),
     }
     most_s = max(busy_s for busy_s, _ in limits.values())
     causes = {"latency": free}
-    for cause, (busy_s, without) in limits.items():
-        if 0 < most_s <= 2 * busy_s:
-            causes[cause] = without
+    busy = [cause for cause, (busy_s, _) in limits.items() if 0 < most_s <= 2 * busy_s]
+    causes |= {cause: limits[cause][1] for cause in busy}
+    if {_PORTS, _CARDS} <= {*busy}:
+        both = limits[_PORTS][1]
+        causes[_BOTH] = dataclasses.replace(both, card_bytes_per_s=math.inf)
     return causes

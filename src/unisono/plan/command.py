@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,9 +17,9 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from unisono.errors import Misuse, name_choices, name_number
-from unisono.plan import tables
+from unisono.plan import nccl, tables
 from unisono.plan.catalog import Algorithm, catalog, find
-from unisono.plan.choose import Ranking, explain, rank_algorithms, rank_sizes
+from unisono.plan.choose import Choice, Ranking, explain, rank_algorithms, rank_sizes
 from unisono.plan.complexity import costs_and_left_out
 from unisono.plan.draw import to_svg
 from unisono.plan.in_network import PIECES
@@ -50,6 +51,14 @@ _QUIET_S = 5.0
 @click.option("--collective", metavar="NAME", help="show: of which collective NAME is meant.")
 @click.option("--root", type=int, default=0, help="show: the root, where there is one.")
 @click.option("--pieces", type=int, help="In how many pieces, where there are any.")
+@click.option(
+    "--channels",
+    type=int,
+    help="How many rings or trees run at once.  [default: the best; show: one a card]",
+)
+@click.option(
+    "--as", "as_whom", type=click.Choice(["nccl"]), help="What NCCL would choose, size by size."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same for programs, as JSON.")
 @click.option(
     "-o",
@@ -78,6 +87,7 @@ def plan(context: click.Context, /, **options: Any) -> None:
       unisono plan show double_tree -n 8 -o double_tree.svg
       unisono plan all_reduce -n 8 --algorithm ring --against double_tree --html play.html
       unisono plan --table -n 8
+      unisono plan all_reduce --as nccl --topology h100 -n 64
 
     The first three simulate algorithms on a cluster: nothing has to be there for it. Sizes are
     of the whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
@@ -106,6 +116,8 @@ class _Asked:
     collective: str | None
     root: int
     pieces: int | None
+    channels: int | None
+    as_whom: str | None
     as_json: bool
     output: Path | None
     algorithm: str | None
@@ -132,19 +144,32 @@ class _Asked:
 
     @cached_property
     def options(self) -> dict[str, int]:
+        """What schedules are made with; a channel for each card where the nodes were named."""
         found = {"node_size": min(self.cluster.node_size, self.ranks)}
-        return found if self.pieces is None else found | {"pieces": self.pieces}
+        if self.pieces is not None:
+            found["pieces"] = self.pieces
+        if self.channels is not None:
+            found["channels"] = self.channels
+        elif self.given & {"--nodes", "--topology"} and self.ranks % found["node_size"] == 0:
+            found["channels"] = self.cluster.rails(self.ranks)
+        return found
 
     def rank(self, sizes: tuple[int, ...], say: Callable[[str], None]) -> list[Ranking]:
         names = [name for name in (self.algorithm, self.against) if name is not None]
         pieces = PIECES if self.pieces is None else (self.pieces,)
+        channels = () if self.channels is None else (self.channels,)
         collective = self.what or ""
-        return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces)
+        return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces, channels)
 
-    def schedule(self, entry: Algorithm, pieces: int | None = None) -> Schedule:
-        options = {"root": self.root} | ({} if pieces is None else {"pieces": pieces})
+    def schedule(self, entry: Algorithm, chosen: Choice | None = None) -> Schedule:
+        if (
+            chosen is not None
+            and chosen.algorithm is entry
+            and not {"--pieces", "--channels"} & self.given
+        ):
+            return chosen.schedule
         try:
-            return entry.schedule(self.ranks, **options | self.options)
+            return entry.schedule(self.ranks, **{"root": self.root} | self.options)
         except ValueError as error:
             if "node_size" in entry.options and self.ranks % self.options["node_size"]:
                 raise ValueError(f"{error}: --nodes says how many there are") from error
@@ -169,14 +194,17 @@ def _answer(asked: _Asked) -> None:
         raise ValueError("--against goes with --algorithm")
     if asked.ranks < 1:
         raise ValueError(f"-n must be at least 1, not {asked.ranks}")
-    pieces = "pieces" if asked.algorithm else ""
-    if asked.table:
-        asked.refuse_others("--table", "pieces collective")
+    pieces = "pieces channels" if asked.algorithm else ""
+    if asked.as_whom is not None:
+        asked.refuse_others("--as nccl", "as size sizes")
+        _as_nccl(console, asked)
+    elif asked.table:
+        asked.refuse_others("--table", "pieces channels collective")
         if asked.name is not None or (what is not None and asked.collective is not None):
             raise ValueError("--table shows all algorithms, of one collective at most")
         _table(console, asked)
     elif what == "show":
-        asked.refuse_others("show", "collective root pieces output")
+        asked.refuse_others("show", "collective root pieces channels output")
         _show(console, asked)
     elif what not in COLLECTIVES:
         wanted = "say what to plan" if what is None else f"cannot plan {what!r}"
@@ -185,7 +213,7 @@ def _answer(asked: _Asked) -> None:
     elif asked.name is not None:
         raise ValueError(f"to see {asked.name}, write: unisono plan show {asked.name}")
     elif asked.html is not None:
-        asked.refuse_others("--html", "size root pieces algorithm against")
+        asked.refuse_others("--html", "size root pieces channels algorithm against")
         _play(console, asked, asked.html)
     elif asked.sizes is not None:
         asked.refuse_others("--sizes", f"output algorithm against {pieces}")
@@ -205,7 +233,8 @@ def _named(asked: _Asked) -> Algorithm:
         known = dict.fromkeys(entry.name for entry in catalog(asked.collective))
         said = f"there is no algorithm {asked.name!r}" if asked.name else "say which algorithm"
         raise ValueError(f"{said}: {name_choices(known, asked.name)}")
-    names = {"--root": "root", "--pieces": "pieces", "--nodes": "node_size"}
+    names = {f"--{option}": option for option in ("root", "pieces", "channels")}
+    names["--nodes"] = "node_size"
     wanted = sorted(asked.given & names.keys())
     for entry in entries:
         if all(names[option] in entry.options for option in wanted):
@@ -220,12 +249,12 @@ def _named(asked: _Asked) -> Algorithm:
 
 def _play(console: Console, asked: _Asked, path: Path) -> None:
     collective, total = asked.what or "", parse_size(asked.size)
-    name, pieces = asked.algorithm, None
+    name, best = asked.algorithm, None
     if name is None:
         best = rank_algorithms(collective, asked.ranks, total, asked.cluster).best
-        name, pieces = best.algorithm.name, best.pieces
+        name = best.algorithm.name
     names = [name] if asked.against is None else [name, asked.against]
-    chosen = [asked.schedule(find(collective, each), pieces) for each in names]
+    chosen = [asked.schedule(find(collective, each), best) for each in names]
     for schedule in chosen:
         verify(schedule)
     path.write_text(schedule_page(chosen, asked.cluster, total), encoding="utf-8")
@@ -295,6 +324,34 @@ def _sweep(console: Console, asked: _Asked, range_of_sizes: str) -> None:
     if output is not None:
         tables.save_chart(output, sizes, tables.series(rankings), title)
         click.echo(f"Wrote {output}.", err=asked.as_json)
+
+
+def _as_nccl(console: Console, asked: _Asked) -> None:
+    """What NCCL chooses for each of some sizes, or all that it considers for one."""
+    tuning = nccl.tune(asked.what or "", asked.ranks, asked.cluster)
+    one = "--size" in asked.given
+    if one and asked.sizes is not None:
+        raise ValueError("--size shows all that NCCL considers, --sizes what it chooses: give one")
+    sizes = (parse_size(asked.size),) if one else parse_sizes(asked.sizes or "8:4G")
+    rows = [
+        (size, estimate, tuning.time_s(estimate, size))
+        for size in sizes
+        for estimate in (tuning.estimates if one else (tuning.choose(size),))
+    ]
+    if one:
+        rows.sort(key=lambda row: row[2])
+    if asked.as_json:
+        _print_json(tables.nccl_as_json(tuning, rows))
+        return
+    ranks, nodes = name_number(asked.ranks, "rank"), name_number(tuning.nodes, "node")
+    console.print(
+        f"{tuning.collective} on {ranks}, {nodes}, {asked.cluster.name}, by NCCL {nccl.VERSION}"
+    )
+    for variable in ("NCCL_ALGO", "NCCL_PROTO"):
+        if os.environ.get(variable):
+            console.print(f"{variable}={os.environ[variable]} is set.")
+    tables.print_table(console, tables.nccl_table(rows))
+    console.print("Times are NCCL's estimates, made for choosing; measured ones are often longer.")
 
 
 def _table(console: Console, asked: _Asked) -> None:

@@ -1,49 +1,58 @@
-"""An all_reduce in which switches add (SHARP), simulated: no rank runs a schedule for it.
+"""An all_reduce in which switches add (NVLink SHARP, SHARP), simulated: no rank runs a schedule.
 
 Graham and others, "Scalable hierarchical aggregation protocol (SHArP): a hardware architecture for
-efficient data reduction", 2016; docs/scale.md says how it goes.
+efficient data reduction", 2016; for the switch inside a node, NCCL's src/device/all_reduce.h. The
+ways are NCCL's. With g ranks in a node, a card for each (else with as many shares as there are
+cards), S the tensor; a rank sends and receives at once what the table says, each way:
 
-| steps                                | a card sends        | a rank adds              |
-|--------------------------------------|---------------------|--------------------------|
-| inside, up and down once, and inside | 1 / cards of tensor | (g - 1) / g, or nothing  |
+| way            | inside a node                          | between nodes    | a port  | a card |
+|----------------|----------------------------------------|------------------|---------|--------|
+| nvls           | the switch adds and multicasts         | SHARP, if any    | 1 + 1/g | 1/g    |
+| nvls_tree      | the switch adds and multicasts         | two binary trees | 1 + 1/g | 2/g    |
+| collnet_direct | each to each, ranks add                | SHARP            | 2 - 2/g | 1/g    |
+| collnet_chain  | chains to the cards and back, they add | SHARP            | 2 - 2/g | 1/g    |
 
-A ring's cards send nearly 2 / cards, so that SHARP is at most about twice as fast for large
-tensors; for small ones it has the latency of a tree whose nodes have half a switch's ports as
-children. Where the switch inside a node adds, too (NVLink SHARP), the ranks add nothing at all.
+With nvls each rank reads its share of the sum from the switch, which reads it from all ranks: S
+leaves every port and S/g comes in. It then writes the share once, and the switch passes it to all:
+S/g leaves, S comes in. Both go on at once, on different pieces, so that a tensor takes (1 + 1/g) S
+of each direction where a ring takes 2(g - 1)/g S.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.catalog import find
-from unisono.plan.simulate import simulate
+from unisono.plan.algorithms.binary_trees import both_trees, depths
 from unisono.plan.topology import Topology
 
-NAME = "sharp"
 PIECES = (1, 8, 64)
 """Into how many pieces what is pipelined is cut, to find out how many are best."""
+
+Stage = tuple[dict[str, float], float]
+"""How long a piece keeps each part busy, and the latency until it is at the next stage."""
 
 
 @dataclass(frozen=True)
 class InNetwork:
-    """What happens when switches reduce a tensor.
+    """What happens when switches reduce a tensor in one `way`.
 
-    `levels` is how many switches a sum passes on its way up, `switches` how many there are for each
-    card of a node. `card_bytes` is what a card sends, `rank_bytes` what a rank sends, `added_bytes`
-    what it adds itself. It takes `time_s`, in `pieces` pieces.
+    `levels` is how many switches of the network a sum passes on its way up, `switches` how many
+    there are for each card of a node. `card_bytes` is what a card sends, `rank_bytes` what a rank
+    sends inside its node, `added_bytes` what it adds itself. It takes `time_s`, in `pieces` pieces.
 
     >>> from unisono import plan
     >>> sharp = plan.reduce_in_network(64, plan.find_topology("h100_sharp"), 1 << 20)
-    >>> sharp.levels, sharp.time_s > 0
-    (1, True)
+    >>> sharp.way, sharp.levels, sharp.time_s > 0
+    ('nvls', 1, True)
     """
 
+    way: str
     time_s: float
     pieces: int
     levels: int
@@ -54,8 +63,20 @@ class InNetwork:
 
     @property
     def label(self) -> str:
-        """Its name in tables, and its pieces if it has any."""
-        return NAME + (f" ({self.pieces} pieces)" if self.pieces > 1 else "")
+        """Its way, and its pieces if it has any."""
+        return self.way + (f" ({self.pieces} pieces)" if self.pieces > 1 else "")
+
+
+def ways(ranks: int, topology: Topology) -> tuple[str, ...]:
+    """In which ways the switches of `topology` can do an all_reduce on `ranks` ranks."""
+    several = topology.nodes(ranks) > 1
+    possible = {
+        "nvls": topology.inside_switch_adds and (not several or topology.switch_ports > 0),
+        "nvls_tree": topology.inside_switch_adds and several,
+        "collnet_direct": several and topology.switch_ports > 0,
+        "collnet_chain": several and topology.switch_ports > 0,
+    }
+    return tuple(way for way, is_possible in possible.items() if is_possible)
 
 
 def switch_tree(nodes: int, ports: int) -> list[NDArray[np.int64]]:
@@ -71,11 +92,13 @@ def switch_tree(nodes: int, ports: int) -> list[NDArray[np.int64]]:
     return levels
 
 
-def reduce_in_network(ranks: int, topology: Topology, total_bytes: float) -> InNetwork:
-    """An all_reduce of `total_bytes` on `ranks` ranks by the switches of `topology`, in as many
-    pieces as are best.
+def reduce_in_network(
+    ranks: int, topology: Topology, total_bytes: float, way: str | None = None
+) -> InNetwork:
+    """An all_reduce of `total_bytes` on `ranks` ranks by the switches of `topology`, in `way`, or
+    the fastest, and in as many pieces as are best.
 
-    Raises ValueError for no ranks, or switches that do not add.
+    Raises ValueError for no ranks, or where the switches do not add, or not in that way.
 
     >>> from unisono import plan
     >>> h100 = plan.find_topology("h100_sharp")
@@ -85,66 +108,133 @@ def reduce_in_network(ranks: int, topology: Topology, total_bytes: float) -> InN
     """
     if ranks < 1:
         raise ValueError(f"an all_reduce needs at least one rank, not {ranks}")
-    if not topology.switch_ports:
-        raise ValueError(f"the switches of topology {topology.name} do not add")
-    found = [_reduce(ranks, topology, total_bytes, pieces) for pieces in PIECES]
+    possible = ways(ranks, topology)
+    if not possible or (way is not None and way not in possible):
+        by = f" by {way}" if possible else ""
+        raise ValueError(f"the switches of topology {topology.name} do not add{by} here")
+    found = [
+        _Model(ranks, topology, total_bytes, pieces).reduce(each)
+        for each in ([way] if way else possible)
+        for pieces in PIECES
+    ]
     return min(found, key=lambda in_network: in_network.time_s)
 
 
-def _reduce(ranks: int, topology: Topology, total_bytes: float, pieces: int) -> InNetwork:
-    local, nodes = min(ranks, topology.node_size), topology.nodes(ranks)
-    shared = total_bytes * (local - 1) / local
-    free_adding = dataclasses.replace(topology, reduce_bytes_per_s=math.inf)
-    inside = free_adding if topology.inside_switch_adds else topology
-    scatter = simulate(find("reduce_scatter", "direct").schedule(local), inside, total_bytes)
-    gather = simulate(find("all_gather", "direct").schedule(local), topology, total_bytes)
-    time_s, levels, switches, card_bytes = scatter.time_s, 0, 0, 0.0
-    if nodes > 1:
-        tree = switch_tree(nodes, topology.switch_ports)
-        levels, switches = len(tree), sum(int(above[-1]) + 1 for above in tree)
-        cards = min(topology.cards, local)
-        card_bytes = total_bytes / cards
-        port_bytes_per_s = topology.inside_bytes_per_s * local / cards
-        bytes_per_s = min(topology.card_bytes_per_s, port_bytes_per_s)
-        piece_bytes = card_bytes / pieces
-        time_s = _up_and_down_s(tree, topology, piece_bytes, pieces, bytes_per_s, time_s)
-    return InNetwork(
-        time_s=time_s + gather.time_s - topology.call_s,
-        pieces=pieces,
-        levels=levels,
-        switches=switches,
-        card_bytes=card_bytes,
-        rank_bytes=2 * shared + (total_bytes / local if nodes > 1 else 0.0),
-        added_bytes=0.0 if topology.inside_switch_adds else shared,
-    )
+class _Model:
+    """Nodes, ranks and cards that are all alike, so that one of each is enough."""
+
+    def __init__(self, ranks: int, topology: Topology, total_bytes: float, pieces: int) -> None:
+        self.topology, self.total, self.pieces = topology, total_bytes, pieces
+        self.local, self.nodes = min(ranks, topology.node_size), topology.nodes(ranks)
+        self.cards = min(topology.cards, self.local)
+        self.shares = self.cards if self.nodes > 1 else self.local
+
+    def reduce(self, way: str) -> InNetwork:
+        inside = {"collnet_direct": self._direct, "collnet_chain": self._chain}.get(way, self._nvls)
+        up, down, sent, added = inside() if self.local > 1 else ([], [], 0.0, 0.0)
+        between: list[Stage] = []
+        levels = switches = 0
+        card_bytes = 0.0
+        if self.nodes > 1 and way == "nvls_tree":
+            between, tensors = self._trees()
+            card_bytes = self.total / self.cards * tensors
+            added += 1 / self.cards
+        elif self.nodes > 1:
+            tree = switch_tree(self.nodes, self.topology.switch_ports)
+            between = self._switches(len(tree))
+            levels, switches = len(tree), sum(int(above[-1]) + 1 for above in tree)
+            card_bytes = self.total / self.cards
+        stages = [*up, *between, *down]
+        time_s = self.topology.call_s + _pipelined_s(stages, self.pieces)
+        sent_bytes, added_bytes = self.total * sent, self.total * added
+        return InNetwork(
+            way, time_s, self.pieces, levels, switches, card_bytes, sent_bytes, added_bytes
+        )
+
+    # What ranks do, each as (stages up, stages down, tensors that a rank sends, and adds).
+
+    def _nvls(self) -> tuple[list[Stage], list[Stage], float, float]:
+        hop_s = self.topology.inside_latency_s
+        whole_s, share_s = self._port_s(1), self._port_s(1 / self.shares)
+        read = ({"out": whole_s, "in": share_s}, 2 * hop_s)  # the request, and the answer
+        write = ({"out": share_s, "in": whole_s}, hop_s)
+        return [read], [write], 1 + 1 / self.shares, 0
+
+    def _direct(self) -> tuple[list[Stage], list[Stage], float, float]:
+        hop_s, others = self.topology.inside_latency_s, self.local - 1
+        sent = others / self.local if self.shares == self.local else 1
+        out_s, in_s = self._port_s(sent, others), self._port_s(others / self.shares, others)
+        add = ({"adder": self._add_s(others / self.shares)}, 0.0)
+        up, down = [({"out": out_s, "in": in_s}, hop_s), add], [({"out": in_s, "in": out_s}, hop_s)]
+        return up, down, sent + others / self.shares, others / self.shares
+
+    def _chain(self) -> tuple[list[Stage], list[Stage], float, float]:
+        hops, sent = self.local - 1, 1 / self.local  # at each hop; the chains begin elsewhere
+        port_s, hop_s = self._port_s(sent), self.topology.inside_latency_s
+        hop_s += self._port_s(1 / self.shares) - port_s
+        hop = ({"out": port_s, "in": port_s}, hop_s)
+        add = ({"adder": self._add_s(sent)}, 0.0)
+        return [hop, add] * hops, [hop] * hops, 2 * hops * sent, hops * sent
+
+    # What goes on between nodes.
+
+    def _switches(self, levels: int) -> list[Stage]:
+        """Up a tree of switches that add, and down the same links."""
+        hop_s = self.topology.between_latency_s / 2  # half of the way between nodes is to a switch
+        link_s = self._card_s(1)
+        add_s = self.total / self.pieces / self.cards / self.topology.switch_bytes_per_s
+        up: list[Stage] = []
+        down: list[Stage] = []
+        for level in range(levels):
+            busy_s = link_s + (0.0 if level else self.topology.overhead_s)  # of ranks alone
+            up += [({f"up {level}": busy_s}, hop_s), ({f"switch {level}": add_s}, 0.0)]
+            down.insert(0, ({f"down {level}": busy_s}, hop_s))
+        return up + down
+
+    def _trees(self) -> tuple[list[Stage], float]:
+        """Up two binary trees over the nodes, each with half of it, and down; what a card sends."""
+        trees = both_trees(self.nodes)
+        sent = sum(
+            np.bincount(tree[tree >= 0], minlength=self.nodes) + (tree >= 0) for tree in trees
+        )
+        busiest = float(np.max(sent)) / 2
+        hops = 2 * max(int(depths(tree).max()) for tree in trees)
+        busy_s = self._card_s(busiest / hops)
+        passing_s = max(self._card_s(1 / 2), busy_s)
+        latency_s = self.topology.between_latency_s + self.topology.overhead_s + passing_s - busy_s
+        hop = ({"up 0": busy_s, "down 0": busy_s}, latency_s)
+        add = ({"adder": self._add_s(2 / hops / self.cards)}, 0.0)
+        return [hop, add] * (hops // 2) + [hop] * (hops // 2), busiest
+
+    def _port_s(self, tensors: float, messages: int = 1) -> float:
+        overhead_s = self.topology.overhead_s * messages
+        return overhead_s + self.total * tensors / self.pieces / self.topology.inside_bytes_per_s
+
+    def _card_s(self, shares: float) -> float:
+        port_bytes_per_s = self.topology.inside_bytes_per_s * self.local / self.cards
+        bytes_per_s = min(self.topology.card_bytes_per_s, port_bytes_per_s)
+        return self.total * shares / self.cards / self.pieces / bytes_per_s
+
+    def _add_s(self, tensors: float) -> float:
+        return self.total * tensors / self.pieces / self.topology.reduce_bytes_per_s
 
 
-def _up_and_down_s(
-    tree: list[NDArray[np.int64]],
-    topology: Topology,
-    piece_bytes: float,
-    pieces: int,
-    bytes_per_s: float,
-    ready_s: float,
-) -> float:
-    """When the last node has the last piece; `ready_s` is when the nodes have the first."""
-    hop_s = topology.between_latency_s / 2  # half of the way between nodes is to a switch
-    link_s = piece_bytes / bytes_per_s
-    overhead_s = [topology.overhead_s] + [0.0] * len(tree)  # of ranks; switches have none
-    add_s = piece_bytes / topology.switch_bytes_per_s
-    up = [np.full(len(above), ready_s) for above in tree]  # from when on a link is free
-    down = [np.zeros(len(above)) for above in tree]
-    adders = [np.zeros(int(above[-1]) + 1) for above in tree]
-    sums = up[0]
-    for _ in range(pieces):
-        sums = up[0]
-        for level, above in enumerate(tree):
-            up[level] = np.maximum(up[level], sums) + overhead_s[level] + link_s
-            starts = np.flatnonzero(np.append(True, np.diff(above)))
-            arrived = np.maximum.reduceat(up[level], starts) + hop_s
-            adders[level] = np.maximum(arrived, adders[level]) + add_s
-            sums = adders[level]
-        for level in reversed(range(len(tree))):
-            down[level] = np.maximum(down[level], sums[tree[level]]) + overhead_s[level] + link_s
-            sums = down[level] + hop_s
-    return float(sums.max())
+def _pipelined_s(stages: Sequence[Stage], pieces: int) -> float:
+    """When the last piece is through. Each part serves one piece at a time, first come first
+    served; a piece sets out when the one before has passed the first stage."""
+    free: defaultdict[str, float] = defaultdict(float)
+    waiting = [(0.0, 0, 0)] if stages else []
+    last_s = 0.0
+    while waiting:
+        ready_s, piece, number = heapq.heappop(waiting)
+        busy, latency_s = stages[number]
+        passed_s = ready_s
+        for part, seconds in busy.items():
+            free[part] = max(ready_s, free[part]) + seconds
+            passed_s = max(passed_s, free[part])
+        if number == 0 and piece + 1 < pieces:
+            heapq.heappush(waiting, (passed_s, piece + 1, 0))
+        if number + 1 < len(stages):
+            heapq.heappush(waiting, (passed_s + latency_s, piece, number + 1))
+        last_s = max(last_s, passed_s + latency_s)
+    return last_s

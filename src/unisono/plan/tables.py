@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from rich.table import Table
 from unisono.errors import name_number
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
+from unisono.plan.nccl import VERSION, Estimate, Tuning
 from unisono.plan.sizes import format_seconds, format_size
 
+NcclRow = tuple[int, Estimate, float]  # a size, what NCCL considers for it, and the seconds
 Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
 
 
@@ -37,10 +40,10 @@ def ranking_table(ranking: Ranking) -> Table:
         )
         for choice in ranking.choices
     ]
-    if ranking.in_network is not None:
-        by_switches = ranking.in_network
-        steps = f"{2 * by_switches.levels + 2} hops"
-        rows.append((by_switches.time_s, by_switches.label, steps, by_switches.rank_bytes))
+    rows += [
+        (by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
+        for by_switches in ranking.in_network
+    ]
     table = _table("", "algorithm", "time", "steps", "busiest rank sends", left=2)
     for number, (time_s, label, steps, sent) in enumerate(sorted(rows), 1):
         table.add_row(str(number), label, format_seconds(time_s), steps, format_size(sent))
@@ -48,7 +51,6 @@ def ranking_table(ranking: Ranking) -> Table:
 
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
-    by_switches = ranking.in_network
     return {
         "collective": ranking.collective,
         "ranks": ranking.ranks,
@@ -59,21 +61,14 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
             {
                 "algorithm": choice.algorithm.name,
                 "pieces": choice.pieces,
+                "channels": choice.channels,
                 "time_s": choice.time_s,
                 "steps": choice.schedule.rounds,
                 "busiest_rank_sends_bytes": choice.busiest_rank_sends_bytes,
             }
             for choice in ranking.choices
         ],
-        "in_network": None
-        if by_switches is None
-        else {
-            "time_s": by_switches.time_s,
-            "pieces": by_switches.pieces,
-            "levels": by_switches.levels,
-            "switches": by_switches.switches,
-            "busiest_rank_sends_bytes": by_switches.rank_bytes,
-        },
+        "in_network": [dataclasses.asdict(by_switches) for by_switches in ranking.in_network],
         "left_out": dict(ranking.left_out),
     }
 
@@ -104,6 +99,24 @@ def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
         | {name: getattr(cost, name) for name in names}
         for cost in costs
     ]
+
+
+def nccl_table(rows: Sequence[NcclRow]) -> Table:
+    table = _table("", "algorithm", "protocol", "time", "GB/s", left=3)
+    for size, estimate, time_s in rows:
+        speed = f"{size / time_s / 1e9:.3g}"
+        names = (f"{format_size(size):>6}", estimate.algorithm, estimate.protocol)
+        table.add_row(*names, format_seconds(time_s), speed)
+    return table
+
+
+def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
+    setting = {name: getattr(tuning, name) for name in ("collective", "ranks", "nodes", "channels")}
+    expected = [
+        {"bytes": size, "time_s": time_s} | dataclasses.asdict(estimate)
+        for size, estimate, time_s in rows
+    ]
+    return {"nccl": VERSION} | setting | {"expected": expected}
 
 
 def print_table(console: Console, table: Table) -> None:

@@ -133,6 +133,10 @@ class Topology:
         """How many nodes `ranks` ranks need."""
         return -(-ranks // self.node_size)
 
+    def rails(self, ranks: int) -> int:
+        """How many of a node's cards `ranks` ranks can keep busy: a channel for each uses all."""
+        return min(self.cards, self.node_size) if self.nodes(ranks) > 1 else 1
+
 
 _HOP = "hop latencies: NCCL 2.30's tuner, LL128; reduction: a third of the memory's bandwidth"
 
@@ -147,7 +151,9 @@ _H100 = Topology(
     overhead_s=0.5e-6,
     reduce_bytes_per_s=1100e9,
     call_s=14e-6,
-    source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways; 8 cards of 400 Gb/s InfiniBand NDR; "
+    inside_switch_adds=True,
+    source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways, NVLink SHARP; 8 cards of 400 Gb/s "
+    "InfiniBand NDR; "
     f"{_HOP} (HBM3, 3.35 TB/s); overhead assumed",
 )
 # What is not said of the next two is as on an H100.
@@ -159,6 +165,7 @@ PRESETS = {
         inside_bytes_per_s=300e9,
         card_bytes_per_s=25e9,
         reduce_bytes_per_s=650e9,
+        inside_switch_adds=False,
         source="NVIDIA DGX A100: NVLink 3, 600 GB/s both ways; 8 cards of 200 Gb/s InfiniBand HDR; "
         f"{_HOP} (HBM2e, 2 TB/s); overhead assumed",
     ),
@@ -170,6 +177,7 @@ PRESETS = {
         card_bytes_per_s=12.5e9,
         cards=2,
         reduce_bytes_per_s=300e9,
+        inside_switch_adds=False,
         source="Summit (ORNL, 2018): 6 V100 per node, NVLink 2, 50 GB/s each way between two; "
         f"2 ports of 100 Gb/s InfiniBand EDR; {_HOP} (HBM2, 0.9 TB/s); overhead assumed",
     ),
@@ -186,17 +194,16 @@ PRESETS = {
         source="assumed: 8 processes per node on shared memory, one 25 Gb/s Ethernet card, TCP",
     ),
 }
-# The same machines with switches that reduce.
-for _plain, _ports, _inside, _switches in (
-    ("h100", 64, True, "NVIDIA Quantum-2, 64 ports of 400 Gb/s, SHARPv3; NVLink SHARP inside"),
-    ("a100", 40, False, "NVIDIA Quantum, 40 ports of 200 Gb/s, SHARPv2"),
+# The same machines in networks whose switches reduce.
+for _plain, _ports, _switches in (
+    ("h100", 64, "NVIDIA Quantum-2, 64 ports of 400 Gb/s, SHARPv3"),
+    ("a100", 40, "NVIDIA Quantum, 40 ports of 200 Gb/s, SHARPv2"),
 ):
     PRESETS[f"{_plain}_sharp"] = dataclasses.replace(
         PRESETS[_plain],
         name=f"{_plain}_sharp",
         switch_ports=_ports,
         switch_bytes_per_s=PRESETS[_plain].card_bytes_per_s,
-        inside_switch_adds=_inside,
         source=f"{PRESETS[_plain].source}; switches: {_switches}, assumed to add at line rate",
     )
 

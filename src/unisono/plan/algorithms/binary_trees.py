@@ -37,7 +37,7 @@ Ranks = NDArray[np.int64]  # as a tree: each rank's parent, -1 for the root
 
 @algorithm("all_reduce", "binary_tree")
 def all_reduce(ranks: int, pieces: int = 1) -> Schedule:
-    return _all_reduce_along([heap(ranks)], "binary_tree", pieces)
+    return all_reduce_along([heap(ranks)], "binary_tree", pieces)
 
 
 @algorithm("broadcast", "binary_tree")
@@ -53,7 +53,7 @@ def reduce(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
 @algorithm("all_reduce", "double_tree")
 def all_reduce_double(ranks: int, pieces: int = 1) -> Schedule:
     """Every rank ends with the sum of all: up to the roots of both trees, and down again."""
-    return _all_reduce_along(both_trees(ranks), "double_tree", pieces)
+    return all_reduce_along(both_trees(ranks), "double_tree", pieces)
 
 
 @algorithm("broadcast", "double_tree")
@@ -120,7 +120,7 @@ def depths(tree: Ranks) -> Ranks:
 # -- what travels along them ---------------------------------------------------------------------
 
 
-def _all_reduce_along(trees: list[Ranks], name: str, pieces: int) -> Schedule:
+def all_reduce_along(trees: list[Ranks], name: str, pieces: int) -> Schedule:
     height = max(int(depths(tree).max()) for tree in trees)
     moves = []
     for number, tree in enumerate(trees):
