@@ -5,7 +5,10 @@ buckets.py      which gradients travel together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
 memory.py       who else sees the memory of a tensor
 sharded.py      an optimizer whose work and state are cut over the ranks
-attention.py    attention over a sequence that is cut over the ranks
+attention.py    attention over a sequence that is cut over the ranks, by a ring or a double ring
+ulysses.py      the same by all_to_all between heads and positions, alone or beside a ring
+sequence.py     which positions a rank has, and what they see
+exchange.py     all_to_all of rows, with gradients
 experts.py      tokens that travel to the ranks of their experts, and back
 catching_up.py  a newcomer gets the state of the training
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
@@ -31,7 +34,9 @@ from unisono.training.experts import (
     dispatch_tokens,
 )
 from unisono.training.gradients import GradientSync, sync_gradients
+from unisono.training.sequence import shard_positions
 from unisono.training.sharded import ShardedOptimizer
+from unisono.training.ulysses import ulysses_attention
 from unisono.training.weights.by_parameter import (
     WeightUpdateExtension,
     WeightUpdateGroup,
@@ -73,9 +78,11 @@ __all__ = [
     "main_process_first",
     "mean_over_samples",
     "ring_attention",
+    "shard_positions",
     "share_ddp_buckets",
     "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
+    "ulysses_attention",
     "weight_update",
 ]
