@@ -52,7 +52,8 @@ def ring_attention(
     `inner_size` makes two rings of one (Gu et al., LoongTrain, 2024): ranks 0 to `inner_size - 1`
     and so on, such as those of one host, form inner rings. A block goes round an inner ring while a
     copy is on its way to the next one, so that a slow link between them has `inner_size` steps of
-    computing to hide behind, instead of one.
+    computing to hide behind, instead of one. Backward sends the gradients `size / inner_size` times
+    more.
 
     There may be more query heads than key heads, in groups of consecutive heads that share one
     (Ainslie et al., GQA, 2023). `scale` is 1 / sqrt(width) unless given. Backward is collective, as
@@ -72,7 +73,7 @@ def ring_attention(
     options = _Options(causal, scale, order, inner_size or comm.size)
     if share == 1:
         return _Ring.apply(query, key, value, comm, options)  # type: ignore[no-any-return, no-untyped-call]
-    query = query.unflatten(-3, (-1, share))
+    query = torch.unflatten(query, -3, (-1, share))
     result = _Ring.apply(query, key.unsqueeze(-3), value.unsqueeze(-3), comm, options)  # type: ignore[no-untyped-call]
     return result.flatten(-4, -3)  # type: ignore[no-any-return]
 

@@ -89,14 +89,15 @@ def _to_heads(comm: Communicator, lengths: list[int], *three: torch.Tensor) -> l
     """From all heads of our positions to our heads of all positions, in one all_to_all."""
     shapes = [(tensor.shape[-3] // comm.size, tensor.shape[-1]) for tensor in three]
     leaving = [  # (rank, position, ..., heads x width)
-        tensor.unflatten(-3, (comm.size, heads)).movedim((-4, -2), (0, 1)).flatten(-2)
+        torch.unflatten(tensor, -3, (comm.size, heads)).movedim((-4, -2), (0, 1)).flatten(-2)
         for tensor, (heads, _) in zip(three, shapes, strict=True)
     ]
     rows = torch.cat(leaving, -1).flatten(0, 1)
     arrived = exchange_rows(comm, rows, [lengths[comm.rank]] * comm.size, lengths)
     parts = arrived.split_with_sizes([heads * width for heads, width in shapes], -1)
     return [
-        part.unflatten(-1, shape).movedim(0, -2) for part, shape in zip(parts, shapes, strict=True)
+        torch.unflatten(part, -1, shape).movedim(0, -2)
+        for part, shape in zip(parts, shapes, strict=True)
     ]
 
 
@@ -105,4 +106,5 @@ def _to_positions(comm: Communicator, lengths: list[int], seen: torch.Tensor) ->
     mine = lengths[comm.rank]
     rows = seen.movedim(-2, 0).contiguous()
     arrived = exchange_rows(comm, rows, lengths, [mine] * comm.size)
-    return arrived.unflatten(0, (comm.size, mine)).movedim((0, 1), (-4, -2)).flatten(-4, -3)
+    by_rank = torch.unflatten(arrived, 0, (comm.size, mine))
+    return by_rank.movedim((0, 1), (-4, -2)).flatten(-4, -3)
