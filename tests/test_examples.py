@@ -85,6 +85,7 @@ SABOTAGE = {
     "helper_functions": "unisono.reduce_tensor",
     "identity": "unisono.reduce_scatter",
     "learning_rate": "unisono.broadcast_object",
+    "long_sequence": "unisono.training.ulysses_attention",
     "metrics": "unisono.training.mean_over_samples",
     "pipeline": "unisono.recv",
     "process_info": "unisono.gather_object",

@@ -8,8 +8,8 @@ import torch
 from layers import ColumnParallel, Network, RowParallel, whole
 from torch.nn import functional
 
-from unisono import ProcessGroupManager
-from unisono.training import ExpertParallel, ring_attention
+from unisono import Communicator, ProcessGroupManager
+from unisono.training import ExpertParallel, shard_positions, ulysses_attention
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Config:
 
     With `experts` each layer has that many networks, and a token goes through the `top_k` that
     its gate chooses; `capacity_factor` is how full an expert may be, None for any number of tokens.
+    In attention, `ulysses` neighbours along cp have some heads each; a ring joins the rest of cp.
     """
 
     vocabulary: int = 128
@@ -32,11 +33,13 @@ class Config:
     experts: int = 0
     top_k: int = 2
     capacity_factor: float | None = None
+    ulysses: int = 1
 
     def check(self, manager: ProcessGroupManager) -> None:
         """Raise ValueError, with what fits, if this layout cannot hold the model or the batch."""
         wanted = (
-            ("tp", "heads", self.heads, manager.tp_world_size),
+            ("tp x ulysses", "heads", self.heads, manager.tp_world_size * self.ulysses),
+            ("ulysses", "cp", manager.cp_world_size, self.ulysses),
             ("pp", "layers", self.layers, manager.pp_world_size),
             ("cp", "positions", self.positions, manager.cp_world_size),
             ("ep", "experts", self.experts, manager.ep_world_size),
@@ -74,16 +77,40 @@ def mixture(
     )
 
 
+class Sequence:
+    """How the ranks of cp cut the sequence: by heads among neighbours, by a ring beyond them. The
+    mask is causal, so that the order is zigzag."""
+
+    def __init__(self, config: Config, cp: Communicator) -> None:
+        sizes = {"tp_size": config.ulysses, "cp_size": cp.size // config.ulysses}
+        self.manager = ProcessGroupManager(**sizes, group=cp)
+        self.groups = {"heads": self.manager.tp, "context": self.manager.cp}
+        self.positions = shard_positions(config.positions, **self.groups, order="zigzag")
+
+    def attention(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        heads, context = self.groups.values()
+        return ulysses_attention(
+            query, key, value, heads, context=context, causal=True, order="zigzag"
+        )
+
+
 class Block(torch.nn.Module):
     """Attention and a small network, each after a norm and with a residual connection."""
 
     def __init__(
-        self, name: str, config: Config, manager: ProcessGroupManager, like: torch.Tensor
+        self,
+        name: str,
+        config: Config,
+        manager: ProcessGroupManager,
+        sequence: Sequence,
+        like: torch.Tensor,
     ) -> None:
         super().__init__()
         width, tp = config.width, manager.tp
         self.heads = config.heads // tp.size
-        self.cp = manager.cp
+        self.sequence = sequence
         self.before_attention = torch.nn.LayerNorm(width).to(like)
         self.before_network = torch.nn.LayerNorm(width).to(like)
         # Rows in the order (head, one of query, key and value, width): whole heads on each rank.
@@ -100,7 +127,7 @@ class Block(torch.nn.Module):
         batch, positions, _ = x.shape
         qkv = self.qkv(self.before_attention(x)).view(batch, positions, self.heads, 3, -1)
         query, key, value = qkv.transpose(1, 2).unbind(3)
-        seen = ring_attention(query, key, value, self.cp, causal=True)
+        seen = self.sequence.attention(query, key, value)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, positions, -1))
         return x + self.network(self.before_network(x))
 
@@ -108,10 +135,16 @@ class Block(torch.nn.Module):
 class Stage(torch.nn.Module):
     """The part of the model between the previous and the next pipeline stage."""
 
-    def __init__(self, config: Config, manager: ProcessGroupManager, like: torch.Tensor) -> None:
+    def __init__(
+        self,
+        config: Config,
+        manager: ProcessGroupManager,
+        sequence: Sequence,
+        like: torch.Tensor,
+    ) -> None:
         super().__init__()
         self.is_first, self.is_last = manager.pp_is_first_stage, manager.pp_is_last_stage
-        self.shift = manager.cp_rank * config.positions // manager.cp_world_size
+        self.sequence = sequence
         if self.is_first:
             characters = whole("characters", config.vocabulary, config.width, like=like)
             positions = whole("positions", config.positions, config.width, like=like)
@@ -120,7 +153,7 @@ class Stage(torch.nn.Module):
         count = config.layers // manager.pp_world_size
         mine = range(manager.pp_rank * count, (manager.pp_rank + 1) * count)
         self.blocks = torch.nn.Sequential(
-            *(Block(f"block {number}", config, manager, like) for number in mine)
+            *(Block(f"block {number}", config, manager, sequence, like) for number in mine)
         )
         if self.is_last:
             self.norm = torch.nn.LayerNorm(config.width).to(like)
@@ -141,7 +174,6 @@ class Stage(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """From characters, or the previous stage's result, to this stage's."""
         if self.is_first:
-            positions = self.positions[self.shift : self.shift + x.shape[1]]
-            x = functional.embedding(x, self.characters) + positions
+            x = functional.embedding(x, self.characters) + self.positions[self.sequence.positions]
         x = self.blocks(x)
         return functional.linear(self.norm(x), self.head) if self.is_last else x

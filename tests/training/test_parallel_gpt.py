@@ -117,6 +117,14 @@ def test_on_gloo(process_group: Any, example: Any, layout: dict[str, int]) -> No
     check(example, process_group, layout)
 
 
+@in_layouts([{"cp": 2}, {"cp": 4}, {"tp": 2, "cp": 2}, {"cp": 4, "dp": 2}], "unisono")
+def test_losses_where_ranks_of_cp_share_heads(
+    comm: Communicator, example: Any, layout: dict[str, int]
+) -> None:
+    alone = losses_alone(example)
+    assert losses(example, comm, layout, ulysses=2) == pytest.approx(alone, rel=1e-9)
+
+
 @pytest.mark.slow
 @in_layouts(ALL, "unisono")
 def test_every_layout_of_4_and_8_ranks(
@@ -174,8 +182,10 @@ def test_it_learns(comm: Communicator, example: Any) -> None:
 
 @pytest.mark.ranks(4)
 def test_layouts_that_do_not_fit(comm: Communicator, example: Any) -> None:
-    with pytest.raises(ValueError, match=r"tp 4 does not divide heads 6: use tp 1, 2, 3, 6"):
+    with pytest.raises(ValueError, match=r"tp x ulysses 4 does not divide heads 6: .* 1, 2, 3, 6"):
         losses(example, comm, {"tp": 4}, heads=6)
+    with pytest.raises(ValueError, match=r"ulysses 3 does not divide cp 4"):
+        losses(example, comm, {"cp": 4}, heads=6, ulysses=3)
     with pytest.raises(ValueError, match=r"pp 4 does not divide layers 2"):
         losses(example, comm, {"pp": 4}, layers=2)
     with pytest.raises(ValueError, match=r"ep 4 does not divide experts 6: use ep 1, 2, 3, 6"):
@@ -184,9 +194,10 @@ def test_layouts_that_do_not_fit(comm: Communicator, example: Any) -> None:
         losses(example, comm, {"tp": 2, "pp": 4})
 
 
-def script(*arguments: str) -> str:
+def script(*arguments: str, ranks: int = 1) -> str:
+    start = [] if ranks == 1 else ["-m", "unisono", "run", "-n", str(ranks)]
     done = subprocess.run(
-        [sys.executable, "train.py", *arguments],
+        [sys.executable, *start, "train.py", *arguments],
         cwd=FOLDER,
         capture_output=True,
         text=True,
@@ -200,6 +211,13 @@ def script(*arguments: str) -> str:
 @pytest.mark.slow
 def test_as_a_script() -> None:
     assert script("--steps", "1").startswith("step    1  loss 4.")
+
+
+@pytest.mark.slow
+def test_a_script_that_compares_itself_with_one_process() -> None:
+    for layout in ("--cp 4 --ulysses 2", "--tp 2 --pp 2 --backend gloo"):
+        printed = script(*layout.split(), "--steps", "2", "--compare", ranks=4)
+        assert "losses of one process: 4." in printed
 
 
 @pytest.mark.skipif(

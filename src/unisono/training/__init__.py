@@ -6,7 +6,10 @@ buckets.py      which gradients are reduced together, and which ranks had none
 ddp_buckets.py  DDP's buckets in shared memory
 memory.py       memory that a group shares, and tensors that share storage
 sharded.py      an optimizer whose work and state are sharded over the ranks
-attention.py    attention over a sequence that is sharded over the ranks
+attention.py    attention over a sequence that is sharded over the ranks, by a ring or a double ring
+ulysses.py      the same by all_to_all between heads and positions, alone or with a ring
+sequence.py     which positions a rank has, and what they see
+exchange.py     all_to_all of rows, with gradients
 experts.py      tokens sent to the ranks of their experts, and back
 catching_up.py  gives a newcomer the training state
 agreement.py    one decision for all ranks: seeds, settings, early stops, rank 0 first
@@ -33,7 +36,9 @@ from unisono.training.experts import (
     dispatch_tokens,
 )
 from unisono.training.gradients import GradientSync, sync_gradients
+from unisono.training.sequence import shard_positions
 from unisono.training.sharded import ShardedOptimizer
+from unisono.training.ulysses import ulysses_attention
 from unisono.training.weights.by_parameter import (
     WeightUpdateExtension,
     WeightUpdateGroup,
@@ -76,9 +81,11 @@ __all__ = [
     "main_process_first",
     "mean_over_samples",
     "ring_attention",
+    "shard_positions",
     "share_ddp_buckets",
     "stateless_init_process_group",
     "sync_gradients",
     "sync_seed",
+    "ulysses_attention",
     "weight_update",
 ]

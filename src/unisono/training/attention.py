@@ -1,12 +1,14 @@
-"""Attention over a sequence that is cut over the ranks of a group, by a ring.
+"""Attention over a sequence that is cut over the ranks of a group, by a ring or a double ring.
 
 Softmaxes of parts of the keys are combined by their maxima and sums, which is exact (Milakov and
 Gimelshein, "Online normalizer calculation for softmax", 2018). Queries, keys and values have the
-shape (..., positions, width); all work is done in float32 at least.
+shape (..., heads, positions, width); all work is done in float32 at least.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from unisono.collectives.ragged import all_gather_integers
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Message, Work
 from unisono.math import widen
+from unisono.training.sequence import ORDERS, spans_of, unknown_order, visible
 from unisono.world.world import resolve
 
-_KEYS, _SLOPES = 0, 1
+_KEYS, _SLOPES, _OUTER_KEYS, _OUTER_SLOPES = range(4)
 """Tags: what goes round in backward are keys and values, and their gradients behind them."""
 
 
@@ -30,18 +33,32 @@ def ring_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    order: str = "contiguous",
+    inner_size: int | None = None,
 ) -> torch.Tensor:
     """Attention of this rank's queries to all ranks' keys and values, with gradients.
 
-    The sequence is cut in rank order, into shards of any lengths; a rank of `group` (None: the
-    world) has `query`, `key` and `value` of its own positions, and gets the result for them. Keys
-    and values go round in a ring (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank
-    works on the block that it has while it sends it on and receives the next. Each rank sends its
-    keys and values `size - 1` times; in backward again, and their gradients `size` times.
+    A rank of `group` (None: the world) has `query`, `key` and `value` of its own positions, and
+    gets the result for them. In contiguous `order` the sequence is cut in rank order, into shards
+    of any lengths; in "zigzag" order as `shard_positions` says. Keys and values go round in a ring
+    (Liu, Zaharia and Abbeel, 2023): in each of `size` steps a rank works on the block that it has
+    while it sends it on and receives the next. Each rank sends its keys and values `size - 1`
+    times; in backward again, and their gradients `size` times.
 
-    `causal` hides later positions; blocks that are hidden whole are passed on and not computed.
-    `scale` is 1 / sqrt(width) unless given. Backward is collective, as in `unisono.differentiable`:
-    all ranks' inputs want gradients, or none. Raises ValueError for shapes that do not fit.
+    `causal` hides later positions; what is hidden whole is passed on and not computed. In
+    contiguous order the last rank then computes `size` blocks and rank 0 one; in zigzag order each
+    rank computes half of every block.
+
+    `inner_size` makes two rings of one (Gu et al., LoongTrain, 2024): ranks 0 to `inner_size - 1`
+    and so on, such as those of one host, form inner rings. A block goes round an inner ring while a
+    copy is on its way to the next one, so that a slow link between them has `inner_size` steps of
+    computing to hide behind, instead of one. Backward sends the gradients `size / inner_size` times
+    more.
+
+    There may be more query heads than key heads, in groups of consecutive heads that share one
+    (Ainslie et al., GQA, 2023). `scale` is 1 / sqrt(width) unless given. Backward is collective, as
+    in `unisono.differentiable`: all ranks' inputs want gradients, or none. Raises ValueError for
+    shapes and options that do not fit, or that differ from rank to rank.
 
     >>> query = key = torch.zeros(3, 4)  # three positions of six
     >>> value = torch.full((3, 4), float(comm.rank))
@@ -49,24 +66,66 @@ def ring_attention(
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     comm = resolve(group)
-    width = _width(comm, query, key, value)
-    if query.shape[-2] != key.shape[-2]:
-        comm.reject_call(
-            "all_gather", f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
-        )
+    share = check_shapes(comm, "all_gather", query, key, value)
+    check_ring(comm, order, inner_size)
+    width = query.shape[-1]
     scale = width**-0.5 if scale is None else scale
-    return _Ring.apply(query, key, value, comm, causal, scale)  # type: ignore[no-any-return, no-untyped-call]
+    options = _Options(causal, scale, order, inner_size or comm.size)
+    if share == 1:
+        return _Ring.apply(query, key, value, comm, options)  # type: ignore[no-any-return, no-untyped-call]
+    query = torch.unflatten(query, -3, (-1, share))
+    result = _Ring.apply(query, key.unsqueeze(-3), value.unsqueeze(-3), comm, options)  # type: ignore[no-untyped-call]
+    return result.flatten(-4, -3)  # type: ignore[no-any-return]
 
 
-def _width(comm: Communicator, *three: torch.Tensor) -> int:
+@dataclass(frozen=True)
+class _Options:
+    causal: bool
+    scale: float
+    order: str
+    inner_size: int
+
+
+def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> int:
+    """How many query heads share a key head; shapes that do not fit are refused."""
     query, key, value = three
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
     if min(tensor.dim() for tensor in three) < 2:
-        comm.reject_call("all_gather", f"shapes {shapes}: positions and width are needed")
+        comm.reject_call(operation, f"shapes {shapes}: positions and width are needed")
+    if query.shape[-2] != key.shape[-2]:
+        comm.reject_call(operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank")
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
-    if not fits or query.shape[:-2] != key.shape[:-2]:
-        comm.reject_call("all_gather", f"query, key and value of shapes {shapes} do not fit")
-    return int(query.shape[-1])
+    if fits and query.shape[:-2] == key.shape[:-2]:
+        return 1
+    fits = fits and query.dim() == key.dim() > 2 and query.shape[:-3] == key.shape[:-3]
+    if not fits or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
+        comm.reject_call(operation, f"query, key and value of shapes {shapes} do not fit")
+    return int(query.shape[-3] // key.shape[-3])
+
+
+def check_ring(comm: Communicator, order: str, inner_size: int | None) -> None:
+    """Refuse an unknown order and inner rings that are not equally large."""
+    if order not in ORDERS:
+        comm.reject_call("all_gather", unknown_order(order))
+    if inner_size is not None and (inner_size < 1 or comm.size % inner_size):
+        fits = ", ".join(str(n) for n in range(1, comm.size + 1) if comm.size % n == 0)
+        comm.reject_call(
+            "all_gather", f"inner_size {inner_size} does not divide {comm.size} ranks: use {fits}"
+        )
+
+
+def _gather_lengths(comm: Communicator, query: torch.Tensor, options: _Options) -> list[int]:
+    """How many positions each rank has; raises ValueError on every rank where options differ."""
+    mine = (int(options.causal), ORDERS.index(options.order), options.inner_size)
+    everyone = all_gather_integers(comm, (query.shape[-2], *mine), query.device)
+    for rank, (_, causal, order, inner_size) in enumerate(everyone):
+        if everyone[0][1:] != (causal, order, inner_size):
+            theirs = f"causal={bool(causal)}, order={ORDERS[order]!r}, inner_size={inner_size}"
+            raise ValueError(
+                f"rank {rank} of group {comm.name} calls ring_attention with {theirs}, rank 0 with "
+                "other options: pass the same on every rank"
+            )
+    return [length for length, *_ in everyone]
 
 
 def _exp(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
@@ -75,48 +134,31 @@ def _exp(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     return (scores - top.masked_fill(top == -torch.inf, 0)).exp()
 
 
-def _summary(scores: torch.Tensor, value: torch.Tensor) -> list[torch.Tensor]:
-    """Of each row its maximum, the sum of exp(score - maximum), and the values weighted so."""
-    if scores.shape[-1] == 0:
-        top = scores.new_full((*scores.shape[:-1], 1), -torch.inf)
-    else:
-        top = scores.amax(-1, keepdim=True)
-    weights = _exp(scores, top)
-    return [top, weights.sum(-1, keepdim=True), weights @ value]
+def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, is_cut: bool) -> torch.Tensor:
+    scores = query @ key.mT * scale
+    if is_cut:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores.masked_fill_(later, -torch.inf)
+    return scores
 
 
-class _Block:
-    """Where a block of keys lies beside this rank's queries."""
+class _Lane:
+    """One tensor that goes round a ring: what we have is sent on while the next one comes."""
 
-    def __init__(self, lengths: list[int], rank: int, source: int, causal: bool) -> None:
-        self.is_hidden = (causal and source > rank) or 0 in (lengths[rank], lengths[source])
-        self._is_cut = causal and source == rank
-
-    def scores(self, query: torch.Tensor, key: torch.Tensor, scale: float) -> torch.Tensor:
-        scores = query @ key.transpose(-1, -2) * scale
-        if self._is_cut:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores.masked_fill_(later, -torch.inf)
-        return scores
-
-
-class _Carrier:
-    """One tensor that goes round the ring: what we have is sent on while the next one comes."""
-
-    def __init__(self, comm: Communicator, lengths: list[int], tag: int) -> None:
+    def __init__(self, comm: Communicator, peers: tuple[int, int], lengths: list[int], tag: int):
         self._comm, self._lengths, self._tag = comm, lengths, tag
+        self._next, self._prev = peers
         self._works: list[Work] = []
 
     def pass_on(self, mine: torch.Tensor, next_source: int) -> torch.Tensor:
         """Start sending `mine`; after `wait`, the result holds what the previous rank sent."""
-        shape = [*mine.shape[:-2], self._lengths[next_source], mine.shape[-1]]
-        coming = mine.new_empty(shape)
-        if self._comm.size == 1:
+        if self._next == self._comm.rank:
             return mine
+        coming = mine.new_empty([*mine.shape[:-2], self._lengths[next_source], mine.shape[-1]])
         self._works = self._comm.batch_isend_irecv(
             [
-                Message("send", mine, self._comm.next, self._tag),
-                Message("recv", coming, self._comm.prev, self._tag),
+                Message("send", mine, self._next, self._tag),
+                Message("recv", coming, self._prev, self._tag),
             ]
         )
         return coming
@@ -127,6 +169,43 @@ class _Carrier:
         self._works = []
 
 
+class _Rings:
+    """Where this rank stands in its inner ring and in the outer one, which joins ranks with the
+    same place in theirs. In turn t, step s it has the block of `source(t, s)`."""
+
+    def __init__(self, comm: Communicator, lengths: list[int], inner_size: int) -> None:
+        self.comm, self.lengths = comm, lengths
+        self.steps, self.turns = inner_size, comm.size // inner_size
+        self._ring, self._place = divmod(comm.rank, inner_size)
+
+    def source(self, turn: int, step: int) -> int:
+        ring, place = (self._ring - turn) % self.turns, (self._place - step) % self.steps
+        return ring * self.steps + place
+
+    def inner_lane(self, tag: int) -> _Lane:
+        return _Lane(self.comm, (self.source(0, -1), self.source(0, 1)), self.lengths, tag)
+
+    def outer_lane(self, tag: int) -> _Lane:
+        return _Lane(self.comm, (self.source(-1, 0), self.source(1, 0)), self.lengths, tag)
+
+    def blocks(self, mine: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Turn, step and the block at hand; the next ones come while the caller works on it."""
+        inner, outer = self.inner_lane(_KEYS), self.outer_lane(_OUTER_KEYS)
+        first = mine
+        for turn in range(self.turns):
+            block = first
+            if turn < self.turns - 1:
+                first = outer.pass_on(block, self.source(turn + 1, 0))
+            for step in range(self.steps):
+                coming = block
+                if step < self.steps - 1:
+                    coming = inner.pass_on(block, self.source(turn, step + 1))
+                yield turn, step, block
+                inner.wait()
+                block = coming
+            outer.wait()
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -135,76 +214,78 @@ class _Ring(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         comm: Communicator,
-        causal: bool,
-        scale: float,
+        options: _Options,
     ) -> torch.Tensor:
-        lengths = [
-            length for (length,) in all_gather_integers(comm, (query.shape[-2],), query.device)
-        ]
+        lengths = _gather_lengths(comm, query, options)
+        spans = spans_of(comm, lengths, options.order)
+        rings = _Rings(comm, lengths, options.inner_size)
         wide = widen(query)
         top = wide.new_full((*query.shape[:-1], 1), -torch.inf)
         total = torch.zeros_like(top)
         result = wide.new_zeros(*query.shape[:-1], value.shape[-1])
         both = torch.cat([key, value], dim=-1).contiguous()  # one message instead of two
-        carrier = _Carrier(comm, lengths, _KEYS)
-        for step in range(comm.size):
-            source = (comm.rank - step) % comm.size
-            is_last = step == comm.size - 1
-            coming = both if is_last else carrier.pass_on(both, (source - 1) % comm.size)
-            block = _Block(lengths, comm.rank, source, causal)
-            if not block.is_hidden:
-                keys, values = widen(both).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
-                found = _summary(block.scores(wide, keys, scale), values)
-                highest = torch.maximum(top, found[0])
-                old, new = _exp(top, highest), _exp(found[0], highest)
-                total = total * old + found[1] * new
-                result = result * old + found[2] * new
-                top = highest
-            carrier.wait()
-            both = coming
-        result = result / total
+        for turn, step, block in rings.blocks(both):
+            source = rings.source(turn, step)
+            keys, values = widen(block).split_with_sizes([key.shape[-1], value.shape[-1]], -1)
+            pairs = visible(spans[comm.rank], spans[source], options.causal)
+            for rows, columns, is_cut in pairs:
+                here, there = (..., rows, slice(None)), (..., columns, slice(None))
+                scores = _scores(wide[here], keys[there], options.scale, is_cut)
+                highest = torch.maximum(top[here], scores.amax(-1, keepdim=True))
+                old, weights = _exp(top[here], highest), _exp(scores, highest)
+                total[here].mul_(old).add_(weights.sum(-1, keepdim=True))
+                result[here].mul_(old).add_(weights @ values[there])
+                top[here] = highest
+        result /= total
         ctx.save_for_backward(query, key, value, result, top + total.log())
-        ctx.comm, ctx.causal, ctx.scale, ctx.lengths = comm, causal, scale, lengths
+        ctx.options, ctx.rings, ctx.spans = options, rings, spans
         return result.to(query.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         query, key, value, result, log_sum = ctx.saved_tensors
-        comm: Communicator = ctx.comm
+        options: _Options = ctx.options
+        rings: _Rings = ctx.rings
         wide, slope = widen(query), widen(gradient)
         widths = [key.shape[-1], value.shape[-1]]
         own = (slope * result).sum(-1, keepdim=True)
         query_slope = torch.zeros_like(wide)
         both = torch.cat([key, value], dim=-1).contiguous()
-        slopes: torch.Tensor | None = None  # of the block at hand, from the ranks before us
-        keys_carrier = _Carrier(comm, ctx.lengths, _KEYS)
-        slopes_carrier = _Carrier(comm, ctx.lengths, _SLOPES)
-        for step in range(comm.size):
-            source = (comm.rank - step) % comm.size
-            is_last = step == comm.size - 1
-            coming = both if is_last else keys_carrier.pass_on(both, (source - 1) % comm.size)
-            block = _Block(ctx.lengths, comm.rank, source, ctx.causal)
-            ours = torch.zeros_like(widen(both))
-            if not block.is_hidden:
-                keys, values = widen(both).split_with_sizes(widths, -1)
-                weights = (block.scores(wide, keys, ctx.scale) - log_sum).exp()
-                inner = weights * (slope @ values.transpose(-1, -2) - own) * ctx.scale
-                query_slope += inner @ keys
-                ours = torch.cat([inner.mT @ wide, weights.mT @ slope], dim=-1)
-            slopes_carrier.wait()  # what the ranks before us found came while we computed
-            slopes = ours if slopes is None else slopes.add_(ours)
-            slopes = slopes_carrier.pass_on(slopes.contiguous(), (source - 1) % comm.size)
-            keys_carrier.wait()
-            both = coming
-        slopes_carrier.wait()
-        assert slopes is not None
-        key_slope, value_slope = slopes.split_with_sizes(widths, -1)
+        # The slopes of the block at hand: those of the inner ring's ranks before us, and in the
+        # outer ring, of the inner rings before ours.
+        slopes = ring_slopes = both
+        inner, outer = rings.inner_lane(_SLOPES), rings.outer_lane(_OUTER_SLOPES)
+        for turn, step, block in rings.blocks(both):
+            source = rings.source(turn, step)
+            keys, values = widen(block).split_with_sizes(widths, -1)
+            ours = torch.zeros_like(widen(block))
+            key_slope, value_slope = ours.split_with_sizes(widths, -1)
+            pairs = visible(ctx.spans[rings.comm.rank], ctx.spans[source], options.causal)
+            for rows, columns, is_cut in pairs:
+                here, there = (..., rows, slice(None)), (..., columns, slice(None))
+                scores = _scores(wide[here], keys[there], options.scale, is_cut)
+                weights = (scores - log_sum[here]).exp()
+                inner_slope = weights * (slope[here] @ values[there].mT - own[here]) * options.scale
+                query_slope[here] += inner_slope @ keys[there]
+                # Heads that share a key head add up.
+                shape = keys[there].shape[:-1]
+                key_slope[there] += (inner_slope.mT @ wide[here]).sum_to_size(*shape, widths[0])
+                value_slope[there] += (weights.mT @ slope[here]).sum_to_size(*shape, widths[1])
+            inner.wait()  # what the ranks before us found came while we computed
+            slopes = ours if step == 0 else slopes.add_(ours)
+            slopes = inner.pass_on(slopes, rings.source(turn, step + 1))
+            if step == rings.steps - 1:
+                inner.wait()
+                outer.wait()
+                ring_slopes = slopes if turn == 0 else ring_slopes.add_(slopes)
+                ring_slopes = outer.pass_on(ring_slopes, rings.source(turn + 1, 0))
+        outer.wait()
+        key_slope, value_slope = ring_slopes.split_with_sizes(widths, -1)
         return (
             query_slope.to(query.dtype),
             key_slope.to(key.dtype),
             value_slope.to(value.dtype),
-            None,
             None,
             None,
         )

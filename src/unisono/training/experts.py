@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from unisono.collectives.arguments import refuse_type
 from unisono.collectives.ragged import all_gather_integers
 from unisono.comm.communicator import Communicator, Group
+from unisono.training.exchange import exchange_rows
 from unisono.world.world import resolve
 
 
@@ -108,7 +109,7 @@ def dispatch_tokens(
     leaving = tokens[rows % max(len(tokens), 1)]
     if any(theirs[0] for theirs in everyone):
         leaving = _tracked(leaving)
-    arrived = _exchange(comm, leaving, sent.tolist(), received.tolist())
+    arrived = exchange_rows(comm, leaving, sent.tolist(), received.tolist())
     return DispatchedTokens(
         tokens=arrived[order],
         counts=by_expert[:, comm.rank].sum(0).tolist(),
@@ -156,7 +157,7 @@ def combine_tokens(
         if (1,) in flags:
             outputs = _tracked(outputs)
     leaving = outputs[dispatched._order.argsort()]
-    arrived = _exchange(comm, leaving, dispatched._received, dispatched._sent)
+    arrived = exchange_rows(comm, leaving, dispatched._received, dispatched._sent)
     choices = dispatched._choices
     if weights is not None:
         scale = weights.t().reshape(-1)[choices]
@@ -288,30 +289,6 @@ def _order_by_expert(counts: torch.Tensor) -> torch.Tensor:
 
 
 # -- how they go -----------------------------------------------------------------------------------
-
-
-class _Exchange(torch.autograd.Function):
-    """all_to_all of rows whose numbers both sides know; backward the same, the other way round."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, comm: Communicator, sent: list[int], received: list[int]
-    ) -> torch.Tensor:
-        ctx.comm, ctx.sent, ctx.received = comm, sent, received
-        arrived = rows.new_empty((sum(received), *rows.shape[1:]))
-        comm.all_to_all(arrived.split_with_sizes(received), rows.detach().split_with_sizes(sent))
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _exchange(ctx.comm, gradient, ctx.received, ctx.sent), None, None, None
-
-
-def _exchange(
-    comm: Communicator, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]
-) -> torch.Tensor:
-    result: torch.Tensor = _Exchange.apply(rows, comm, sent, received)  # type: ignore[no-untyped-call]
-    return result
 
 
 def _tracked(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,189 @@
+"""Causal attention over a cut sequence: who computes how long, and how long all of it takes.
+
+    python benchmarks/attention.py                    4 ranks, a minute
+    python benchmarks/attention.py --ranks 8 --positions 4096 --goals
+    python benchmarks/attention.py --json attention.json
+
+A turn is one forward and one backward pass of one layer, in float32, one thread per rank; all ways
+run in the same processes and take turns in an order shuffled anew. "Computing" is the time of a
+core that a rank's thread used outside of communication, so that it does not depend on how many
+ranks share a core; "all" is the slowest rank's time on the clock, which does. Figures are medians
+in ms. A ring goes at the speed of the rank that computes longest.
+
+Ulysses leaves the attention itself to torch's kernel; the rings' own is made of plain products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import unisono
+
+PLAIN, ZIGZAG = "ring", "ring, zigzag"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way: each rank's time of computing, and the slowest rank's time on the clock."""
+
+    way: str
+    computing_ms: list[float]
+    all_ms: float
+
+    @property
+    def balance(self) -> float:
+        """The longest time of computing over the mean: 1 where all ranks compute equally long."""
+        return max(self.computing_ms) / statistics.mean(self.computing_ms)
+
+
+class Communication:
+    """How much of this thread's time the calls that communicate have used."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        from unisono.training import attention
+
+        self.used_s = 0.0
+        for owner, name in (
+            (attention._Lane, "pass_on"),
+            (attention._Lane, "wait"),
+            (unisono.Communicator, "all_to_all"),
+            (unisono.Communicator, "all_gather"),
+        ):
+            timed = self._timed(getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, timed))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            begin_s = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.used_s += time.thread_time() - begin_s
+
+        return timed
+
+
+def ways(comm: Any, heads: int) -> dict[str, Callable[..., Any]]:
+    """What is compared: functions of this rank's query, key and value."""
+    from unisono.training import ring_attention, ulysses_attention
+
+    found: dict[str, Callable[..., Any]] = {
+        PLAIN: partial(ring_attention, group=comm),
+        ZIGZAG: partial(ring_attention, group=comm, order="zigzag"),
+    }
+    half = comm.size // 2
+    if comm.size > 2 and comm.size % 2 == 0:
+        found["double ring, zigzag"] = partial(found[ZIGZAG], inner_size=half)
+        manager = unisono.ProcessGroupManager(tp_size=2, cp_size=half, group=comm)
+        if heads % 2 == 0:
+            found["heads x ring, zigzag"] = partial(
+                ulysses_attention, group=manager.tp, context=manager.cp, order="zigzag"
+            )
+    if heads % comm.size == 0:
+        found["Ulysses"] = partial(ulysses_attention, group=comm)
+    return found
+
+
+def be_a_rank(positions: int, heads: int, width: int, turns: int) -> list[dict[str, Any]]:
+    import torch
+
+    torch.set_num_threads(1)
+    comm = unisono.init()
+    shape = (1, heads, positions // comm.size, width)
+    three = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    found = ways(comm, heads)
+    computing_ms: dict[str, list[float]] = {way: [] for way in found}
+    all_ms: dict[str, list[float]] = {way: [] for way in found}
+    order, shuffler = list(found), random.Random(1)
+    gc.disable()
+    with ExitStack() as stack:
+        communication = Communication(stack)
+        for turn in range(turns + 1):
+            shuffler.shuffle(order)
+            for way in order:
+                comm.barrier()
+                communication.used_s = 0.0
+                begin_s, thread_s = time.perf_counter(), time.thread_time()
+                found[way](*three, causal=True).sum().backward()
+                used_s = time.thread_time() - thread_s - communication.used_s
+                took = torch.tensor([time.perf_counter() - begin_s])
+                comm.all_reduce(took, "max")
+                if turn:  # the first one is for warming up
+                    computing_ms[way].append(used_s * 1e3)
+                    all_ms[way].append(float(took) * 1e3)
+    gc.enable()
+    rows = []
+    for way in found:
+        medians = unisono.all_gather_object(statistics.median(computing_ms[way]))
+        rows.append(asdict(Row(way, medians, statistics.median(all_ms[way]))))
+    unisono.shutdown()
+    return rows
+
+
+def goals(rows: Sequence[Row]) -> list[str]:
+    """Which of the figures that we want are there."""
+    found = {row.way: row for row in rows}
+    ranks = len(rows[0].computing_ms)
+    ratio = max(found[PLAIN].computing_ms) / max(found[ZIGZAG].computing_ms)
+    least = 0.8 * 4 * ranks / (2 * ranks + 1)  # of what the numbers of products say
+    wanted = [
+        (f"the busiest rank, {PLAIN} / {ZIGZAG}: {ratio:.2f}, at least {least:.2f}", ratio >= least)
+    ]
+    for row in rows:
+        if "zigzag" in row.way:
+            text = f"{row.way}, the busiest rank / the mean: {row.balance:.2f}, at most 1.1"
+            wanted.append((text, row.balance <= 1.1))
+    return [f"  {'met   ' if is_met else 'MISSED'} {text}" for text, is_met in wanted]
+
+
+def main(arguments: Sequence[str]) -> int:
+    what, _, how = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--positions", type=int, default=2048, help="of the whole sequence")
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save everything measured")
+    options = parser.parse_args(arguments)
+    if options.positions % (2 * options.ranks):
+        parser.error(f"--positions must be a multiple of {2 * options.ranks}, twice the ranks")
+    sizes = (options.positions, options.heads, options.width)
+    results = unisono.launch(be_a_rank, options.ranks, (*sizes, options.turns), threads=1)
+    rows = [Row(**row) for row in results[0]]
+    machine = f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()})"
+    print(f"{machine}, {sizes[0]} positions, {sizes[1]} heads of {sizes[2]}, causal, median ms")
+    print(f"  {'':22}{'computing, by rank':{8 * options.ranks}}  busiest/mean       all")
+    for row in rows:
+        times = "".join(f"{time_ms:8.1f}" for time_ms in row.computing_ms)
+        print(f"  {row.way:22}{times}{row.balance:14.2f}{row.all_ms:10.1f}")
+    if options.goals:
+        print("\n".join(["goals", *goals(rows)]))
+    if options.json:
+        facts = {**vars(options), "cores": os.cpu_count(), "machine": platform.machine()}
+        del facts["json"], facts["goals"]
+        saved = {**facts, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(saved, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
