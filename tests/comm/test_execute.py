@@ -314,10 +314,18 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
         (ScheduleError, "rank 0 lacks", partial(run_schedule, wrong, comm, tensor)),
         (ScheduleError, "rank 0 lacks", partial(engine, algorithm=wrong)),
         (ValueError, "not a schedule for all_reduce", partial(engine, algorithm=gather)),
-        (TypeError, "avg is not defined", partial(run_schedule, two, comm, tensor.long(), op="avg")),
+        (
+            TypeError,
+            "avg is not defined",
+            partial(run_schedule, two, comm, tensor.long(), op="avg"),
+        ),
         (ValueError, "unknown reduction", partial(run_schedule, two, comm, tensor, op="total")),
         (TypeError, "None .*instead of a tensor", partial(run_schedule, gather, comm, tensor)),
-        (ValueError, "4 elements in the input", partial(run_schedule, gather, comm, tensor, tensor)),
+        (
+            ValueError,
+            "4 elements in the input",
+            partial(run_schedule, gather, comm, tensor, tensor),
+        ),
         (ValueError, "takes no input", partial(run_schedule, two, comm, tensor, tensor)),
     ]
     for kind, text, call in refused:

@@ -98,9 +98,10 @@ class SharedTensors:
         is torch's default.
 
         It is an ordinary tensor. Calls to which every rank passes such tensors, whole or as
-        contiguous slices, move large ones with one copy fewer (docs/shared.md); `get_peer_tensor` returns
-        another rank's. The memory is freed when all ranks have dropped their tensors. If the ranks
-        share no memory, on several hosts or over torch, the tensor is in this rank's own memory.
+        contiguous slices, move large ones with one copy fewer (docs/shared.md). `get_peer_tensor`
+        returns another rank's. The memory is freed when all ranks have dropped their tensors. If
+        the ranks share no memory, on several hosts or over torch, the tensor is in this rank's own
+        memory.
 
         Raises ValueError or TypeError for an invalid shape or dtype, SegmentError on all ranks if
         the memory limits of one leave no room.

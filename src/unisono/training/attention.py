@@ -93,7 +93,9 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
     if min(tensor.dim() for tensor in three) < 2:
         comm.reject_call(operation, f"shapes {shapes}: positions and width are needed")
     if query.shape[-2] != key.shape[-2]:
-        comm.reject_call(operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank")
+        comm.reject_call(
+            operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
+        )
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if fits and query.shape[:-2] == key.shape[:-2]:
         return 1
