@@ -64,12 +64,11 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     node, passed = np.divmod(position, node_size)
     first = (np.arange(channels) * node_size // channels)[:, None]
     # Odd strides pass all ranks of such a node, and end in as many places as they begin in.
-    stride: Ranks | int = 2 * first + 1 if node_size.bit_count() == 1 else 1
+    stride = 2 * first + 1 if node_size.bit_count() == 1 else 1
     last = first - stride
-    local: Ranks = (
-        np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
-    )
-    return node * node_size + local
+    local = np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
+    order: Ranks = node * node_size + local
+    return order
 
 
 def check_size(name: str, ranks: int) -> None:
