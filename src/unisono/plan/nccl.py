@@ -31,7 +31,7 @@ FUNCTIONS = {
 CALL_US = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "PAT": (8.0, 8.0, 8.0)}
 """What a call costs, for LL, LL128 and Simple; nothing where there is no entry."""
 
-HOP_US = {
+HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
     "Tree": {"inside": (0.6, 1.25, 4.0), "between": (5.0, 8.5, 14.0)},
     "Ring": {"inside": (0.6, 1.9, 3.4), "between": (2.7, 4.0, 14.0)},
     "CollNetDirect": {"inside": (0, 0, 3.7), "between": (0, 0, 31.0)},

@@ -67,7 +67,8 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
     stride = 2 * first + 1 if node_size.bit_count() == 1 else 1
     last = first - stride
     local = np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
-    return node * node_size + local
+    order: Ranks = node * node_size + local
+    return order
 
 
 def check_size(name: str, ranks: int) -> None:
