@@ -308,7 +308,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
         request = JoinRequest("x", 1, 2, Deadline(0.3), 20.0)
         with (
             contextlib.closing(RendezvousServer()) as other,
-            pytest.raises(RendezvousError, match="queue of"),
+            pytest.raises(RendezvousError, match="queue is full"),
         ):
             meet_at(full.address, other, request)
         follower = threading.Thread(target=Communicator.join, args=(name, 1, 2, store))

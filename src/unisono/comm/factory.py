@@ -266,7 +266,9 @@ def _check_name(name: object) -> None:
     except UnicodeEncodeError:
         is_text = False
     if not is_text:
-        raise ValueError(f"{name!r} is not a valid name to meet by: it cannot be encoded as UTF-8")
+        raise ValueError(
+            f"{name!r} is not a name to meet by: it contains characters that are not text"
+        )
 
 
 _wrapped: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
