@@ -23,7 +23,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect as connect_hosts
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.over_torch.torch_transport import OverTorch
-from unisono.testing import membership
+from unisono.testing import assignment
 from unisono.world.world import resolve
 
 
@@ -51,7 +51,7 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
 
 @pytest.fixture
 def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
-    with membership.world(request.config.stash[membership.MEMBERSHIP]) as made:
+    with assignment.world(request.config.stash[assignment.ASSIGNMENT]) as made:
         yield made
 
 
