@@ -42,11 +42,12 @@ test-slow: .venv/.stamp ## run the slow tests
 # Hosts are network namespaces, which need root: without it their tests are skipped, and say so. With
 # it, Debian's tools for them are installed where they are missing.
 HOST_TOOLS = ip tc unshare nsenter
+test-hosts: export PYTHONDONTWRITEBYTECODE =
 test-hosts: .venv/.stamp ## run every test of ranks on several hosts; as root installs their tools
 	@test "$$(id -u)" != 0 || which $(HOST_TOOLS) > /dev/null || \
 		apt-get install --quiet --yes iproute2 util-linux
-	.venv/bin/python -m pytest -m "not slow" tests/hosts tests/comm/test_hosts.py
-	.venv/bin/python -m pytest -m "hosts and not slow" tests/comm/conformance
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not slow" tests/hosts tests/comm/test_hosts.py
+	.venv/bin/python -m pytest -n 2 -m "hosts and not slow" tests/comm/conformance
 
 # Without a GPU every test is skipped, and says so.
 test-gpu: .venv/.stamp ## run the tests of CUDA tensors on one GPU that all ranks share
