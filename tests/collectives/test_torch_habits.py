@@ -126,7 +126,7 @@ def test_a_group_in_the_place_of_something_else(comm: Communicator) -> None:
         lambda: u.reduce_scatter(X, comm),
         lambda: u.gather(X, comm),
     ):
-        with pytest.raises(ValueError, match=r"pass a group by its name, group=\.\.\."):
+        with pytest.raises(ValueError, match=r"pass a group as .*group=\.\.\."):
             call()
     comm.barrier()
 
@@ -161,7 +161,7 @@ def test_a_group_that_this_process_is_not_in(process_group: Any, backend: str) -
         lambda: unisono.all_gather_object(1, first),
         lambda: unisono.get_rank(first),
     ):
-        with pytest.raises(UnisonoError, match=r"not a member .* if dist.get_rank\(group\) >= 0"):
+        with pytest.raises(UnisonoError, match=r"not a member .*if dist.get_rank\(group\) >= 0"):
             call()
 
 
