@@ -150,7 +150,7 @@ def test_an_interface_that_one_host_lacks(fresh_pool: RankPool, two_hosts: Netwo
     two_hosts.hosts[0].run("ip", "link", "set", "lo", "name", "loop0")
     texts = errors_of(fresh_pool, where, {"GLOO_SOCKET_IFNAME": "loop0"})
     assert len(set(texts)) == 1
-    assert re.match(r"GLOO_SOCKET_IFNAME is loop0, and \S+ has no such interface: it has", texts[0])
+    assert re.match(r"GLOO_SOCKET_IFNAME is loop0, but \S+ has no such interface: it has", texts[0])
 
 
 # -- the secret of a job -------------------------------------------------------------------------

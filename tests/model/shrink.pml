@@ -151,6 +151,6 @@ ltl ends { <> (over == ALL) }
 /* There are never two groups of ranks that live, whoever was silent or has turned to another board. */
 ltl one_group { [] !(apart(0, 1) || apart(0, 2) || apart(1, 2)) }
 /* Whoever has a new group was chosen for it, and all of its members opened it. */
-#define whole(rank) (group_of[rank] -> (choice[group_of[rank]] & BIT(rank)) && \
-    opened[group_of[rank]] == (choice[group_of[rank]] & 7) : true)
+#define whole(rank) (!group_of[rank] || ((choice[group_of[rank]] & BIT(rank)) && \
+    opened[group_of[rank]] == (choice[group_of[rank]] & 7)))
 ltl only_chosen { [] (whole(0) && whole(1) && whole(2)) }

@@ -251,7 +251,7 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("allreduce", "show ALGORITHM, --table. Did you mean all_reduce?\n"),
         ("--table all-gather", ", barrier. Did you mean all_gather?\n"),
         ("show doubletree", ", dissemination. Did you mean double_tree?\n"),
-        ("all_reduce --algorithm Rings", ", ring, ring_2d. Did you mean ring?\n"),
+        ("all_reduce --algorithm Rings", ", ring, nccl_tree, ring_2d. Did you mean ring?\n"),
         ("all_reduce ring", "to see ring, write: unisono plan show ring"),
         ("--table shout", "there is no collective 'shout', only all_reduce"),
         ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),

@@ -162,7 +162,7 @@ def reduction(
     if known is None:
         if isinstance(op, Communicator) or hasattr(op, "rank"):
             comm.reject_call(
-                operation, f"{op!r} is not a reduction: pass a group by its name, group=..."
+                operation, f"{op!r} is not a reduction: pass a group as the keyword group=..."
             )
         comm.reject_call(operation, describe_unknown_reduction(op))
     name: str = "premul_sum" if isinstance(known, PremulSum) else known

@@ -17,9 +17,9 @@ Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 class Algorithm:
     """One way to do a collective.
 
-    `options` are what it takes besides the number of ranks: `root`, `node_size`, `pieces`. Where
-    the schedule grows with the square of the ranks or faster, `schedule` refuses more than
-    `most_ranks`. One that should not be run by its schedule says in `only_planned` why.
+    `options` are what it takes besides the number of ranks: `root`, `node_size`, `pieces`,
+    `channels`. Where the schedule grows with the square of the ranks or faster, `schedule` refuses
+    more than `most_ranks`. One that should not be run by its schedule says in `only_planned` why.
     `collective` and `name` are what `find` knows it by; `make` is the function that was registered.
 
     >>> from unisono import plan
@@ -27,7 +27,7 @@ class Algorithm:
     >>> ring.schedule(4).rounds
     6
     >>> ring.options
-    ()
+    ('node_size', 'channels')
     """
 
     collective: str

@@ -160,7 +160,7 @@ def rank_sizes(
         choices = tuple(sorted(best.values(), key=lambda choice: choice.time_s))
         by_switches = [
             reduce_in_network(ranks, topology, size, way)
-            for way in (ways(ranks, topology) if collective == "all_reduce" else ())
+            for way in (ways(ranks, topology) if collective == "all_reduce" and not names else ())
         ]
         by_switches.sort(key=lambda in_network: in_network.time_s)
         rankings.append(

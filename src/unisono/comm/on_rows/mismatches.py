@@ -15,7 +15,7 @@ Value = TypeVar("Value", bound=Hashable)
 _MOST_SHOWN = 8
 ALGORITHMS = (
     "binary_tree binomial double_tree recursive_doubling halving_doubling hierarchical lanes mates "
-    "ring ring_2d"
+    "nccl_tree ring ring_2d"
 )
 """Those of all_reduce in plan's catalog, which is not imported just to word a failure."""
 
