@@ -96,7 +96,7 @@ def save_plots(rows: Sequence[Row], folder: Path) -> None:
     colours = [f"var(--{name})" for name in names] + ["var(--faint)"]
     words = [*(_NAMES.get(name, name) for name in names), "floor (dots)"]
     key = "".join(
-        f'<text x="352" y="{168 - 13 * (len(words) - at)}" text-anchor="end" '
+        f'<text x="352" y="{182 - 13 * (len(words) - at)}" text-anchor="end" '
         f'style="font-size: 10px; font-weight: 600; fill: {colour}">{word}</text>'
         for at, (word, colour) in enumerate(zip(words, colours, strict=True))
     )

@@ -17,8 +17,6 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = True
 myst_enable_extensions = ["colon_fence"]
 
-python_maximum_signature_line_length = 88
-
 html_theme = "furo"
 html_title = f"unisono {release}"
 html_css_files = ["site.css", "incident.css"]

@@ -1,7 +1,7 @@
 """The chapters of the course as notebooks, each made from its page.
 
 Text becomes text, and programs become cells: one that runs on ranks is wrapped in `unisono.launch`,
-a file is written by `%%writefile`, shell commands follow `!`, and a player becomes a schedule, which
+a file is written by `%%writefile`, shell commands follow `!`, and a player is a schedule, which
 plays in a notebook. What a program prints is left out, as running the cell shows it. Links lead to
 other chapters; those to other pages become text.
 """

@@ -26,7 +26,8 @@ _DATA = {
     "unisono.plan.PRESETS": "Topologies by name, with where their numbers come from (`source`).",
 }
 """What has no docstring of its own."""
-_TYPES = """## Types in signatures
+_TYPES = """(types-in-signatures)=
+## Types in signatures
 
 | name | what it is |
 |---|---|
@@ -62,8 +63,10 @@ def write_pages(source: Path) -> list[str]:
     names = []
     for title, (prefix, module, members) in pages.items():
         text = f"# {title}\n\n{_opening(module)}\n"
+        text += "{ref}`types-in-signatures` explains the names of types.\n\n"
         for heading, names_of_kind in _by_kind(module, members).items():
-            text += f"## {heading}\n\n"
+            links = ", ".join(f"[{member}](#{member.lower()})" for member in names_of_kind)
+            text += f"## {heading}\n\n{links}\n\n"
             for member in names_of_kind:
                 entry = "".join(_entry(prefix, member, getattr(module, member)))
                 text += f"### {member}\n\n{entry}"
