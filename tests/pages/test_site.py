@@ -86,7 +86,7 @@ def test_search_finds_uneven_parts(visit: Visit, words: str) -> None:
     assert any("course-02-collectives.html" in place for place in places), places
 
 
-CUT = """() => [...document.querySelectorAll('.picture, .plots, .incident, iframe, svg, img')]
+CUT = """() => [...document.querySelectorAll('.picture, .plots, .scroll, iframe, svg, img')]
   .filter((e) => e.getBoundingClientRect().right > innerWidth || e.scrollWidth > e.clientWidth + 1)
   .map((e) => e.outerHTML.slice(0, 80))"""
 

@@ -55,28 +55,28 @@ def write_pages(source: Path) -> list[str]:
     modules = [name for name in unisono.__all__ if isinstance(getattr(unisono, name), ModuleType)]
     own = [name for name in unisono.__all__ if name not in modules]
     pages = {
-        "unisono": ("unisono", unisono, own),
+        "unisono": (unisono, own),
         **{f"unisono.{name}": _of_module(getattr(unisono, name)) for name in modules},
         "unisono.training": _of_module(unisono.training),
         "unisono.plan": _of_module(unisono.plan),
     }
     names = []
-    for title, (prefix, module, members) in pages.items():
+    for title, (module, members) in pages.items():
         text = f"# {title}\n\n{_opening(module)}\n"
         text += "{ref}`types-in-signatures` explains the names of types.\n\n"
         for heading, names_of_kind in _by_kind(module, members).items():
             links = ", ".join(f"[{member}](#{member.lower()})" for member in names_of_kind)
             text += f"## {heading}\n\n{links}\n\n"
             for member in names_of_kind:
-                entry = "".join(_entry(prefix, member, getattr(module, member)))
+                entry = "".join(_entry(title, member, getattr(module, member)))
                 text += f"### {member}\n\n{entry}"
         names.append(_write(source, title, text + (_TYPES if module is unisono else "")))
     names.append(_write(source, "unisono.testing", _testing()))
     return names
 
 
-def _of_module(module: ModuleType) -> tuple[str, ModuleType, list[str]]:
-    return module.__name__, module, sorted(module.__all__)
+def _of_module(module: ModuleType) -> tuple[ModuleType, list[str]]:
+    return module, sorted(module.__all__)
 
 
 def _by_kind(module: ModuleType, members: list[str]) -> dict[str, list[str]]:

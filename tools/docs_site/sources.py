@@ -66,17 +66,19 @@ def write_start_page(
     root: Path, source: Path, names: Iterable[str], pictures: Mapping[str, str]
 ) -> None:
     """Write the start page: docs/index.md up to `<!-- contents -->`. The lists after it are the
-    site's table of contents, which stands in the margin, with the pages `names` as its reference.
-    Raises BadSource for a page that no list has."""
+    site's table of contents, which stands in the margin; the reference, the pages `names`, comes
+    before "Understanding". Raises BadSource for a page that no list has."""
     text, _, contents = (root / "docs/index.md").read_text().partition("<!-- contents -->\n")
     text = _with_pictures(text, pictures, "docs/index.md", root)
     pages: Pages = {}
     for section in contents.split("\n## ")[1:]:
-        pages[section.partition("\n")[0]] = {
+        heading = section.partition("\n")[0]
+        if heading == "Understanding":
+            pages["Reference"] = {name: _title(source / f"{name}.md") for name in names}
+        pages[heading] = {
             page_of(_resolve("docs/index.md", file)).removesuffix(".md"): title
             for title, file in _ITEM.findall(section)
         }
-    pages["Reference"] = {name: _title(source / f"{name}.md") for name in names}
     _check_that_all_are_listed(source, pages)
     text = with_site_links(text, "docs/index.md", root, set())
     for heading, entries in pages.items():
