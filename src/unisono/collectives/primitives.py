@@ -316,7 +316,7 @@ def all_to_all(
     listed = isinstance(tensors, (list, tuple))
     if not listed:
         part_shape(comm, "all_to_all", tensors)
-        out = empty(tensors, tensors.shape) if out is None else out
+        out = empty(tensors, tensors.shape) if out is None else out  # type: ignore[union-attr]
     if out is not None:
         return result_or_work(comm.all_to_all(out, tensors, async_op=async_op), async_op, out)
     result = ragged.all_to_all(comm, parts(comm, "all_to_all", tensors), async_op)
