@@ -32,6 +32,35 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Alarms(Path(os.environ["UNISONO_WATCH_FOLDER"])))
 
 
+LEFT_TO_TEST_SLOW = (
+    "test_examples.py::test_ranks_are_killed_and_the_losses_stay_the_same",
+    "test_plugin.py::test_choosing_tests_and_stopping_early",
+    "test_plugin.py::test_ranks_that_cannot_serve_say_why",
+    "test_plugin.py::test_coverage_has_what_only_ranks_run[xdist]",
+    "test_plugin.py::test_each_worker_of_xdist_has_its_own_ranks",
+    "test_plugin.py::test_also_where_the_suite_was_started_with_sigint_ignored",
+    "test_plugin.py::test_a_worker_s_ranks_keep_nothing_of_a_test_that_is_over",
+    "test_bench.py::test_ctrl_c_saves_what_was_measured",
+    "test_plan_command.py::test_sizes_are_drawn",
+    "test_plan_command.py::test_tables_keep_their_figures_however_narrow",
+    "test_hosts_by_choice.py::test_torch_s_groups_follow",
+    "test_stress.py::test_thousands_of_small_calls[4ranks]",
+    "test_stress.py::test_random_programs[8ranks]",
+    "test_fault_fuzz.py::test_one_fault[seeds 15-29]",
+    "test_after_faults.py::test_a_new_world_after[a mismatch]",
+    "test_saved_reports.py::test_the_page_shows_what_its_program_leads_to",
+    "test_watch.py::test_nothing_is_said_of_a_program_that_is_only_awkward[watched]",
+)
+"""The longest tests of which `make test` runs a sibling; `make test-slow` runs them, too."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name in item.nodeid for name in LEFT_TO_TEST_SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_sessionstart() -> None:
     _let_torch_s_loggers_propagate()  # on a rank, where torch is there from the start
 
