@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
@@ -33,7 +34,26 @@ def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) ->
     assert made is not None  # torch has rejected excluded callers
     if our_group(dist.group.WORLD) is group:  # torch renumbers the ranks of the world
         made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
-    return UnisonoBackend(UnisonoProcessGroup(made, group.get_group_store()))
+    return ShrunkBackend(UnisonoProcessGroup(made, group.get_group_store()))
+
+
+class ShrunkBackend(UnisonoBackend):
+    """The backend that `shrink` returns. torch registers it as gloo's (or, for a group bound to a
+    GPU, as NCCL's), and DDP's logger then casts it to that class in C++, which may crash. The first
+    call, before DDP makes its logger, registers it as a custom backend."""
+
+    is_registered = False
+
+    def carry_out(self, name: str, given: tuple[Any, ...]) -> Any:
+        if not self.is_registered:
+            self.is_registered = True
+            custom = _torch.ProcessGroup.BackendType.CUSTOM
+            for group in _torch._world.pg_map:
+                device = group.bound_device_id or torch.device("cpu")
+                if type(group) is _torch.ProcessGroup and group._get_backend(device) is self:
+                    group._register_backend(device, custom, self)
+                    group._set_default_backend(custom)
+        return super().carry_out(name, given)
 
 
 @never_compiled
