@@ -10,6 +10,7 @@
 
 void stop_watching(un_group *g) {}
 void stop_worker(un_group *g) {}
+void stop_copiers(un_group *g) {}
 void stop_progress_thread(un_group *g) {}
 void leave_blocks(un_group *g) {}
 void segment_unmap(un_group *g) {}

@@ -7,6 +7,7 @@ The files are used as they are, but for a few sizes (SMALLER): a ring of 256 ent
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -20,11 +21,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 ENGINE = ROOT / "csrc"
 LIMIT_S = 300
-_COMPILER_OPTIONS = "-I.", "-std=gnu11", "-w"
+_COMPILER_OPTIONS = ["-I.", "-std=gnu11", "-w"]
+_CROSS_HEADERS = "/usr/x86_64-linux-gnu/include"
+if platform.machine() != "x86_64":  # GenMC chokes on what clang makes of copies for Arm
+    _COMPILER_OPTIONS += ["--target=x86_64-linux-gnu", "-isystem", _CROSS_HEADERS]
 _FOUND = 42  # what GenMC returns for a counterexample
 
 MISSING = """GenMC is not installed. As root, on Debian 12:
     apt-get install autoconf automake clang g++ llvm-dev libclang-dev libffi-dev libedit-dev
+    apt-get install libc6-dev-amd64-cross    # except on x86-64: the harnesses are compiled for that
     git clone https://github.com/MPI-SWS/genmc /opt/genmc-src
     cd /opt/genmc-src && git checkout v0.10.3 && git apply .../unisono/tests/model/genmc.patch
     autoreconf --install && ./configure --prefix=/opt/genmc && make -j2 && make install"""
