@@ -36,10 +36,8 @@ ENGINE = (
     Mutant(
         "sleep-order",
         "csrc/wait.c",
-        "atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);\n"
-        "        uint64_t seen = atomic_load_explicit(flag, memory_order_seq_cst);",
-        "atomic_fetch_add_explicit(sleepers, 1, memory_order_relaxed);\n"
-        "        uint64_t seen = atomic_load_explicit(flag, memory_order_relaxed);",
+        "atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);",
+        "atomic_fetch_add_explicit(sleepers, 1, memory_order_relaxed);",
         "the sleeper's side of wake-order",
         ("threads sleepers",),
         equivalent="FUTEX_WAIT has a full barrier before it reads the word once more: a sleeper "
@@ -85,8 +83,8 @@ ENGINE = (
     Mutant(
         "descriptor-refusal",
         "csrc/call.c",
-        "refusal ? refusal_of(x->call, refusal) : signature",
-        "signature",
+        "if (refusal) signature = refusal_of(x->call, refusal);",
+        "",
         "a rank that refuses its arguments looks to its peers as if it had come",
         _CALL_FAILURES,
     ),
@@ -119,16 +117,16 @@ ENGINE = (
     Mutant(
         "slots-of-two-calls",
         "csrc/group.h",
-        "2 * SLOTS + (call & 1) * SLOTS + turn % SLOTS",
-        "2 * SLOTS + turn % SLOTS",
+        "2 * SLOTS + (call & 1) * SLOTS + step % SLOTS",
+        "2 * SLOTS + step % SLOTS",
         "a rank that is one call ahead writes over what slower peers still read",
         ("race collectives",),
     ),
     Mutant(
-        "turns-wait",
+        "steps-wait",
         "csrc/call.c",
-        "g->calls.steps + turn - 1, &x->patience);",
-        "g->calls.steps + (turn > 2 ? turn - 2 : 1), &x->patience);",
+        "g->calls.steps + step - 1, &x->patience);",
+        "g->calls.steps + (step > 2 ? step - 2 : 1), &x->patience);",
         "a rank combines pieces that its peers have not brought yet",
         ("threads collectives",),
     ),
@@ -181,8 +179,8 @@ ENGINE = (
     Mutant(
         "first-fault-wins",
         "csrc/group.c",
-        "if (atomic_compare_exchange_strong(&g->segment.header->abort, &none, word))",
-        "if ((none = atomic_exchange(&g->segment.header->abort, word)) != word)",
+        "if (!atomic_compare_exchange_strong(&g->segment.header->abort, &none, word))",
+        "if ((none = atomic_exchange(&g->segment.header->abort, word)) == word)",
         "ranks name different causes of one failure",
         (
             "tests/training/test_weight_faults.py::test_ranks_that_want_different_things_decide_alike",
@@ -191,8 +189,8 @@ ENGINE = (
     Mutant(
         "first-proposal-wins",
         "csrc/group.c",
-        "while (seen >> 32 < serial)",
-        "while (seen >> 32 <= serial)",
+        "seen >> 32 < serial)",
+        "seen >> 32 <= serial)",
         "after a death some engines serve the new version, some the old",
         (
             "tests/training/test_weight_faults.py::test_ranks_that_want_different_things_decide_alike",

@@ -163,9 +163,9 @@ LIBRARY = (
     ),
     Mutant(
         "shift-by-lines",
-        "src/unisono/watch/diagnose.py",
-        "if usual is None or len(odd) != 1:",
-        "if usual is None:",
+        "src/unisono/watch/alignment.py",
+        "if usual is not None and len(odd) == 1 and (usual",
+        "if usual is not None and odd and (usual",
         "two branches of a program are reported as a call that somebody left out",
         (f"{_WATCH}two_ranks_that_take_another_branch_have_not_made_a_call_too_many",),
     ),
