@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -34,10 +35,11 @@ needs_spin = pytest.mark.skipif(
 
 def steps_in(model: str) -> dict[int, list[str]]:
     """What each process of a model does, in its order, where nothing goes wrong."""
-    said = subprocess.run(
-        ["spin", "-DQUIET", "-T", Path(__file__).with_name(model)],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # spin leaves files where it runs
+        said = subprocess.run(
+            ["spin", "-DQUIET", "-T", Path(__file__).resolve().with_name(model)],
+            check=True, capture_output=True, text=True, cwd=folder,
+        ).stdout  # fmt: skip
     steps = defaultdict(list)
     for line in said.splitlines():
         if line.startswith("MSC: "):
