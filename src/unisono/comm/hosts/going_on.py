@@ -124,8 +124,8 @@ class StoreBoard:
         if self._is_named or len(present) > len(silent):
             return ""
         return (
-            f"{name_ranks(silent)} may be alive but cannot be reached, and {name_ranks(present)} "
-            "are no majority: name a store that decides with shrink(store=)"
+            f"{name_ranks(silent)} may be alive but cannot be reached, and this side, "
+            f"{name_ranks(present)}, has no majority: name a store that decides with shrink(store=)"
         )
 
 
