@@ -77,12 +77,18 @@ static un_status write_piece(const void *what, size_t offset, size_t bytes) {
 }
 
 static void read_bytes(execution *x, char *to, const un_stream *from, size_t offset, size_t bytes) {
-    share_out(x, bytes, read_piece, &(copy){from, offset, to, x, false});
+    if (x->has_copiers)
+        share_out(x, bytes, read_piece, &(copy){from, offset, to, x, false});
+    else
+        stream_read(to, from, offset, bytes);
 }
 
 static void write_bytes(execution *x, const un_stream *to, size_t offset, char *from, size_t bytes,
                         bool large) {
-    share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
+    if (x->has_copiers || x->fills_new_memory)
+        share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
+    else
+        stream_write(to, offset, from, bytes, large);
 }
 
 static void bring_part(execution *x, const un_stream *from, size_t part, size_t step) {
@@ -125,16 +131,19 @@ typedef struct combination {
     size_t out_offset;
 } combination;
 
-static un_status combine_piece(const void *what, size_t from, size_t bytes) {
-    const combination *c = what;
+/* Where the parts of the others lie; our own is set by the caller. */
+static inline void find_sources(const execution *x, const void **sources, size_t part, size_t step,
+                                size_t inside) {
+    for (int rank = 0; rank < x->g->ranks; rank++)
+        if (rank != me(x)) sources[rank] = part_address(x, rank, part, step) + inside;
+}
+
+static void combine(const combination *c, const void **sources, size_t from, size_t bytes) {
     execution *x = c->x;
     un_group *g = x->g;
     const un_stream *own = c->own, *out = c->out;
     size_t offset = c->offset + from, out_offset = c->out_offset + from;
-    const void *sources[UN_MAX_RANKS];
-    for (int rank = 0; rank < g->ranks; rank++)
-        if (rank != g->rank)
-            sources[rank] = part_address(x, rank, c->part, c->step) + c->inside + from;
+    find_sources(x, sources, c->part, c->step, c->inside + from);
     const char *mine = stream_direct(own, offset, bytes);
     char *slot = c->slot ? c->slot + from : NULL;
     char *to = out ? stream_direct(out, out_offset, bytes) : slot;
@@ -156,15 +165,33 @@ static un_status combine_piece(const void *what, size_t from, size_t bytes) {
         for (int rank = 0; rank < g->ranks; rank++)
             if (rank != g->rank) sources[rank] = (const char *)sources[rank] + some;
     }
+}
+
+static un_status combine_piece(const void *what, size_t from, size_t bytes) {
+    const void *sources[UN_MAX_RANKS];
+    combine(what, sources, from, bytes);
     return UN_OK;
 }
 
 static void combine_parts(execution *x, size_t step, size_t part, size_t inside, size_t bytes,
                           const un_stream *own, size_t offset, char *slot, const un_stream *out,
                           size_t out_offset) {
-    if (bytes)
-        share_out(x, bytes, combine_piece,
-                  &(combination){x, step, part, inside, own, offset, slot, out, out_offset});
+    if (!bytes) return;
+    if (x->descriptor_bytes && !x->g->spread) { /* a short call: the fast path */
+        const void **sources = x->g->calls.sources;
+        char *to = stream_direct(out, out_offset, bytes);
+        sources[me(x)] = stream_direct(own, offset, bytes);
+        if (to && sources[me(x)]) {
+            find_sources(x, sources, part, step, inside);
+            x->reducer.run(to, sources, x->g->ranks, bytes / x->reducer.unit, x->call->factor);
+            return;
+        }
+    }
+    combination c = {x, step, part, inside, own, offset, slot, out, out_offset};
+    if (x->has_copiers)
+        share_out(x, bytes, combine_piece, &c);
+    else
+        combine(&c, x->g->calls.sources, 0, bytes);
 }
 
 /* -- nothing to move ------------------------------------------------------------------------- */
@@ -506,7 +533,8 @@ un_status plan_execution(execution *x) {
     case UN_ALL_TO_ALL: plan_pairs(x, bring_parts, take_all_to_all); break;
     default: plan_alike(x); break;
     }
-    if (!x->g->spread && bytes_of(x->g, call) >= COPIERS_FROM) {
+    if (!x->g->spread && (x->pairs_agree || x->bytes >= COPIERS_FROM) &&
+        bytes_of(x->g, call) >= COPIERS_FROM) {
         x->has_copiers = x->g->copiers.wanted;
         x->fills_new_memory = fills_new_memory(x);
     }
