@@ -42,15 +42,18 @@ NOTHING = "nothing"
 Reduce = Callable[[Any], object]
 
 
-def vllm_operator(rank: int, size: int, name: str) -> Reduce | None:
+def vllm_operator(world: TwoBackends, name: str) -> Reduce | None:
     """The all_reduce of vLLM's CPU workers, if it is here."""
     if importlib.util.find_spec("vllm") is None:
         return None
     import torch
 
     importlib.import_module("vllm._C")
-    handle = torch.ops._C.init_shm_manager(name, size, rank)
+    threads = torch.get_num_threads()
+    handle = torch.ops._C.init_shm_manager(name, world.size, world.rank, threads)
+    world.comm.barrier()
     torch.ops._C.join_shm_manager(handle, name)
+    world.comm.barrier()
     return lambda tensor: torch.ops._C.shm_allreduce(handle, tensor)
 
 
@@ -66,7 +69,7 @@ def ways_of(world: TwoBackends, folder: str, deepspeed_in: str) -> dict[str, Red
     if deepspeed_in:
         deepspeed.load(deepspeed_in, world.comm, Path(folder).name)
         ways["deepspeed"] = torch.ops.deepspeed.inference_all_reduce_
-    operator = vllm_operator(world.rank, world.size, Path(folder).name)
+    operator = vllm_operator(world, Path(folder).name)
     if operator is not None:
         ways["vllm"] = operator
     return ways
