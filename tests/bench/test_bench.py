@@ -281,11 +281,11 @@ def test_every_collective_of_mpi_is_right_or_left_out(
         (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binary_tree"),
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
         (["--op", "median"], "there is no reduction median: choose from sum"),
-        (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
+        (["--op", "avg", "--dtype", "int32"], "avg is not defined for int32"),
         (["--sizes", "big"], "sizes: 'big' is not a size"),
         (["--sizes", "1M:1K"], "sizes: '1M:1K' is not a range"),
         (["--sizes", "0"], "sizes: the smallest size is 1 byte"),
-        (["-n", "2", "--root", "2"], "root 2 is not a rank: there are 2"),
+        (["-n", "2", "--root", "2"], "root 2 is not one of 2 ranks"),
         (["all_reduce", "-n", "2", "--sizes", "8,100T"], "100TB on 2 ranks needs about 600TB of"),
         (["--plot", "run.txt"], "--plot run.txt: the name must end in .png, .svg, .pdf"),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
@@ -303,7 +303,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
 def test_without_a_gpu_cuda_tensors_are_not_measured() -> None:
     code, output = invoke("--device", "cuda")
     assert (code, output.count("\n")) == (2, 1), output
-    assert "there is no CUDA device here to measure on" in output
+    assert "no CUDA device to measure on" in output
 
 
 def test_help_teaches_with_examples() -> None:

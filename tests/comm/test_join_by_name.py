@@ -195,7 +195,7 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
         with pytest.raises(ValueError, match=re.escape(f"{bad[0]} is not a rank of a group")):
             Communicator.join("x", *bad)
     for name in ("", "a\0b", "\ud800", 7):
-        with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a name to meet by")):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r} cannot be the name")):
             Communicator.join(name, 0, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
         Communicator.join("x", "0", 2)  # type: ignore[arg-type]

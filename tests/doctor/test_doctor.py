@@ -267,7 +267,7 @@ def test_a_wrong_result_is_red_and_fails_the_command(
     assert said.exit_code == 1
     assert re.search(r"^  WRONG broadcast .*rank 0: element 999 is", said.output, re.M)
     assert re.search(r"^  ok +all_to_all ", said.output, re.M)
-    assert said.output.endswith("not well: self-test of unisono\n")
+    assert said.output.endswith("failed: self-test of unisono\n")
 
 
 def run_with_a_fault(backend: str, folder: str) -> SelfTest:

@@ -152,7 +152,7 @@ def test_gloo_under_torchrun_has_one_verdict(
         line.partition("unisono.watch: ")[2]
         for node in nodes
         for line in node.text().splitlines()
-        if "unisono.watch: " in line and " went on after " not in line
+        if "unisono.watch: " in line and " continued after " not in line
     ]
     assert len(said) == 1, said
     assert re.match(OF_GLOO[how], said[0]), said

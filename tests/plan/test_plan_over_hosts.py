@@ -118,10 +118,10 @@ def test_64_hosts_of_8_are_simulated_in_seconds() -> None:
     assert time.process_time() - began < 10
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"node_size": 0}, "a host has at least one rank, not 0"),
-        ({"pieces": 0}, "a tensor is cut into at least one piece, not 0"),
+        ({"node_size": 0}, "at least one rank, not 0"),
+        ({"pieces": 0}, "pieces must be at least 1, not 0"),
         ({"root": 4}, "root 4 is not among 4 ranks"),
     ]
     for options, message in cases:

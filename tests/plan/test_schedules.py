@@ -318,10 +318,10 @@ def test_channels_need_equal_nodes() -> None:
     with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
         ring.schedule(10, node_size=4, channels=2)
     for name in ("ring", "nccl_tree"):
-        with pytest.raises(ValueError, match="at least one channel, not 0"):
+        with pytest.raises(ValueError, match="channels must be at least 1, not 0"):
             find("all_reduce", name).schedule(8, channels=0)
     for collective, name in (("all_gather", "ring"), ("all_reduce", "nccl_tree")):
-        with pytest.raises(ValueError, match=f"{name} with channels is too large .* 1,024 ranks"):
+        with pytest.raises(ValueError, match=f"{name} with channels .* too large .* 1,024 ranks"):
             find(collective, name).schedule(2048, node_size=8, channels=8)
     assert ring.schedule(4096, node_size=8, channels=8).rounds == 2 * 4095
 
@@ -368,7 +368,7 @@ def test_pat_with_small_buffers_takes_more_steps_and_no_more_bytes(collective: s
                 assert len(set(pairs)) == ranks  # each rank sends one message, and gets one
     first = find("all_gather", "pat").schedule(8).steps[0]
     assert {(t.source - t.destination) % 8 for t in first} == {4}  # the farthest first
-    with pytest.raises(ValueError, match="a power of two of chunks, or 0 for all, not 3"):
+    with pytest.raises(ValueError, match="a power of two, or 0 for all chunks, not 3"):
         entry.schedule(8, aggregate=3)
 
 
@@ -527,7 +527,7 @@ def test_errors_name_rank_chunk_and_step() -> None:
         ),
         (
             all_reduce([(1, 0, 0, "copy"), (2, 0, 0, "reduce")]),
-            "rank 0 gets chunk 0 twice, and one of them overwrites it (step 0)",
+            "rank 0 gets chunk 0 twice, and one copy overwrites it (step 0)",
         ),
         (
             Schedule.from_steps("broadcast", "test", 2, 1, [[(0, 1, 0, "reduce")]]),
@@ -565,7 +565,7 @@ def test_schedules_are_compared_hashed_printed_and_written_down() -> None:
     lines = str(find("all_reduce", "ring").schedule(4)).splitlines()
     assert lines[0] == "all_reduce by ring: 4 ranks, 4 chunks, 6 steps"
     assert lines[1] == "step 0: 0 +> 1 c3, 1 +> 2 c0, 2 +> 3 c1, 3 +> 0 c2"
-    with pytest.raises(ValueError, match="not a schedule's JSON"):
+    with pytest.raises(ValueError, match="not a schedule in JSON"):
         Schedule.from_json("{}")
     with pytest.raises(AttributeError):
         schedule.ranks = 3  # type: ignore[misc]
@@ -596,7 +596,7 @@ def test_regular_schedules_are_small() -> None:
     assert schedule.steps[24_574].chunk[7] == 7 - 24_575 + 24_576
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_schedules_are_rejected() -> None:
     step = Step.listing([(0, 1, 0, "copy")])
     good = {"collective": "broadcast", "algorithm": "x", "ranks": 2, "chunks": 1}
     cases: list[tuple[dict[str, object], list[object], str]] = [
@@ -608,8 +608,8 @@ def test_nonsense_is_refused() -> None:
         ({"chunks": 0}, [], "a multiple of 1 chunks, not 0"),
         ({}, [[(0, 2, 0, "copy")]], "0 -> 2 c0: its destination is not among 2 ranks"),
         ({}, [[(-1, 0, 0, "copy")]], "its source is not among 2 ranks"),
-        ({}, [[(0, 1, 1, "copy")]], "not all of it is among 1 chunks"),
-        ({}, [[Transfer(0, 1, 0, "copy", 2)]], "0 -> 1 c0-1: not all of it is among 1 chunks"),
+        ({}, [[(0, 1, 1, "copy")]], "not all .* among 1 chunks"),
+        ({}, [[Transfer(0, 1, 0, "copy", 2)]], "0 -> 1 c0-1: not all .* among 1 chunks"),
         ({}, [[(1, 1, 0, "copy")]], "rank 1 would send chunk 0 to itself"),
         ({}, [Phase(step, times=2, turn=1)], "to itself"),
         ({}, [Phase(step, times=-1)], "at least once"),
@@ -652,10 +652,10 @@ def test_an_algorithm_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     verify(find("broadcast", "all_at_once").schedule(5, root=2))
     assert "all_at_once" in {entry.name for entry in catalog("broadcast")}
-    with pytest.raises(ValueError, match="broadcast has an algorithm binomial already"):
+    with pytest.raises(ValueError, match="broadcast already has an algorithm binomial"):
         algorithm("broadcast", "binomial")(all_at_once)
     algorithm("broadcast", "misnamed")(all_at_once)
-    with pytest.raises(ValueError, match="misnamed for broadcast makes all_at_once"):
+    with pytest.raises(ValueError, match=r"broadcast by misnamed .* by all_at_once"):
         find("broadcast", "misnamed").schedule(2)
 
 

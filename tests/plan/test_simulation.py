@@ -219,7 +219,7 @@ def test_a_slow_rank_adds_slowly() -> None:
 def test_what_is_not_there_cannot_be_slow() -> None:
     ring = find("all_reduce", "ring").schedule(8)
     h100 = PRESETS["h100"]
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="above 0"):
         simulate(ring, h100, 8, slow_ranks={1: 0.0})
     with pytest.raises(ValueError, match="rank 9 is not among 8 ranks"):
         simulate(ring, h100, 8, slow_ranks={9: 2.0})
@@ -286,9 +286,7 @@ def test_what_is_left_out_says_why() -> None:
         for name in ("hierarchical", "nccl_tree")
     }
     ranking = rank_algorithms("all_gather", 2048, 8, PRESETS["h100"])
-    assert (
-        dict(ranking.left_out)["direct"] == "direct is too large to write down beyond 1,024 ranks"
-    )
+    assert "direct is too large beyond 1,024 ranks" in dict(ranking.left_out)["direct"]
 
 
 def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> None:
@@ -296,7 +294,7 @@ def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> 
     assert find("all_reduce", "lanes") in limited
     for entry in limited:
         assert entry.most_ranks is not None
-        with pytest.raises(ValueError, match=f"{entry.name} is too large to write down beyond"):
+        with pytest.raises(ValueError, match=f"{entry.name} is too large beyond"):
             entry.schedule(entry.most_ranks + 8, node_size=8)
 
 
@@ -334,10 +332,13 @@ def test_topologies_come_from_files(tmp_path: Path) -> None:
         ("card_bytes_per_s = nan", "card_bytes_per_s of topology 'bad' must be more than 0"),
         ("overhead_s = -1e-6", "overhead_s of topology 'bad' must be 0 or more, not -1e-06"),
         ("overhead_s = inf", "overhead_s of topology 'bad' must be 0 or more, not inf"),
-        ("node_size = 2.5", "node_size of topology 'bad' must be a whole number from 1, not 2.5"),
-        ("cards = true", "cards of topology 'bad' must be a whole number from 1, not True"),
+        (
+            "node_size = 2.5",
+            "node_size of topology 'bad' must be an integer of at least 1",
+        ),
+        ("cards = true", "cards of topology 'bad' must be an integer of at least 1, not True"),
         ("call_s = 'a'", "call_s of topology 'bad' must be a number"),
-        ("speed = 3", "has speed, which no topology has; it may have name, node_size"),
+        ("speed = 3", "has unknown keys: speed; the known ones are name, node_size"),
         ("node_size =", "is not TOML"),
     ],
 )

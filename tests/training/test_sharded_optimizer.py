@@ -205,5 +205,5 @@ def test_what_does_not_fit(comm: Communicator) -> None:
     optimizer.step()
     assert weight.tolist() == [[0, 0], [0, 0]]
     weight.data = weight.data.clone()
-    with pytest.raises(ValueError, match="parameter 0 has other memory"):
+    with pytest.raises(ValueError, match="parameter 0 has moved"):
         optimizer.step()

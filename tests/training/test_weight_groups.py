@@ -494,7 +494,7 @@ def test_nobody_comes_or_the_port_is_taken() -> None:
     begin_s = time.monotonic()
     with pytest.raises(RendezvousError, match=f"the store at 127.0.0.1:{port}"):
         join(1, 2, port, join_timeout_s=0.3)  # the trainer never comes
-    with pytest.raises(RendezvousError, match=r"rank 1 did not come within 0.3 s"):
+    with pytest.raises(RendezvousError, match=r"rank 1 did not join within 0.3 s"):
         join(0, 2, port, join_timeout_s=0.3)  # the worker never comes
     taken = pytest.raises(RendezvousError, match=f"cannot host torch's store at 127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)), taken:

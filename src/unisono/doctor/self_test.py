@@ -289,7 +289,7 @@ def _share_verdicts(
     merged = [_with_verdicts(check, verdicts) for check in checks]
     lost_ranks = [rank for rank, verdict in enumerate(verdicts) if verdict is None]
     if lost_ranks:
-        problem = f"no intact verdicts came from {name_ranks(lost_ranks)}"
+        problem = f"no valid verdict arrived from {name_ranks(lost_ranks)}"
         merged.append(Check("the ranks' verdicts", False, message=problem))
     return tuple(merged)
 

@@ -91,7 +91,7 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
     query, key, value = three
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
     if min(tensor.dim() for tensor in three) < 2:
-        comm.reject_call(operation, f"shapes {shapes}: positions and width are needed")
+        comm.reject_call(operation, f"shapes {shapes} must end with positions and width")
     if query.shape[-2] != key.shape[-2]:
         comm.reject_call(
             operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
@@ -101,7 +101,7 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
         return 1
     fits = fits and query.dim() == key.dim() > 2 and query.shape[:-3] == key.shape[:-3]
     if not fits or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
-        comm.reject_call(operation, f"query, key and value of shapes {shapes} do not fit")
+        comm.reject_call(operation, f"query, key and value of shapes {shapes} do not fit together")
     return int(query.shape[-3] // key.shape[-3])
 
 

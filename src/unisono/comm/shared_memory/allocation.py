@@ -157,7 +157,7 @@ def _open_shown(process: int, number: int, inode: int) -> int:
 
 def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
     total = sum(sizes)
-    lines = [f"no {total} bytes of shared memory for group {name} (up to {max(sizes)} per rank)"]
+    lines = [f"group {name} cannot share {total} bytes (up to {max(sizes)} per rank)"]
     for rank, (outcome, detail) in enumerate(zip(outcomes[::2], outcomes[1::2], strict=True)):
         if outcome == _NO_ROOM:
             lines.append(f"rank {rank} needs {sizes[rank]} bytes: its memory limits leave {detail}")

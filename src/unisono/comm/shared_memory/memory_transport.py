@@ -381,7 +381,7 @@ class SharedMemory(Transport):
                     for rank, size in enumerate(sizes)
                     if size < 0
                 ]
-                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+                raise SegmentError("\n".join([f"group {self.name} cannot share memory", *unable]))
             return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
