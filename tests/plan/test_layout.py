@@ -1,4 +1,4 @@
-"""Where ranks stand on the page of a schedule, and what the command refuses."""
+"""Where ranks are drawn on the page of a schedule, and what the command rejects."""
 
 from __future__ import annotations
 

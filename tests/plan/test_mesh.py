@@ -75,7 +75,7 @@ def test_a_mesh_is_a_value() -> None:
     mesh = Mesh({"dp": 2, "tp": 4})
     assert mesh == Mesh({"dp": 2, "tp": 4})
     assert hash(mesh) == hash(Mesh({"dp": 2, "tp": 4}))
-    assert mesh != Mesh({"tp": 4, "dp": 2})  # another order, other neighbours
+    assert mesh != Mesh({"tp": 4, "dp": 2})  # a different order, different neighbours
     assert repr(mesh) == "Mesh({'dp': 2, 'tp': 4})"
     assert (mesh.axes, mesh.shape, mesh["tp"]) == (("dp", "tp"), (2, 4), 4)
     with pytest.raises(AttributeError):

@@ -1,9 +1,9 @@
-"""What NCCL would choose, held against NCCL's own code.
+"""What NCCL would choose, compared with NCCL's own code.
 
 nccl_2_30_7.json has what ncclTopoTuneModel and ncclTopoGetAlgoTime of NCCL 2.30.7 return for a DGX
 H100 and a DGX A100, described to NCCL as XML, with the graphs that ncclTopoCompute finds for them:
-by collective the latency in microseconds and the bandwidth in GB/s of each algorithm and protocol,
-and for some sizes what is chosen and how many microseconds are expected.
+for each collective the latency in microseconds and the bandwidth in GB/s of each algorithm and
+protocol, and for some sizes the choice and the expected microseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator: closed formulas where they hold, laws that always hold, and size."""
+"""The simulator: closed formulas where they apply, laws that always hold, and scale."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_rest(n: int) -> None:
     assert time_s("all_to_all", "pairwise", n) == pytest.approx(pairwise)
     if n & (n - 1) == 0:
         assert time_s("broadcast", "binomial", n) == pytest.approx(lg * (ALPHA + SIZE * BETA))
-    # one port: everything passes the root's, one message after the other
+    # one port: everything passes the root's, one message after another
     linear = ALPHA + SIZE * (n - 1) / n * BETA
     assert time_s("scatter", "linear", n) == pytest.approx(linear)
     assert time_s("gather", "linear", n) == pytest.approx(linear)
@@ -109,7 +109,7 @@ def test_nccls_latency_of_a_ring(protocol: str) -> None:
 
 
 def test_the_published_scale() -> None:
-    """What the constants of NCCL's tuner give for 4,096 nodes of 6."""
+    """The result of NCCL's constants for 4,096 nodes of 6."""
     ring = [ring_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
     tree = [tree_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
     # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them; a hop takes at
@@ -166,7 +166,7 @@ def test_no_all_reduce_is_faster_than_can_be() -> None:
 
 
 def test_more_of_anything_bad_is_never_faster() -> None:
-    """Where no card is shared: queues for one that is can be luckier when somebody is late."""
+    """Where no card is shared: a shared card's queue can be faster when a rank is late."""
     for schedule, topology in everything():
         if schedule.ranks < 5 or topology.name not in ("h100", "flat"):
             continue
@@ -231,11 +231,11 @@ def test_what_is_not_there_cannot_be_slow() -> None:
 
 
 def every_step(*_: Any) -> None:
-    """As `on_step`: no step is left out because it repeats."""
+    """With `on_step`: no repeated step is skipped."""
 
 
 def test_rounds_that_repeat_need_not_be_simulated() -> None:
-    """The short cut for long rings gives what simulating every step gives."""
+    """The shortcut for long rings gives the same result as simulating every step."""
     for name, ranks, late in (("ring", 96, {}), ("ring_2d", 96, {}), ("ring", 96, {7: 1e-4})):
         for topology in (*PRESETS.values(), FLAT):
             schedule = find("all_reduce", name).schedule(ranks)
