@@ -357,8 +357,9 @@ def test_a_timeout_by_tags_that_differ_shows_both(comm: Communicator) -> None:
     elif comm.rank == 1:
         sent = [comm.isend(tensor, 0, 4)]
         error = attempt(comm.recv, torch.zeros(2), None, 5)
-        told = "rank 0 waited in vain for a message in group world: recv from rank 1 (tag 3), but "
-        assert str(error).startswith(told + "a message from rank 1 has arrived with tag 4"), error
+        told = "in group world that never came: recv from rank 1 (tag 3), but "
+        assert str(error).startswith("rank 0 waited"), error
+        assert told + "a message from rank 1 has arrived with tag 4" in str(error), error
         assert all(attempt(work.wait) is not None for work in sent)
     else:
         error = attempt(comm.recv, torch.zeros(2), 0, 0)
@@ -380,7 +381,7 @@ def test_a_work_that_is_never_matched_ends_by_the_groups_deadline(
     else:
         assert eventually(over.exists)
         error = raised(CollectiveTimeout, comm.barrier)
-        assert "rank 0 waited in vain for a message" in str(error)
+        assert "rank 0 waited for a message" in str(error)
 
 
 @pytest.mark.ranks(2)

@@ -207,7 +207,7 @@ def _answer(request: _Request) -> None:
         request.reject_others("show", "collective root pieces channels output")
         _show(console, request)
     elif what not in COLLECTIVES:
-        wanted = "say what to plan" if what is None else f"cannot plan {what!r}"
+        wanted = "name what to plan" if what is None else f"cannot plan {what!r}"
         choices = name_choices((*COLLECTIVES, "show ALGORITHM", "--table"), what)
         raise ValueError(f"{wanted}: {choices}")
     elif request.name is not None:
@@ -231,8 +231,8 @@ def _find_named(request: _Request) -> Algorithm:
             entries.append(find(collective, request.name or ""))
     if not entries:
         known = dict.fromkeys(entry.name for entry in catalog(request.collective))
-        said = f"there is no algorithm {request.name!r}" if request.name else "say which algorithm"
-        raise ValueError(f"{said}: {name_choices(known, request.name)}")
+        problem = f"there is no algorithm {request.name!r}" if request.name else "name an algorithm"
+        raise ValueError(f"{problem}: {name_choices(known, request.name)}")
     names = {f"--{option}": option for option in ("root", "pieces", "channels")}
     names["--nodes"] = "node_size"
     wanted = sorted(request.given & names.keys())
@@ -240,8 +240,8 @@ def _find_named(request: _Request) -> Algorithm:
         if all(names[option] in entry.options for option in wanted):
             return entry
     lacking = next(option for option in wanted if names[option] not in entries[0].options)
-    said = f"{entries[0].collective} by {entries[0].name}"
-    raise ValueError(f"{said} has no {lacking.removeprefix('--')}: leave out {lacking}")
+    title = f"{entries[0].collective} by {entries[0].name}"
+    raise ValueError(f"{title} has no {lacking.removeprefix('--')}: leave out {lacking}")
 
 
 # -- what is shown -------------------------------------------------------------------------------
@@ -272,11 +272,11 @@ def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
         with console.status(what) as status:
             yield lambda text: status.update(f"{what}: {text}")
         return
-    said = [time.monotonic()]
+    shown_s = [time.monotonic()]
 
     def say(text: str) -> None:
-        if time.monotonic() - said[0] > _QUIET_S:
-            said[0] = time.monotonic()
+        if time.monotonic() - shown_s[0] > _QUIET_S:
+            shown_s[0] = time.monotonic()
             click.echo(f"{what}: {text}", err=True)
 
     yield say

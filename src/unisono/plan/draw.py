@@ -23,15 +23,15 @@ _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
     """The one or two trees along which chunks travel, each with its chunks; otherwise none."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    ways: dict[int, dict[str, list[tuple[int, int]]]] = {}
+    moves: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for step in schedule.steps:
         for transfer in step:
             for chunk in range(transfer.chunk, transfer.chunk + transfer.count):
-                way = ways.setdefault(chunk, {"copy": [], "reduce": []})
-                way[transfer.action].append((transfer.source, transfer.destination))
-    for chunk, way in sorted(ways.items()):
-        down = sorted((child, parent) for parent, child in way["copy"])
-        up = sorted(way["reduce"])
+                edges_by_action = moves.setdefault(chunk, {"copy": [], "reduce": []})
+                edges_by_action[transfer.action].append((transfer.source, transfer.destination))
+    for chunk, edges_by_action in sorted(moves.items()):
+        down = sorted((child, parent) for parent, child in edges_by_action["copy"])
+        up = sorted(edges_by_action["reduce"])
         if down and up and down != up:
             return []
         edges = tuple(down or up)

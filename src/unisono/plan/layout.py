@@ -107,11 +107,12 @@ def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
     """One tree above the other, the lower one upside down: their leaves meet in the middle."""
     (_, first), (second_chunks, second) = found
     places = []
-    for tree, top, way in ((first, 0.0, 1), (second, 1.0, -1)):
+    for tree, top, sign in ((first, 0.0, 1), (second, 1.0, -1)):
         depth = [depth_in(tree, rank) for rank in range(ranks)]
         levels = max(depth) or 1
         points = tuple(
-            ((rank + 0.5) / ranks, top + way * 0.41 * depth[rank] / levels) for rank in range(ranks)
+            ((rank + 0.5) / ranks, top + sign * 0.41 * depth[rank] / levels)
+            for rank in range(ranks)
         )
         places.append(Place(points, tuple(sorted(tree.items()))))
     return Layout("trees", 1.45, tuple(places), frozenset(second_chunks))

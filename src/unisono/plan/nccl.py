@@ -237,8 +237,8 @@ def tune(
                 found.append(Estimate(algorithm, protocol, latency_us, gb_per_s))
     if not found:
         set_here = (name for name, allowed in chosen.items() if allowed is not None)
-        said = " and ".join(f"{name}={environment[name]}" for name in set_here)
-        raise ValueError(f"{said} leaves no algorithm for {collective} here: NCCL would fail")
+        settings = " and ".join(f"{name}={environment[name]}" for name in set_here)
+        raise ValueError(f"{settings} leaves no algorithm for {collective} here: NCCL would fail")
     return Tuning(collective, ranks, nodes, model.channels, tuple(found))
 
 

@@ -220,12 +220,12 @@ class Parts:
         return rank // size * cards + rank % size * cards // size
 
     def names(self) -> Iterator[str]:
-        for way in ("out", "in"):
-            yield from (f"rank {rank} {way}" for rank in range(self.ranks))
-        for way in ("out", "in"):
+        for direction in ("out", "in"):
+            yield from (f"rank {rank} {direction}" for rank in range(self.ranks))
+        for direction in ("out", "in"):
             for card in range(self.cards):
                 node, number = divmod(card, self.topology.cards)
-                yield f"node {node} card {number} {way}"
+                yield f"node {node} card {number} {direction}"
 
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:

@@ -80,7 +80,7 @@ class Allocator:
     def allocate(
         self, sizes: list[int], exchange: Callable[[array[int]], list[int]]
     ) -> Memory | None:
-        """Memory in which each rank has so many bytes; None if no rank wants any, or they cannot
+        """Memory in which each rank has this many bytes; None if no rank wants any, or they cannot
         share memory. Raises SegmentError on every rank if one cannot get its part. `exchange`
         shares every rank's integers with all, as a call of the group."""
         self._serial += 1
