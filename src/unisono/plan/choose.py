@@ -199,14 +199,14 @@ def explain(ranking: Ranking) -> str:
     name = best.algorithm.name
     if cause == "latency":
         why = (
-            f"{name} is latency-bound: {share:.0%} of its time goes away without latency and "
-            f"overhead, which {name_number(best.schedule.rounds, 'step')} cost"
+            f"{name} is latency-bound: without the latency and overhead of its "
+            f"{name_number(best.schedule.rounds, 'step')} it would take {share:.0%} less time"
         )
     else:
         kind = "bandwidth" if "bandwidth" in cause else "computing"
         why = (
-            f"{name} is {kind}-bound: {share:.0%} of its time goes away with an unlimited {cause}, "
-            f"{shares['latency']:.0%} without latency and overhead"
+            f"{name} is {kind}-bound: with unlimited {cause} it would take {share:.0%} less time, "
+            f"without latency and overhead {shares['latency']:.0%} less"
         )
     return why + "."
 

@@ -37,9 +37,9 @@ _QUIET_S = 5.0
 @click.argument("what", required=False)
 @click.argument("name", required=False)
 @click.option("-n", "--ranks", type=int, default=8, show_default=True, help="How many ranks.")
-@click.option("--nodes", type=int, help="On how many nodes.  [default: as the topology has them]")
-@click.option("--size", metavar="SIZE", default="64M", show_default=True, help="The tensor.")
-@click.option("--sizes", metavar="FROM:TO", help="The fastest for each size, like 8:1G.")
+@click.option("--nodes", type=int, help="How many nodes.  [default: as in the topology]")
+@click.option("--size", metavar="SIZE", default="64M", show_default=True, help="The tensor's size.")
+@click.option("--sizes", metavar="FROM:TO", help="Show the fastest for each size, as in 8:1G.")
 @click.option(
     "--topology",
     metavar="NAME",
