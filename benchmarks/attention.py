@@ -1,16 +1,16 @@
-"""Causal attention over a cut sequence: who computes how long, and how long all of it takes.
+"""Causal attention over a sharded sequence: how long each rank computes, and how long it all takes.
 
     python benchmarks/attention.py                    4 ranks, a minute
     python benchmarks/attention.py --ranks 8 --positions 4096 --goals
     python benchmarks/attention.py --json attention.json
 
-A turn is one forward and one backward pass of one layer, in float32, one thread per rank; all ways
-run in the same processes and take turns in an order shuffled anew. "Computing" is the time of a
-core that a rank's thread used outside of communication, so that it does not depend on how many
-ranks share a core; "all" is the slowest rank's time on the clock, which does. Figures are medians
-in ms. A ring goes at the speed of the rank that computes longest.
+A turn is one forward and one backward pass of one layer, in float32, one thread per rank; all
+variants run in the same processes and take turns, in an order that is shuffled each time.
+"Computing" is the CPU time that a rank's thread used outside communication, so it does not depend
+on how many ranks share a core; "all" is the slowest rank's wall-clock time, which does. Figures are
+medians in ms. A ring is as fast as the rank that computes longest.
 
-Ulysses leaves the attention itself to torch's kernel; the rings' own is made of plain products.
+Ulysses uses torch's kernel for the attention itself; the rings use plain matrix products.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLAIN, ZIGZAG = "ring", "ring, zigzag"
 
 @dataclass(frozen=True)
 class Row:
-    """One way: each rank's time of computing, and the slowest rank's time on the clock."""
+    """One variant: each rank's computing time, and the slowest rank's wall-clock time."""
 
     way: str
     computing_ms: list[float]
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def balance(self) -> float:
-        """The longest time of computing over the mean: 1 where all ranks compute equally long."""
+        """The longest computing time over the mean: 1 if all ranks compute equally long."""
         return max(self.computing_ms) / statistics.mean(self.computing_ms)
 
 
@@ -123,7 +123,7 @@ def be_a_rank(positions: int, heads: int, width: int, turns: int) -> list[dict[s
                 used_s = time.thread_time() - thread_s - communication.used_s
                 took = torch.tensor([time.perf_counter() - begin_s])
                 comm.all_reduce(took, "max")
-                if turn:  # the first one is for warming up
+                if turn:  # the first one is a warm-up
                     computing_ms[way].append(used_s * 1e3)
                     all_ms[way].append(float(took) * 1e3)
     gc.enable()
@@ -136,11 +136,11 @@ def be_a_rank(positions: int, heads: int, width: int, turns: int) -> list[dict[s
 
 
 def goals(rows: Sequence[Row]) -> list[str]:
-    """Which of the figures that we want are there."""
+    """Which goals are met."""
     found = {row.way: row for row in rows}
     ranks = len(rows[0].computing_ms)
     ratio = max(found[PLAIN].computing_ms) / max(found[ZIGZAG].computing_ms)
-    least = 0.8 * 4 * ranks / (2 * ranks + 1)  # of what the numbers of products say
+    least = 0.8 * 4 * ranks / (2 * ranks + 1)  # of what the number of products predicts
     wanted = [
         (f"the busiest rank, {PLAIN} / {ZIGZAG}: {ratio:.2f}, at least {least:.2f}", ratio >= least)
     ]

@@ -21,7 +21,7 @@ from faults.corpus import reports_in  # noqa: E402
 from faults.runner import run_program  # noqa: E402
 
 _RANKS = 3
-_AWAITED = re.compile(r"ranks? ([\d, and-]+?)(?: on \S+)? never reached|.* went on after \d+ s$")
+_AWAITED = re.compile(r"ranks? ([\d, and-]+?)(?: on \S+)? never reached|.* continued after \d+ s$")
 
 
 def false_alarms(path: Path, setup: str) -> list[str]:

@@ -90,7 +90,7 @@ OVER_HOSTS: dict[str, tuple[int, Doing, Doing, type[GroupError], float]] = {
     "killed while 64 MiB move": (3, call_on_much, be_killed, PeerLost, 0.15),
     "aborts": (3, wait_for_all, abort, GroupAborted, 0.15),
 }
-"""As FAULTS, with the rank to which it happens first."""
+"""Like FAULTS, with the rank that fails first."""
 
 
 def be_a_rank_on_a_host(
@@ -151,7 +151,7 @@ def measure(fault: str, ranks: int, folder: str, number: int) -> float:
 
 
 def clock(fault: str, ranks: int, be: Callable[[int, int], None]) -> float:
-    """Fork so many ranks, and read what they tell."""
+    """Fork this many ranks, and read what they report."""
     reader, writer = os.pipe()
     for rank in range(ranks):
         if os.fork() == 0:
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure_hosts(times: int) -> int:
-    """As `main`, for ranks on hosts."""
+    """Like `main`, for ranks on hosts."""
     sys.path.append(str(Path(__file__).parent.parent / "tests" / "hosts"))
     from namespaces import Link, network, why_not
 

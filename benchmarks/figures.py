@@ -67,7 +67,7 @@ class Figures:
         return means
 
     def goals(self, idle_percent: float | None) -> list[Goal]:
-        """The goals that apply to a run with so many ranks on so many cores."""
+        """The goals that apply to a run with this many ranks on this many cores."""
         found = [goal for key in self._rows for goal in self._goals_of(key)]
         if self.ranks == 2 and not self.crowded:
             mean = self.geometric_means().get((ALL_MOVERS, "mpi"))

@@ -104,8 +104,8 @@ class Rank:
         return [Row("all_reduce, 8 B", comm.size, ours, baseline, "at most 1 us more", goal)]
 
     def layers(self) -> list[Row]:
-        """What a call through torch.distributed takes compared with the direct one, and torch's own
-        share of it: a process group that does nothing only returns."""
+        """The time of a call through torch.distributed compared with the direct one, and torch's
+        own share of it, measured with a process group that does nothing."""
         import torch
         import torch.distributed as dist
 

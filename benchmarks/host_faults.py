@@ -209,7 +209,7 @@ class Rank:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Whether it became true in time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

@@ -264,7 +264,7 @@ class Bench:
             self.add(DDP, size_bytes, calls)
 
     def add(self, name: str, size_bytes: int, calls: dict[str, Callable[[], object]]) -> None:
-        """Measure one thing on all backends in turn."""
+        """Measure one operation on all backends in turn."""
         import torch
         import torch.distributed as dist
 
@@ -432,14 +432,14 @@ def show(setting: Setting, figures: Sequence[Figure]) -> None:
         cells += [describe_ratios(figure.to_gloo)]
         cells += [f"{cpu['unisono'] / cpu['gloo']:.2f}" if figure.to_gloo else "-"]
         least = figure.least_bytes
-        is_single = calls_of(figure.size_bytes) == 1  # the others' are headers, or both ways
+        is_single = calls_of(figure.size_bytes) == 1  # the others count headers, or both ways
         sent = figure.link_bytes if is_single else {}
         cells += [", ".join(f"{name} {n / least:.2f}" for name, n in sent.items()) or "-"]
         print(f"| {' | '.join(cells)} |")
 
 
 def describe_ratios(ratios: Sequence[float]) -> str:
-    """Their median; with the least and the greatest, where there are several."""
+    """Their median, with the smallest and the largest if there are several."""
     if not ratios:
         return "-"
     middle = f"{statistics.median(ratios):.2f}"
@@ -451,7 +451,7 @@ GBIT = 1_000_000_000
 
 
 def goals_of(figure: Figure, rate: int) -> Iterator[tuple[str, float, float, float]]:
-    """What it is compared with, the ratio, and the largest ratio that is allowed and wanted."""
+    """What it is compared with, the ratio, and the largest ratios that are required and desired."""
     if not figure.to_gloo:
         return
     what, size_bytes = figure.what, figure.size_bytes

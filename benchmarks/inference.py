@@ -132,7 +132,7 @@ def measure(
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """A table of all ways."""
+    """A table of all variants."""
     names = [name for name in rows[0]["us"] if name != NOTHING]
     heads = " ".join(f"{name + ' us':>12} {'CPU':>6}" for name in names)
     print(f"{'bytes':>7} {'late us':>8} {'piece us':>9} {heads}")

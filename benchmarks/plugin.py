@@ -94,7 +94,7 @@ def with_plugin(ranks: int, tests: int) -> list[float]:
 
 
 def with_spawn(ranks: int, times: int) -> list[float]:
-    """Seconds for each of so many runs of new processes with gloo."""
+    """Seconds for each of this many runs of new processes with gloo."""
     import torch.multiprocessing
 
     seconds = []

@@ -58,7 +58,7 @@ def times_s(calls: list[tuple[str | Schedule, int]]) -> list[float]:
 
 
 def adding_s() -> float:
-    """On each rank: the time that adding LARGE bytes takes, while the others do so too."""
+    """On each rank: the time to add LARGE bytes, while the others do the same."""
     comm = unisono.init("unisono", with_torch=False)
     mine, other = numpy.ones(LARGE // 4, numpy.float32), numpy.ones(LARGE // 4, numpy.float32)
     laps = []

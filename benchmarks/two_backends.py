@@ -1,4 +1,4 @@
-"""Ranks with gloo and unisono side by side, for the benchmarks that compare them in turns."""
+"""Ranks with both gloo and unisono, for the benchmarks that compare them in turns."""
 
 from __future__ import annotations
 

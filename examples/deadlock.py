@@ -1,6 +1,6 @@
 """Two ranks that both send first: the deadlock is detected, explained and fixed.
 
-A blocking send waits for its receiver. If both ranks send first, both wait for ever: with torch on
+A blocking send waits for its receiver. If both ranks send first, both wait forever: with torch on
 NCCL the program hangs, on gloo it works until the tensors grow. unisono raises DeadlockError on
 both, with the line of each. The group is unusable afterwards; others, such as the world, go on.
 

@@ -1,4 +1,4 @@
-"""Causal attention over a sequence that is cut over the ranks, in four ways.
+"""Causal attention over a sequence that is sharded over the ranks, in four ways.
 
 Rank r begins with its own positions and ends with their results, which are those of one process
 that has the whole sequence; so are the gradients. In contiguous order the last rank's queries see
@@ -18,11 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention
 import unisono
 from unisono.training import ring_attention, shard_positions, ulysses_attention
 
-HEADS, LENGTH, WIDTH = 4, 33, 8  # no number of ranks cuts 33 positions evenly
+HEADS, LENGTH, WIDTH = 4, 33, 8  # 33 positions do not divide evenly among 2 or 4 ranks
 
 
 def seen_by(positions: torch.Tensor) -> int:
-    """How many keys the queries at these positions see together: what a rank has to compute."""
+    """How many keys the queries at these positions attend to in total: a rank's share of the
+    computation."""
     return int((positions + 1).sum())
 
 

@@ -29,7 +29,7 @@ from unisono.plan.sizes import format_seconds
 
 @algorithm("all_reduce", "star")
 def star(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all."""
+    """Every rank ends up with the sum."""
     inward = [(rank, 0, 0, "reduce") for rank in range(1, ranks)]
     outward = [(0, rank, 0, "copy") for rank in range(1, ranks)]
     return Schedule.from_steps("all_reduce", "star", ranks, 1, [inward, outward])
@@ -45,7 +45,7 @@ def run(comm: unisono.Communicator) -> list[float]:
 
 
 def prove(schedule: Schedule) -> None:
-    """It does what all_reduce promises; without rank 3's transfer it does not."""
+    """It is a correct all_reduce; without rank 3's transfer it is not."""
     verify(schedule)
     first, second = schedule.steps
     steps = [Step.listing(list(first)[:-1]), second]

@@ -1,6 +1,6 @@
 """Data that is prepared once: rank 0 does the work, and the others wait for the result.
 
-If rank 0 fails, no rank waits for ever: rank 0 raises its error, and the others say that it failed.
+If rank 0 fails, no rank waits forever: rank 0 raises its error, and the others say that it failed.
 
     unisono run -n 4 examples/preprocess_once.py
 """

@@ -100,7 +100,7 @@ def read(log: Path) -> list[tuple[int, int, float, float]]:
 
 
 def wait_for(replicas: list[subprocess.Popen[bytes]], log: Path, size: int, more: int = 3) -> None:
-    """Return once a replica has done some more steps with so many participants."""
+    """Return once a replica has done some more steps with this many participants."""
     done = len(read(log))
     while sum(row[1] == size for row in read(log)[done:]) < more:
         assert all(replica.poll() is None for replica in replicas), "a replica has ended by itself"

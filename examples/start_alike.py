@@ -39,7 +39,7 @@ def main() -> None:
     orders = unisono.all_gather_object(order)
     assert orders == [order] * comm.size, f"the ranks shuffle differently: {orders}"
 
-    torch.manual_seed(seed + comm.rank)  # and where ranks are to differ: dropout, augmentation
+    torch.manual_seed(seed + comm.rank)  # a different one per rank, for dropout and the like
     noise = unisono.all_gather(torch.rand(4))
     assert len({tuple(numbers.tolist()) for numbers in noise}) == comm.size, (
         "two ranks draw the same"

@@ -164,7 +164,7 @@ def main() -> None:
         for log in folder.glob("log-*"):
             for line in log.read_text().splitlines():
                 step, generation, size, loss = line.split()
-                known = steps.get(int(step), (-1, 0, 0.0))  # who went on later is right
+                known = steps.get(int(step), (-1, 0, 0.0))  # the rank that continued later is right
                 steps[int(step)] = max(known, (int(generation), int(size), float(loss)))
     found = [steps[step] for step in range(len(steps))]
     expected = compute_again([size for _, size, _ in found])

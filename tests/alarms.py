@@ -1,9 +1,8 @@
 """Counts what the watch reports in a watched test run (make test-watched), by test.
 
 Every process saves its reports in one folder (UNISONO_WATCH_FOLDER). A report that the watch makes
-unasked while a test runs that does not provoke one (`@pytest.mark.provokes`) is a false alarm, and
-fails the run. Reports that exceptions carry are counted only: whether the exception is right, the
-test itself says.
+by itself during a test that is not marked `@pytest.mark.provokes` is a false alarm, and fails the
+run. Reports attached to exceptions are only counted: the test itself checks the exception.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from unisono.watch import Report, load
 
 
 class Alarms:
-    """The hooks of the controller."""
+    """pytest's hooks in the controller."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -20,12 +20,12 @@ import pytest
 from alarms import Alarms
 from user_programs import Program, WriteProgram, write_program
 
-if TYPE_CHECKING:  # it imports torch, which the process that shares out the tests does without
+if TYPE_CHECKING:  # it imports torch, which the process that distributes the tests does not need
     from ranks import RankPool
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A script's `make test &` ignores SIGINT, and all that it starts would inherit that.
+    # A script's `make test &` ignores SIGINT, and everything that it starts would inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "UNISONO_WATCH_FOLDER" in os.environ and not hasattr(config, "workerinput"):
@@ -51,7 +51,8 @@ LEFT_TO_TEST_SLOW = (
     "test_saved_reports.py::test_the_page_shows_what_its_program_leads_to",
     "test_watch.py::test_nothing_is_said_of_a_program_that_is_only_awkward[watched]",
 )
-"""The longest tests of which `make test` runs a sibling; `make test-slow` runs them, too."""
+"""The longest tests, of which `make test` runs a shorter sibling; `make test-slow` runs them,
+too."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,12 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionstart() -> None:
-    _let_torch_s_loggers_propagate()  # on a rank, where torch is there from the start
+    _let_torch_s_loggers_propagate()  # on a rank, which has torch from the start
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    gc.disable()  # thousands of tests are made, and none of them is garbage
+    gc.disable()  # collecting creates thousands of tests, none of them garbage
     try:
         return (yield)
     finally:
@@ -78,12 +79,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _let_torch_s_loggers_propagate()
     _preload_modules_of_jobs(session)
     gc.collect()
-    gc.freeze()  # modules and tests stay: no collection of garbage needs to look at them
+    gc.freeze()  # modules and tests stay, so the garbage collector need not look at them
 
 
 def _preload_modules_of_jobs(session: pytest.Session) -> None:
-    """What runs on ranks of a RankPool is defined in the tests' modules: no rank needs to load
-    them for itself."""
+    """What runs on ranks of a RankPool is defined in the tests' modules, so no rank needs to load
+    them itself."""
     for item in session.items:
         if {"pool", "fresh_pool"}.intersection(getattr(item, "fixturenames", ())):
             from ranks import preload
@@ -92,9 +93,9 @@ def _preload_modules_of_jobs(session: pytest.Session) -> None:
 
 
 def _let_torch_s_loggers_propagate() -> None:
-    """pytest comes between every logger that does not and its handlers, six times for each test on
-    each rank. torch has dozens, each with the same handler: that was a third of what an empty test
-    costs. So one of them, the outermost, shows what all say."""
+    """pytest attaches its handlers to every logger that does not propagate, six times per test on
+    each rank. torch has dozens of these, each with the same handler: that was a third of the cost
+    of an empty test. So only the outermost one keeps its handler and shows what all log."""
     for name, logger in logging.root.manager.loggerDict.items():
         if not isinstance(logger, logging.Logger) or not name.startswith("torch."):
             continue
@@ -105,9 +106,9 @@ def _let_torch_s_loggers_propagate() -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Where workers of pytest-xdist run tests side by side, one that is marked `alone` waits until
-    the others are between two tests, and they wait for it. A rank that still has a group after its
-    test is not fit for the next one, and says so."""
+    """If workers of pytest-xdist run tests in parallel, a test marked `alone` waits until the
+    others are between two tests, and they wait for it. A rank that still has a group after its test
+    cannot run the next one, and says so."""
     config = item.config
     if config.pluginmanager.has_plugin("unisono-rank"):
         before = _open_groups()
@@ -120,13 +121,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     folder = config._tmp_path_factory.getbasetemp().parent  # type: ignore[attr-defined]
     how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
     with open(folder / "door", "w") as door, open(folder / "room", "w") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)  # behind it they queue, so that nobody waits for ever
+        fcntl.flock(door, fcntl.LOCK_EX)  # they queue behind it, so that none waits forever
         fcntl.flock(room, how)
         fcntl.flock(door, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
-            fcntl.flock(room, fcntl.LOCK_UN)  # also for children that have inherited it
+            fcntl.flock(room, fcntl.LOCK_UN)  # also in children that have inherited it
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +141,7 @@ def pool() -> Iterator[RankPool]:
 
 @pytest.fixture
 def fresh_pool() -> Iterator[RankPool]:
-    """Ranks of this test alone: it may kill, fork or confuse them."""
+    """Ranks for this test only: it may kill, fork or confuse them."""
     from ranks import RankPool
 
     with RankPool() as own:
@@ -158,7 +159,7 @@ def cuda_pool() -> Iterator[RankPool]:
 
 @pytest.fixture
 def memory_folder() -> Iterator[str]:
-    """Where the replaced driver keeps the memory of its GPU."""
+    """The folder in which the replaced driver keeps its GPU's memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="u") as folder:
         yield folder
 
@@ -186,7 +187,7 @@ def _nothing_stays_in_shared_memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _watched_if_asked() -> Iterator[None]:
-    """In a watched run (make test-watched) no test runs unwatched, neither here nor on a rank."""
+    """In a watched run (make test-watched) every test is watched, here and on ranks."""
     if os.environ.get("UNISONO_WATCH") != "1":
         yield
         return
@@ -200,7 +201,7 @@ def _watched_if_asked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _only_our_algorithms() -> Iterator[None]:
-    """What a test adds to the catalog of algorithms goes with it."""
+    """Remove what a test has added to the catalog of algorithms."""
     yield
     catalog = sys.modules.get("unisono.plan.catalog")
     for key, entry in list(catalog._registered.items()) if catalog else ():
@@ -222,8 +223,8 @@ def _open_groups() -> set[tuple[int, int]]:
 
 
 def _await_that_groups_are_closed(before: set[tuple[int, int]]) -> None:
-    """Threads may be on their way out of a group, cycles of objects may have kept one until the
-    test's arguments went, and works that nobody waited for keep one until somebody looks."""
+    """Threads may still be leaving a group, reference cycles may have kept one until the test's
+    arguments were dropped, and works that were never waited for keep one until the next check."""
     from unisono.comm.engine import end_abandoned_groups
 
     end_s = time.monotonic() + 10.0

@@ -1,8 +1,8 @@
-"""What a collective must deliver, computed from every rank's inputs with NumPy and torch.
+"""The expected result of a collective, computed from every rank's inputs with NumPy and torch.
 
-Inputs follow from (seed, rank), so that each rank can make those of all others. Reductions are
-done here the plain way: one whole array after the other, in rank order, in the accumulator's
-type, rounded once.
+Inputs depend only on (seed, rank), so each rank can compute those of all others. Reductions are
+done here in the plain way: one whole array after another, in rank order, in the accumulator's type,
+rounded once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ REDUCIBLE = (*INTEGERS, torch.bool, *FLOATS, *COMPLEXES)
 OPS = ("sum", "avg", "mean", "product", "min", "max", "band", "bor", "bxor")
 
 _HALVES = (torch.float16, torch.bfloat16)
-_PERIOD = 65_537  # prime, so that no cut of a large tensor falls on a repetition
+_PERIOD = 65_537  # prime, so that no cut of a large tensor aligns with the period
 
 
 def meaningful(dtype: torch.dtype, op: str | PremulSum) -> bool:
-    """Whether this reduction of this type is promised."""
+    """Whether this reduction is supported for this type."""
     if dtype not in REDUCIBLE:
         return False
     if op in ("avg", "mean"):
@@ -48,7 +48,7 @@ def meaningful(dtype: torch.dtype, op: str | PremulSum) -> bool:
 
 
 def gloo_has(dtype: torch.dtype, op: str | PremulSum) -> bool:
-    """Whether gloo has a reduction that has a meaning; what it lacks is refused."""
+    """Whether gloo supports a reduction that is defined; others are rejected."""
     if dtype in COMPLEXES:
         return op in ("sum", "avg", "mean")
     return (
@@ -59,14 +59,15 @@ def gloo_has(dtype: torch.dtype, op: str | PremulSum) -> bool:
 
 
 def promised(comm: Communicator, dtype: torch.dtype, op: str | PremulSum) -> bool:
-    """Whether a group promises this reduction to the last bit: gloo rounds halves in between."""
+    """Whether a group guarantees this reduction to the last bit: gloo rounds half types in
+    between."""
     on_gloo = comm.backend == "gloo"
     is_half = dtype in (torch.float16, torch.bfloat16)
     return meaningful(dtype, op) and not (on_gloo and (is_half or not gloo_has(dtype, op)))
 
 
 def values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tensor:
-    """Rank `rank`'s input: `count` elements over the type's whole range."""
+    """Rank `rank`'s input: `count` elements from the type's whole range."""
     return copy_of(_values(dtype, count, seed, rank))
 
 
@@ -76,7 +77,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def inputs(size: int, dtype: torch.dtype, count: int, seed: int = 0) -> list[torch.Tensor]:
-    """The inputs of all ranks of a group; they are shared: clone before you write."""
+    """The inputs of all ranks of a group; they are cached: clone them before you write."""
     return [_values(dtype, count, seed, rank) for rank in range(size)]
 
 
@@ -96,7 +97,7 @@ def _values(dtype: torch.dtype, count: int, seed: int, rank: int) -> torch.Tenso
         block = torch.view_as_complex(_reals(random, 2 * made).to(part).reshape(made, 2))
     elif dtype in FLOATS:
         block = _reals(random, made).to(dtype)
-    else:  # a type that is only moved: any bytes will do
+    else:  # a type that is only moved: any bytes are valid
         raw = random.integers(0, 256, made * dtype.itemsize, numpy.uint8)
         block = torch.from_numpy(raw).view(dtype)
     if made == count:
@@ -113,7 +114,7 @@ def _reals(random: numpy.random.Generator, count: int) -> torch.Tensor:
 
 
 placement = ""
-"""The hosts of a world's ranks, a letter for each: a group over hosts adds inside each host first,
+"""The hosts of a world's ranks, a letter each: a group over hosts adds inside each host first, then
 hosts by lowest rank."""
 
 
@@ -131,13 +132,13 @@ def _fold(two: Callable[[Any, Any], Any], rows: list[Any]) -> Any:
 
 
 def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
-    """The inputs of all ranks, combined in rank order, or in that of hosts."""
+    """The inputs of all ranks, combined in rank order, or host by host."""
     dtype = inputs[0].dtype
     if not inputs[0].numel():
         return inputs[0].clone()
     if dtype is torch.bool:
         return torch.from_numpy(_combine_bools([row.numpy() for row in inputs], str(op)))
-    if dtype in COMPLEXES and op != "product":  # they add and scale like pairs of reals
+    if dtype in COMPLEXES and op != "product":  # they add and scale as pairs of reals
         pairs = [torch.view_as_real(row.contiguous()) for row in inputs]
         return torch.view_as_complex(reduced(pairs, op))
     if dtype in COMPLEXES:
@@ -198,7 +199,7 @@ def raw(tensor: Any) -> numpy.ndarray[Any, Any]:
     if not tensor.numel():
         return numpy.empty(0, numpy.uint8)
     row = tensor.detach().contiguous().flatten()
-    return row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # one element has any stride
+    return row.as_strided(row.shape, (1,)).view(torch.uint8).numpy()  # any stride, for one element
 
 
 def _as_tensor(given: Any) -> torch.Tensor:
@@ -208,7 +209,7 @@ def _as_tensor(given: Any) -> torch.Tensor:
 
 
 def assert_same(actual: Any, expected: Any, what: object = "") -> None:
-    """Equal in type, shape and every bit, but that one NaN is as good as another."""
+    """Equal in type, shape and every bit, except that any NaN equals any other."""
     actual, expected = _as_tensor(actual), _as_tensor(expected)
     assert actual.dtype == expected.dtype, what
     assert actual.shape == expected.shape, f"{what}: {actual.shape}, not {expected.shape}"
@@ -232,7 +233,7 @@ def assert_same(actual: Any, expected: Any, what: object = "") -> None:
 def assert_reduced(
     comm: Communicator, actual: Any, expected: torch.Tensor, what: object = ""
 ) -> None:
-    """The same bits, but for the order in which another library adds floats."""
+    """The same bits, except for the order in which another library adds floats."""
     actual, expected = _as_tensor(actual), _as_tensor(expected)
     if comm.backend == "unisono" or comm.size < 3 or expected.dtype not in FLOATS + COMPLEXES:
         assert_same(actual, expected, what)
@@ -249,7 +250,7 @@ def assert_reduced(
 
 
 def movable_dtypes() -> list[torch.dtype]:
-    """Every type of torch's that can be had as a plain tensor of whole bytes."""
+    """Every dtype of torch with plain tensors of whole bytes."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     named = {str(dtype).removeprefix("torch."): dtype for dtype in found}
     return [
@@ -260,7 +261,7 @@ def movable_dtypes() -> list[torch.dtype]:
 
 
 def parts_of(tensor: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-    """One contiguous piece of its own for each count."""
+    """A separate contiguous piece for each count."""
     assert tensor.numel() == sum(counts)
     return [piece.clone() for piece in torch.split(tensor, counts)]
 
@@ -278,7 +279,7 @@ SPREAD: dict[str, tuple[Function, Function]] = {  # results have the shape of th
     "log_softmax": (unisono.math.log_softmax, torch.log_softmax),
     "normalize": (unisono.math.normalize, lambda x, d: torch.nn.functional.normalize(x, dim=d)),
 }
-REDUCED: dict[str, tuple[Function, Function]] = {  # dim is gone from the results
+REDUCED: dict[str, tuple[Function, Function]] = {  # the results lack dim
     "logsumexp": (unisono.math.logsumexp, torch.logsumexp),
     "l2_norm": (unisono.math.l2_norm, lambda x, d: torch.linalg.vector_norm(x, dim=d)),
     "mean": (unisono.math.mean, torch.mean),

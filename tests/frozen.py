@@ -1,7 +1,7 @@
-"""The last module that the fork server of `ranks.py` loads: what is there by then stays.
+"""The last module that the fork server of `ranks.py` loads: everything loaded before it is frozen.
 
-No collection of garbage in a rank looks at it, which would take 0.1 s and copy the memory that all
-ranks share.
+The garbage collector of a rank ignores it; otherwise a collection would take 0.1 s and copy memory
+that all ranks share.
 """
 
 import gc

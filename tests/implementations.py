@@ -1,4 +1,4 @@
-"""The implementations of a Communicator, and the backends, that tests are run on."""
+"""The transports of a Communicator, and the backends, that tests run on."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ EVERY = [
     ("hosts2x2", 4),
     ("hosts1x3", 4),
 ]
-# Which ranks of the native one have their tensors in shared memory.
+# Which ranks of the native transport have their tensors in shared memory.
 SHARING: dict[str, Callable[[int], bool]] = {
     "shared": lambda rank: True,
     "mixed": lambda rank: rank % 2 == 1,
 }
-# How the ranks of the implementation over hosts are placed: a host for each, in the order of ranks.
+# How the ranks of the transport over hosts are placed: each rank's host, in rank order.
 PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB"}
-# The one that a process group of our torch backend resolves to.
+# The transport of a process group of our torch backend.
 RESOLVED = [("resolved", 2)]
-# Those of every run: three is the smallest group in which gloo may add in an order of its own,
-# eight has every power of two below it.
+# The sizes of every run: three is the smallest group in which gloo may add in its own order, eight
+# has every power of two below it.
 QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
-# For tests whose cases differ in what does not depend on the number of ranks.
+# For tests whose cases do not depend on the number of ranks.
 QUICK_DTYPES = QUICK - {("native", 8)}
-# For tests of the engine's own thresholds whose expectations take long to compute.
+# For tests of the engine's own thresholds whose expected results take long to compute.
 QUICK_HEAVY = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 4)}
 
 
 def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = QUICK) -> Any:
-    """A parameter for the fixture `comm`: this implementation with so many ranks."""
+    """A parameter for the fixture `comm`: this transport with this many ranks."""
     marks = [pytest.mark.ranks(ranks, backend="gloo" if name == "torch" else "unisono")]
     if name in PLACEMENTS:
         marks.append(pytest.mark.hosts)
@@ -49,7 +49,7 @@ def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = Q
 
 
 def ranks_from(least: int) -> list[tuple[str, int]]:
-    """The implementations with `least` ranks or more."""
+    """The transports with at least `least` ranks."""
     return [(name, ranks) for name, ranks in EVERY if ranks >= least]
 
 
@@ -60,7 +60,7 @@ OURS = [(name, ranks) for name, ranks in EVERY if name != "torch"]
 def on_implementations(
     implementations: list[tuple[str, int]], quick: Collection[tuple[str, int]] = QUICK
 ) -> pytest.MarkDecorator:
-    """Run a test on these implementations, and not on every one; without `slow` on the quick."""
+    """Run a test on these transports, not on every one; without `slow`, only on the quick ones."""
     every = [implementation(*chosen, quick) for chosen in implementations]
     return pytest.mark.parametrize("comm", every, indirect=True)
 

@@ -1,4 +1,4 @@
-"""Hosts that are made up: ranks of one machine that claim, by UNISONO_HOSTID, to be on several."""
+"""Simulated hosts: ranks of one machine that claim, with UNISONO_HOSTID, to be on several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.comm.hosts.hosts_transport import HostsTransport
 
 
 def join_world(rank: int, path: str, hosts: str) -> Communicator:
-    """A world of as many ranks as letters, a letter for each host."""
+    """A world with a rank for each letter; equal letters are one host."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_HOSTID", hosts[rank])
         store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
@@ -25,6 +25,6 @@ def join_world(rank: int, path: str, hosts: str) -> Communicator:
 
 @contextmanager
 def world(rank: int, path: str, hosts: str) -> Iterator[Communicator]:
-    """The same, until it is left."""
+    """The same, as a context manager."""
     with join_world(rank, path, hosts) as made:
         yield made

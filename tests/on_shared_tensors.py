@@ -1,4 +1,4 @@
-"""A Communicator whose collectives find a test's tensors in memory that the group shares."""
+"""A Communicator whose collectives get a test's tensors in memory that the group shares."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.work import Work
 
 ARENA_BYTES = 96 << 20
-LEAST_BYTES = 4096  # smaller calls go through posts and slots in any case
+LEAST_BYTES = 4096  # smaller calls always go through descriptors and slots
 
 
 class OnSharedTensors:
-    """Moves the tensors of a call into shared memory, with whatever else lies in their storage, and
-    back when it is over. `with_ranks` do so, the others pass their own."""
+    """Moves the tensors of a call, with their whole storage, into shared memory, and back when it
+    is over. `with_ranks` do so, the other ranks pass their own."""
 
     def __init__(self, comm: Communicator, with_ranks: Callable[[int], bool]) -> None:
         self._comm = comm
@@ -74,7 +74,7 @@ class OnSharedTensors:
         return self._call("all_to_all", [output, input], **named)
 
     def take(self, size_bytes: int) -> torch.Tensor | None:
-        """A piece of the arena, from which calls take one after the other."""
+        """A piece of the arena, from which calls allocate in turn."""
         if not self._works and self._next > ARENA_BYTES // 2:
             self._next = 0
         start, end = self._next, self._next + size_bytes
@@ -88,7 +88,7 @@ class OnSharedTensors:
 
 
 class Move:
-    """The storages of one call, and where they have gone."""
+    """The storages of one call, and where they were moved."""
 
     def __init__(self, arena: OnSharedTensors) -> None:
         self._arena = arena
@@ -113,7 +113,7 @@ class Move:
         try:
             if storage.nbytes() < LEAST_BYTES or not storage.data_ptr():
                 return tensor
-        except RuntimeError:  # a tensor without memory, which is refused
+        except RuntimeError:  # a tensor without memory, which is rejected
             return tensor
         if storage.data_ptr() not in self._storages:
             there = self._arena.take(storage.nbytes())

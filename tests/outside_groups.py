@@ -1,4 +1,4 @@
-"""Process groups outside torch's world, made as trainers make them."""
+"""Process groups outside torch's world, created as trainers create them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _torch: Any = c10d
 def outside_group(
     backend: str, store: Any, name: str, rank: int, size: int, timeout_s: float = 30.0
 ) -> Any:
-    """A group with a rank and a size of its own, as by the helper that OpenRLHF, SGLang and others
-    have copied from `init_process_group`. `store` is one, or the path of a file."""
+    """A group with its own rank and size, as created by the helper that OpenRLHF, SGLang and others
+    copied from `init_process_group`. `store` is a store, or the path of a file."""
     store = dist.FileStore(store, size) if isinstance(store, str) else store
     group, _ = _torch._new_process_group_helper(
         size,

@@ -1,4 +1,5 @@
-"""Attention over the whole sequence in one process, in float64: what cut attention must equal."""
+"""Attention over the whole sequence in one process, in float64: what sharded attention must
+equal."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def check(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
 ) -> None:
-    """`attend` of the positions `mine` of a sequence has the results and the gradients of plain
+    """`attend` on the positions `mine` of a sequence has the results and gradients of plain
     attention there."""
     key_heads = key_heads or heads
     shapes = ((heads, WIDTH), (key_heads, WIDTH), (key_heads, value_width))
@@ -72,6 +73,6 @@ def check(
 
 
 def zigzag(length: int, rank: int, size: int) -> torch.Tensor:
-    """The positions of a rank: one early part and one late part of twice as many as ranks."""
+    """The positions of a rank: one early and one late part, out of twice as many parts as ranks."""
     parts = torch.arange(length).tensor_split(2 * size)
     return torch.cat([parts[rank], parts[2 * size - 1 - rank]])

@@ -1,8 +1,8 @@
 """Ranks for tests: warm processes that run a function of a test module with a Communicator.
 
-The processes come from a fork server that has torch, NumPy and unisono loaded, so that a new one
-costs little. A job is a function that can be imported; what it returns or raises comes back. A
-job that does not end by its deadline fails with the stack of every rank.
+The processes come from a fork server that has loaded torch, NumPy and unisono, so a new one costs
+little. A job is a function that can be imported; what it returns or raises is passed back. A job
+that misses its deadline fails with the stack of every rank.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from unisono.watch.settings import is_wanted
 DEADLINE_S = 60.0
 Error = TypeVar("Error", bound=BaseException)
 
-# Ranks find test modules by their names, in whatever folder they lie.
+# Ranks find test modules by name, in any folder.
 sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
-# What a thread would import in every rank: tests count threads.
+# Modules that a thread would import in every rank: tests count threads.
 for _module in (*NEEDED_LATER, "unisono.torch_backend.futures"):
     importlib.import_module(_module)
 
@@ -53,8 +53,8 @@ _context.set_forkserver_preload([*_preloaded, "frozen"])
 
 
 def _start_fork_server() -> None:
-    """Unwatched: what forks has no thread of its own. The ranks watch themselves, if asked to.
-    multiprocessing does not tell it where our modules are; `frozen` takes that back."""
+    """Unwatched: a process that forks must have no other thread. The ranks watch themselves, if
+    asked to. multiprocessing does not tell it where our modules are; `frozen` undoes this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_WATCH", "0")
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
@@ -62,7 +62,7 @@ def _start_fork_server() -> None:
 
 
 def preload(module: str) -> None:
-    """Let ranks find a module loaded; to be called while tests are collected."""
+    """Load a module before ranks are forked; call this while tests are collected."""
     if module not in _preloaded:
         _preloaded.append(module)
     _context.set_forkserver_preload([*_preloaded, "frozen"])
@@ -74,8 +74,8 @@ class RankFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended on one rank: with a value, with an error's text, or not at all. Where the
-    process ended, `exit_code` says how, and `ended_s` when that was seen."""
+    """How a job ended on one rank: with a value, with an error's text, or not at all. If the
+    process exited, `exit_code` says how, and `ended_s` when this was noticed."""
 
     value: Any = None
     error: str | None = None
@@ -108,7 +108,7 @@ class RankProcess:
         return self.pipe.poll() or not self.process.is_alive()
 
     def outcome(self) -> Outcome:
-        """Of its job, which has ended, or with which the process has."""
+        """The ending of its job, or of the process with it."""
         try:
             if self.pipe.poll():
                 outcome: Outcome = pickle.loads(self.pipe.recv_bytes())
@@ -126,11 +126,11 @@ class RankProcess:
 
 
 class RankPool:
-    """Up to `size` rank processes, used again from job to job; one that has died is replaced."""
+    """Up to `size` rank processes, reused from job to job; one that has died is replaced."""
 
     def __init__(self, size: int = 8) -> None:
         if "torch._dynamo" in sys.modules:
-            preload("torch._dynamo")  # else every rank with DDP spends seconds on it
+            preload("torch._dynamo")  # otherwise every rank with DDP spends seconds on it
         _start_fork_server()
         self._size = size
         self._temporary = tempfile.TemporaryDirectory(prefix="unisono-tests-")
@@ -165,16 +165,15 @@ class RankPool:
         }
         if failed:
             texts = [f"-- rank {rank} of {ranks}:\n{text}" for rank, text in failed.items()]
-            texts.sort(key=lambda text: "PeerLost" in text)  # first what caused the rest
+            texts.sort(key=lambda text: "PeerLost" in text)  # the root cause first
             raise RankFailed(f"{function.__name__}{args!r:.200}\n" + "\n".join(texts))
         return [outcome.value for outcome in outcomes]
 
     def launch(
         self, function: Callable[..., Any], ranks: int, args: tuple[Any, ...] = (), **_: Any
     ) -> list[Any]:
-        """What stands in for `unisono.launch` where that is not what is tested: ranks that need
-        not import torch first. To be used with ranks of the test's own, whose environment it
-        changes."""
+        """Replaces `unisono.launch` in tests of other things: its ranks need not import torch
+        first. Use it with the test's own ranks, because it changes their environment."""
         call = cloudpickle.dumps((function, args))
         return self.run(_run_as_launched, ranks, call, connected=False)
 
@@ -187,10 +186,10 @@ class RankPool:
         mortal: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> list[Outcome]:
-        """As `run`, but a rank that raises or dies is a result, not a failure.
+        """Like `run`, but a rank that raises or dies is a result, not a failure.
 
-        What a `mortal` rank raises, or its sys.exit, ends the process through the whole
-        interpreter, as in a program of its own.
+        An exception of a `mortal` rank, or its sys.exit, ends the process through the interpreter's
+        normal exit, as in a program of its own.
         """
         self._start(ranks)
         self._jobs += 1
@@ -232,7 +231,7 @@ class RankPool:
         outcomes: dict[int, Outcome] = {}
         waiting = dict(enumerate(self._ranks[:ranks]))
         while waiting:
-            # A rank's sentinel tells its death also where a child of it keeps the pipe open.
+            # A rank's sentinel shows its death even if a child keeps the pipe open.
             signs = [sign for r in waiting.values() for sign in (r.pipe, r.process.sentinel)]
             if not multiprocessing.connection.wait(signs, max(0.0, end - time.monotonic())):
                 stacks = self._stacks(sorted(waiting))
@@ -251,7 +250,7 @@ class RankPool:
     def _stacks(self, numbers: list[int]) -> str:
         for number in numbers:
             os.kill(self._ranks[number].process.pid, signal.SIGUSR1)
-        time.sleep(0.3)  # the handler writes behind our back
+        time.sleep(0.3)  # the handler writes without our buffers
         texts = []
         for number in numbers:
             file = self._stacks_file(number)
@@ -285,7 +284,8 @@ def raised(
 
 
 def in_a_fork(work: Callable[[], Any]) -> str:
-    """Run `work` in a forked child; the text of what it returned, or the name of what it raised."""
+    """Run `work` in a forked child; returns the text of its result, or the name of what it
+    raised."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -311,7 +311,7 @@ def connect(path: str, rank: int, size: int) -> Communicator:
 
 
 def subgroup(comm: Communicator, ranks: Iterable[int], label: str = "") -> Communicator:
-    """Split off a group of which this rank is a member."""
+    """Split off a group that has this rank as a member."""
     group = comm.split(list(ranks), label)
     assert group is not None
     return group
@@ -342,9 +342,9 @@ def _serve(pipe: Connection, stacks: str, watched: bool) -> None:
 
 
 def end_as_a_program(error: BaseException) -> NoReturn:
-    """End the process, through the interpreter's whole end, as where nobody catches this."""
+    """End the process through the interpreter's normal exit, as for an uncaught exception."""
     code = error.code if isinstance(error, SystemExit) else 1
-    error.__traceback__ = None  # and with it the frames, which would be gone by then
+    error.__traceback__ = None  # and with it the frames, which would otherwise be gone by then
     ctypes.pythonapi.Py_Exit(code)
     raise AssertionError("the process has ended")
 

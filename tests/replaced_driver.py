@@ -1,12 +1,12 @@
 """A CUDA driver for machines without one: what `unisono.comm.cuda.driver` imports, replaced.
 
-A GPU's memory is shared memory of this machine, so that processes really open each other's: an
-allocation is a file in /dev/shm, its handle that file's name. An expandable segment is several
-files, mapped one behind the other, whose handles are descriptors. A stream has done what it was
-given when the call returns; where one would wait for a number in memory, the call fails at once.
-The one kernel is carried out by NumPy.
+A GPU's memory is shared memory of this machine, so processes really open each other's: an
+allocation is a file in /dev/shm, and its handle is the file's name. An expandable segment is
+several files, mapped one after another, whose handles are descriptors. A stream has finished its
+work when the call returns; if it would wait for a number in memory, the call fails at once. NumPy
+runs the one kernel.
 
-`install()` puts it in the place of cuda-bindings; `allocate` and `free` are what torch would do.
+`install()` replaces cuda-bindings with it; `allocate` and `free` do what torch would do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Handle:
 
 
 class _Memory:
-    """An allocation of this process, or one of another's that is open here."""
+    """An allocation of this process, or one of another process that is open here."""
 
     def __init__(self, path: Path, size: int, number: int) -> None:
         self.path = path
@@ -93,9 +93,9 @@ _own: dict[int, _Memory | _Piece] = {}
 _opened: dict[int, _Memory] = {}
 _thread = threading.local()
 refuses_export = False
-"""As MIG does."""
+"""Like MIG."""
 refuses_host_memory = False
-"""As a limit on locked memory does."""
+"""Like a limit on locked memory."""
 log: list[str] = []
 """What this process has opened and closed, in order."""
 
@@ -114,7 +114,7 @@ def allocate(size: int, folder: str) -> int:
 
 
 def expand(size: int, folder: str, segment: int | None = None) -> int:
-    """The address of new memory of an expandable segment, which may have been there before."""
+    """The address of new memory in an expandable segment, which may have been used before."""
     count = -(-size // PIECE_BYTES)
     base = segment or _map(None, count * PIECE_BYTES, -1, _NO_ACCESS)
     for piece in range(base, base + count * PIECE_BYTES, PIECE_BYTES):
@@ -127,13 +127,13 @@ def expand(size: int, folder: str, segment: int | None = None) -> int:
 
 
 def free(base: int, size: int = 1) -> None:
-    """Give memory back: whoever has it open keeps it, and this process has it no more."""
+    """Free memory: processes that have it open keep it, but this one no longer has it."""
     for piece in [each for each in _own if base <= each < base + size]:
         _own.pop(piece).path.unlink()
 
 
 def is_known(address: int) -> bool:
-    """Whether memory of the GPU lies there, this process's own or another's."""
+    """Whether an address is in GPU memory, this process's own or another's."""
     memories = itertools.chain(_own.values(), _opened.values())
     return any(memory.base <= address < memory.base + memory.size for memory in memories)
 
@@ -335,7 +335,7 @@ def cuLaunchKernel(function: bytes, *rest: Any) -> tuple[Any]:
 
 
 def install() -> Any:
-    """Take the place of cuda-bindings in this process."""
+    """Replace cuda-bindings in this process."""
     driver = sys.modules[__name__]
     constants = types.SimpleNamespace
     values: dict[str, Any] = {
@@ -371,7 +371,7 @@ def install() -> Any:
     nvrtc.nvrtcGetCUBINSize = lambda program: (0, len(programs[program]))  # type: ignore[attr-defined]
 
     def write_image(program: int, image: bytes) -> tuple[Any]:
-        ctypes.memmove(image, programs[program], len(image))  # as the real one: into the bytes
+        ctypes.memmove(image, programs[program], len(image))  # like the real one: into the bytes
         return (0,)
 
     nvrtc.nvrtcGetCUBIN = write_image  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A GPU for machines without one, as weights need it: memory of the replaced driver in tensors of
-the CPU. `install()` puts it in the place of what torch says of GPUs, and of the driver."""
+"""A GPU for machines without one, as far as weights need it: memory of the replaced driver in CPU
+tensors. `install()` replaces torch's functions for GPUs, and the driver."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import replaced_driver
 from unisono.training.weights import gpu_memory as gpus
 
 name = "GPU-one"
-"""Of the GPU on which all memory of the replaced driver lies."""
+"""The UUID of the GPU that holds all memory of the replaced driver."""
 waits: list[torch.device] = []
 """The devices whose streams were waited for."""
 is_expandable = False
-"""Whether memory lies in expandable segments."""
+"""Whether memory is in expandable segments."""
 
 
 def install(folder: str, expandable: bool = False) -> Any:
-    """The replaced driver, for a GPU whose memory lies in a folder."""
+    """The replaced driver, for a GPU whose memory is in a folder."""
     global name, is_expandable
     is_expandable = expandable
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
@@ -42,8 +42,8 @@ def install(folder: str, expandable: bool = False) -> Any:
 
 
 def tensor_of(values: torch.Tensor, freed: Callable[[], None] | None = None) -> torch.Tensor:
-    """These values in new memory of the GPU, which torch gives back, and says so, when no tensor
-    lies there any more."""
+    """These values in new GPU memory, which torch frees, and reports as freed, when no tensor uses
+    it any more."""
     size = max(values.nbytes, 1)
     make = replaced_driver.expand if is_expandable else replaced_driver.allocate
     base = make(size, os.environ["REPLACED_DRIVER_FOLDER"])

@@ -1,4 +1,4 @@
-"""What a process or a meeting holds that must be given back."""
+"""Resources of a process or a meeting that must be released."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def held_resources() -> Resources:
 
 
 def assert_given_back(before: Resources, when: str = "afterwards") -> None:
-    """Everything that was taken since `before` has been given back. What an earlier job of this
-    process still held then may have gone, too."""
+    """Check that everything acquired since `before` has been released. What an earlier job of this
+    process still held then may be gone, too."""
     end = time.monotonic() + 5
     while not _is_within(now := held_resources(), before) and time.monotonic() < end:
-        time.sleep(0.001)  # a thread that was joined may still be on its way out
+        time.sleep(0.001)  # a joined thread may still be exiting
     assert _is_within(now, before), f"{when} this process has\n{now}\nand not\n{before}"
 
 
@@ -43,19 +43,19 @@ def _is_within(now: Resources, before: Resources) -> bool:
 
 
 def meeting_files(name: str) -> list[Path]:
-    """The files through which processes meet by `name`."""
+    """The files through which processes meet under `name`."""
     folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
     return [file for folder in folders for file in folder.glob(f"*{file_of(name)}*")]
 
 
 def is_announced(name: str) -> bool:
-    """Whether rank 0 has written down where it is, and nobody has a draft of it."""
+    """Whether rank 0 has written its address, and no temporary copy exists."""
     files = meeting_files(name)
     return bool(files) and not any(file.name.startswith(".") for file in files)
 
 
 def waits_at_a_meeting(pid: int) -> bool:
-    """Whether a process holds its two sockets, its name and its server: it has begun to wait."""
+    """Whether a process holds its two sockets, its name and its server, so it has begun to wait."""
     links = []
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:

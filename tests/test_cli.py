@@ -1,4 +1,4 @@
-"""The command `unisono`: its table of commands, and what asking for help imports."""
+"""The command `unisono`: its table of commands, and what --help imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_usage_of_bench_names_no_hidden_command() -> None:
 
 
 def test_ctrl_c_is_no_verdict() -> None:
-    """The exit code is 130, as a shell has it for SIGINT; 1 is that of a machine not well."""
+    """The exit code is 130, as in a shell after SIGINT; 1 means that a check failed."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "unisono", "doctor"],
         env=plain_environment(),

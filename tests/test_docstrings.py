@@ -1,8 +1,8 @@
 """Every public name explains itself: its arguments, what it raises, and an example that runs.
 
-Examples run on each of two ranks, with `comm`, their world, `torch`, `numpy`, `unisono` and `port`,
-a free one, at hand; where one imports torch.distributed, that is initialised, too. Those that
-begin with `init` or `launch` run in one process.
+Examples run on each of two ranks, with `comm` (their world), `torch`, `numpy`, `unisono` and `port`
+(a free one) defined; if one imports torch.distributed, that is initialised, too. Those that begin
+with `init` or `launch` run in one process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Functions, classes and their methods, and what the public modules name in `__all__`."""
+    """Functions, classes and their methods, and the names in `__all__` of the public modules."""
     for name in (*unisono.__all__, "training"):
         value = getattr(unisono, name)
         if isinstance(value, ModuleType):
@@ -72,11 +72,11 @@ TOGETHER = [name for name in DIFFERENT if name not in ALONE]
 
 
 def parameters(value: Any) -> list[str]:
-    """What a caller passes, by name. An exception's message is not for callers."""
+    """The parameters that a caller passes, by name. An exception's message is not for callers."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, type) and "__init__" not in vars(value):
-        return []  # what it is made of, its base says
+        return []  # its base class describes its fields
     names = {"self", "cls"}
     if isinstance(value, type) and issubclass(value, Exception):
         names |= {"message"}
@@ -122,7 +122,7 @@ OPEN = {
     "bench.measure_run": "what bench.measure takes, as it declares it",
     "SelfTest.as_dict": "plain data of any kind",
 }
-"""What is of any type, and why."""
+"""Arguments of any type, and why."""
 
 
 def signatures(value: Any) -> list[inspect.Signature]:
@@ -137,7 +137,7 @@ def test_type_checkers_know_what_goes_in_and_comes_out() -> None:
     found = []
     for name, value in PUBLIC.items():
         if isinstance(value, type) and issubclass(value, Exception):
-            continue  # nobody but us makes one
+            continue  # only unisono creates one
         if name.startswith("training."):
             continue  # models, weights and optimizers come in many shapes
         for signature in signatures(value):
@@ -157,7 +157,7 @@ def test_type_checkers_know_what_goes_in_and_comes_out() -> None:
 
 
 def run(name: str, names: dict[str, Any]) -> None:
-    """Run an example; fails with what it printed where that is something else."""
+    """Run an example; fails with its output if that differs."""
     said: list[str] = []
     test = doctest.DocTestParser().get_doctest(EXAMPLES[name], names, name, name, 0)
     before = dict(os.environ)
@@ -183,7 +183,7 @@ def test_the_examples_run_on_two_ranks(fixture: str, request: pytest.FixtureRequ
         with_torch = "import torch.distributed as dist" in EXAMPLES[name]
         if with_torch == (fixture == "process_group"):
             run(name, dict(hand))
-            comm.barrier()  # still in one piece
+            comm.barrier()  # still usable
 
 
 @pytest.mark.parametrize("name", ALONE)

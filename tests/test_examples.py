@@ -1,4 +1,5 @@
-"""Every example, on 1, 2 and 4 ranks. They check themselves; here it is seen that they can fail."""
+"""Every example, on 1, 2 and 4 ranks. They check themselves; these tests also check that they can
+fail."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import unisono
 from user_programs import run_python
 
 FOLDER = Path(__file__).parents[1] / "examples"
-OWN_RANKS = {"replicas", "survive"}  # they start them themselves
+OWN_RANKS = {"replicas", "survive"}  # they start their ranks themselves
 EXAMPLES = sorted({path.stem for path in FOLDER.glob("*.py")} - OWN_RANKS)
 
 
@@ -53,11 +54,11 @@ def test_ranks_are_killed_and_the_losses_stay_the_same() -> None:
 
 
 def off_by_one(result: Any) -> Any:
-    """Something else than what a function returned, of the same kind."""
+    """A wrong value in place of a function's result, of the same type."""
     if isinstance(result, torch.Tensor):
         if result.dtype is torch.bool:
             return ~result
-        result.data += 1  # in place: some functions are called for that
+        result.data += 1  # in place: some functions are called for their effect
         return result
     if isinstance(result, bool):
         return not result

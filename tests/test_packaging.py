@@ -1,4 +1,4 @@
-"""What the packages say of themselves, and that the checks of packages would notice mistakes."""
+"""The packages' metadata, and that the checks of packages would detect mistakes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_dependency_is_listed_twice() -> None:
 
 
 def test_every_dependency_has_its_version_in_the_constraints() -> None:
-    """So that nothing that the repository installs changes by itself."""
+    """So that what the repository installs does not change by itself."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     assert len(pinned) == sum("==" in line for line in lines)
@@ -116,7 +116,7 @@ def test_good_metadata_is_passed() -> None:
 
 
 def packages(folder: Path, wheel: str, files: list[str], sources: list[str]) -> list[str]:
-    """What is said of a wheel with these files and a source package with those."""
+    """The problems of a wheel with these files and a source package with those."""
     with zipfile.ZipFile(folder / wheel, "w") as archive:
         archive.writestr("unisono-1.2.3.dist-info/METADATA", metadata())
         for name in files:

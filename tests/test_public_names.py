@@ -1,4 +1,4 @@
-"""The public names: one table, which Python and type checkers see alike."""
+"""The public names: one table, the same for Python and type checkers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_page_of_the_communicator_is_what_its_docstrings_say() -> None:
     text = tool["page_text"]()
     assert tool["PAGE"].read_text() == text, "run python tools/write_communicator_page.py"
     for owner in (unisono.Communicator, unisono.Work):
-        for name in filter(partial(hasattr, owner), dir(owner)):  # torch's names it has not
+        for name in filter(partial(hasattr, owner), dir(owner)):  # not torch's names
             assert name.startswith("_") or f"### {name}" in text or f"`{name}`" in text
 
 

@@ -1,4 +1,4 @@
-"""Whose frames a program shows that ends with an error, whoever has started it."""
+"""Which frames a program shows when it ends with an error, however it was started."""
 
 from __future__ import annotations
 

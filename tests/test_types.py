@@ -163,7 +163,7 @@ def test_mypy(program: Path) -> None:
         cwd=ROOT,
     )
     print(done.stdout, done.stderr)
-    # From its cache mypy may tell what it said of the same program in another folder.
+    # From its cache mypy may repeat its output for the same program in another folder.
     pattern = re.compile(r".*/program\.py:(\d+): error: (.*)")
     matches = [pattern.match(line) for line in done.stdout.splitlines()]
     check({int(match[1]): match[2] for match in matches if match})

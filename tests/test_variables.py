@@ -1,4 +1,4 @@
-"""UNISONO_ variables: a text that means nothing is one sentence, never a traceback elsewhere."""
+"""UNISONO_ variables: an invalid value gives one sentence, never a traceback elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where torch is not installed: what needs it says so in one sentence, the rest works."""
+"""Without torch: what needs it says so in one sentence, the rest works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SENTENCE = "needs torch, which is not installed: run `pip install torch`"
 
 @pytest.fixture
 def no_torch(tmp_path: Path) -> dict[str, str]:
-    """An environment whose interpreters find everything but torch, and their children, too."""
+    """An environment whose interpreters, and their children, find everything but torch."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     return {"PYTHONPATH": str(tmp_path)}
 

@@ -1,4 +1,4 @@
-"""How texts name ranks, and the tools that read our texts."""
+"""How messages name ranks, and the tools that check our texts."""
 
 from __future__ import annotations
 

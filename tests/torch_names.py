@@ -1,4 +1,4 @@
-"""What torch 2.13 renamed, under its new names on every torch, and marks for what is new."""
+"""Names that torch 2.13 introduced, on every torch, and marks for tests of new features."""
 
 import pytest
 import torch

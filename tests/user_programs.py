@@ -1,4 +1,4 @@
-"""Programs that tests write down, start and look at from outside."""
+"""Programs that tests write, start and observe from outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_S = 180.0
 
 @dataclass(frozen=True)
 class Program:
-    """A script in a folder of its own."""
+    """A script in its own folder."""
 
     path: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Program:
     def start(
         self, *args: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Start it; `before` stands between the interpreter and the script."""
+        """Start it; `before` goes between the interpreter and the script."""
         process = subprocess.Popen(
             [sys.executable, *before, str(self.path), *args],
             env=plain_environment() | (environment or {}),
@@ -61,7 +61,7 @@ class Program:
 
 
 def write_program(folder: Path, text: str, name: str = "program.py") -> Program:
-    """Write a program down."""
+    """Write a program to a file."""
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return Program(path)
@@ -81,12 +81,13 @@ def run_python(
 
 
 WriteProgram = Callable[..., Program]
-"""The fixture `program`: writes one down in the folder of the test."""
+"""The fixture `program`: writes one to the folder of the test."""
 
 
 @contextlib.contextmanager
 def ignoring(number: signal.Signals) -> Iterator[None]:
-    """What is started meanwhile begins with this signal ignored, as a script's `&` and nohup do."""
+    """Processes started meanwhile begin with this signal ignored, as with a script's `&` and
+    nohup."""
     before = signal.signal(number, signal.SIG_IGN)
     try:
         yield
@@ -113,7 +114,7 @@ def read_pids(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def plain_environment() -> dict[str, str]:
-    """The environment without what would change how programs start and speak; but programs of a
+    """The environment without variables that change how programs start and log; but programs of a
     watched test run are watched."""
     ours = ("UNISONO_", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "NO_COLOR", "MASTER_", "RANK")
     ours += ("WORLD_SIZE", "LOCAL_RANK")
@@ -125,7 +126,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
-    """Whether something comes true in time."""
+    """Whether a condition becomes true in time."""
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end:

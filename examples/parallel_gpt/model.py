@@ -78,8 +78,8 @@ def mixture(
 
 
 class Sequence:
-    """How the ranks of cp cut the sequence: by heads among neighbours, by a ring beyond them. The
-    mask is causal, so that the order is zigzag."""
+    """How the ranks of cp split the sequence: by heads among neighbours, by a ring beyond them. The
+    mask is causal, so the order is zigzag."""
 
     def __init__(self, config: Config, cp: Communicator) -> None:
         sizes = {"tp_size": config.ulysses, "cp_size": cp.size // config.ulysses}
@@ -162,7 +162,7 @@ class Stage(torch.nn.Module):
             )
 
     def expert_parameters(self) -> list[torch.nn.Parameter]:
-        """Those that only this rank of `ep` has."""
+        """The parameters that only this rank of `ep` has."""
         layers = [block.network for block in self.blocks]
         return [
             parameter

@@ -132,7 +132,7 @@ class Engine:
 
     def begin(self, method: str, *arguments: Any) -> None:
         """Call a method on every worker, without waiting for it. Results of an earlier call that
-        nobody asked for are dropped."""
+        were never collected are dropped."""
         if self._is_called:
             self._answers()
         self._is_called = True

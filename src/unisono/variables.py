@@ -89,7 +89,7 @@ def _say_who_chooses(algorithms: str) -> None:
 def _whole(least: int, of_what: str) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) < 2**63:
-            raise ValueError(f"must be {of_what}, a whole number from {least} on")
+            raise ValueError(f"must be {of_what}, a whole number of at least {least}")
         return int(text)
 
     return parse

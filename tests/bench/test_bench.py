@@ -1,4 +1,5 @@
-"""`unisono bench` on real ranks: right results pass, wrong ones are found, bad input is refused."""
+"""`unisono bench` on real ranks: right results pass, wrong ones are found, bad input is
+rejected."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ def test_algorithms_of_choice(comm: Communicator) -> None:
     for (
         case,
         _,
-    ) in settings.cases():  # where a collective does not have one, the others are measured
+    ) in settings.cases():  # collectives without this one are skipped, the others measured
         offered = ("direct", "ring") if case.collective.name == "all_gather" else ("direct",)
         assert takes.check(case) == {f"unisono:{name}": 0 for name in offered}
 
@@ -130,7 +131,7 @@ def test_a_measured_row(comm: Communicator) -> None:
     rows, skipped = takes.measure(settings.cases()[0][0])
     assert skipped == []
     right, wrong = rows
-    # Once before the clock ran, and once after.
+    # Once before the timed runs, and once after.
     assert (right.wrong, wrong.wrong) == (0, 2)
     assert (right.size_bytes, right.count, right.dtype, right.op) == (1024, 256, "float32", "sum")
     times = right.time_us
@@ -142,7 +143,7 @@ def test_a_measured_row(comm: Communicator) -> None:
     assert right.transfer_us <= times.max
     assert right.floor_us is not None
     everywhere = takes.control.gather(torch.tensor([times.p50], dtype=torch.float64).numpy())
-    assert (everywhere == times.p50).all()  # every rank has the same figures
+    assert (everywhere == times.p50).all()  # every rank has the same numbers
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
         assert "rows outside the fit lie in their range" in said
     assert run.settings["sizes_bytes"] == [8, 16, 32, 64, 1024]
     assert html_path.read_text().count("<svg") == 2
-    # Nothing of the environment is in the file.
+    # The file contains nothing from the environment.
     assert "PATH" not in json_path.read_text()
 
 
@@ -188,7 +189,7 @@ def test_the_command_from_end_to_end(tmp_path: Path) -> None:
 def test_wrong_results_make_the_exit_code(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
-    """In a world that is there already, with an engine that errs on rank 0."""
+    """In an existing world, with an engine that computes wrong results on rank 0."""
     sound = Communicator.all_reduce
 
     def spoiled(self: Communicator, tensor: Any, *more: Any, **named: Any) -> Any:
@@ -281,11 +282,11 @@ def test_every_collective_of_mpi_is_right_or_left_out(
         (["--algo", "spiral"], "there is no algorithm spiral: choose from direct, binary_tree"),
         (["--dtype", "float8"], "there is no dtype float8: choose from float32"),
         (["--op", "median"], "there is no reduction median: choose from sum"),
-        (["--op", "avg", "--dtype", "int32"], "avg has no meaning for int32"),
+        (["--op", "avg", "--dtype", "int32"], "avg is not defined for int32"),
         (["--sizes", "big"], "sizes: 'big' is not a size"),
         (["--sizes", "1M:1K"], "sizes: '1M:1K' is not a range"),
         (["--sizes", "0"], "sizes: the smallest size is 1 byte"),
-        (["-n", "2", "--root", "2"], "root 2 is not a rank: there are 2"),
+        (["-n", "2", "--root", "2"], "root 2 is not one of 2 ranks"),
         (["all_reduce", "-n", "2", "--sizes", "8,100T"], "100TB on 2 ranks needs about 600TB of"),
         (["--plot", "run.txt"], "--plot run.txt: the name must end in .png, .svg, .pdf"),
         (["--json", "/proc/run.json"], "/proc/run.json cannot be written"),
@@ -303,7 +304,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str) -> None:
 def test_without_a_gpu_cuda_tensors_are_not_measured() -> None:
     code, output = invoke("--device", "cuda")
     assert (code, output.count("\n")) == (2, 1), output
-    assert "there is no CUDA device here to measure on" in output
+    assert "no CUDA device to measure on" in output
 
 
 def test_help_teaches_with_examples() -> None:

@@ -91,7 +91,7 @@ def test_sizes_are_those_of_nccl_tests(ranks: int) -> None:
         wide_input = name in ("reduce_scatter", "scatter", "all_to_all")
         assert counts.output == (part * ranks if wide_output else part if wide_input else 1024)
         assert counts.input == (part * ranks if wide_input else part if wide_output else 1024)
-        assert collective.counts(1, 4, ranks).size >= 1  # never nothing
+        assert collective.counts(1, 4, ranks).size >= 1  # never empty
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 47, 48, 1000, 1 << 20])
@@ -191,7 +191,7 @@ def test_json_round_trip() -> None:
     document = json.loads(text)
     assert document["schema"] == "unisono-bench/1"
     assert document["rows"][0]["verdict"] == ""
-    assert document["held_out_error"] == {"unisono": pytest.approx(0.5)}  # 5 us of 10
+    assert document["held_out_error"] == {"unisono": pytest.approx(0.5)}  # 5 us out of 10
     assert "environ" not in text
 
 
@@ -217,7 +217,7 @@ def test_the_page_stands_alone() -> None:
     what = "all_reduce, float32, sum, 2 ranks"
     assert f"<title>{what}: time of one call, us</title>" in page
     curves = page[page.index("<svg") : page.rindex("</svg>")]
-    # Colours that follow the page's, and numbers at the axes as they are.
+    # Colours follow the page's, and the axes show plain numbers.
     assert not re.search("#[0-9a-f]{6}", curves)
     assert re.search(">0.001<", curves)
     assert page.count('<tr class="wrong"') == 2
@@ -228,7 +228,7 @@ def test_the_page_stands_alone() -> None:
 
 
 def banner(*rows: Row, finished: bool = True) -> tuple[str, str]:
-    """Which colour the first panel of a run's page has, and its heading."""
+    """The colour and the heading of the first panel of a run's page."""
     told = run(*rows)
     told.finished = finished
     found = re.search(r'<section class="panel verdicts ?(\w*)"><h2>(.*?)</h2>', html.page(told))
@@ -347,6 +347,6 @@ def test_no_row_calibrates_where_none_is_left_to_predict() -> None:
 def test_memory_is_counted_for_the_largest_row() -> None:
     settings = BenchSettings(2, ("barrier", "all_gather"), (8, 1 << 20), ("gloo",))
     need, what = settings.memory_bytes()
-    # Output, half an input, the backend's copy and the floor's, on two ranks.
+    # The output, half an input, and the copies of the backend and the floor, on two ranks.
     assert need == 2 * (1 << 20) * (1 + 0.5 + 1 + 1)
     assert what == "all_gather of 1MB"

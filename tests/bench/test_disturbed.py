@@ -1,4 +1,4 @@
-"""benchmarks/disturbed.py runs, disturbs in every way, and leaves nobody behind."""
+"""benchmarks/disturbed.py runs, disturbs in every way, and leaves no process behind."""
 
 from __future__ import annotations
 

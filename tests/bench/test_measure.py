@@ -62,13 +62,13 @@ def test_a_world_is_measured_as_it_is(backend: str, monkeypatch: pytest.MonkeyPa
         kinds = [(row.backend, row.ranks, row.size_bytes, row.wrong) for row in rows]
         assert kinds == [("unisono", 2, 1024, 0), ("gloo", 2, 1024, 0)]
         descriptors.append(len(os.listdir("/proc/self/fd")))
-    assert descriptors[1] == descriptors[2]  # the first may keep some for the next
+    assert descriptors[1] == descriptors[2]  # the first call may leave some for the next
     everyone = unisono.all_gather_object([row.time_us.p50 for row in rows])
     assert everyone[0] == everyone[1]  # the same rows on every rank
     assert (torch.get_num_threads(), dict(os.environ)) == before
     with pytest.raises(ValueError, match="one of 2 ranks: leave out"):
         unisono.bench.measure("all_reduce", ranks=3)
-    assert unisono.get_world() is comm  # it goes on
+    assert unisono.get_world() is comm  # the group stays usable
     assert unisono.all_reduce(torch.ones(3)).tolist() == [2, 2, 2]
     unisono.shutdown()
 

@@ -21,8 +21,8 @@ RANKS = [1, 2, 3, 4]
 
 
 def weighted(results: Any, rank: int) -> torch.Tensor:
-    """A rank's loss: its results, each element with a weight of its own, and squared too, so that
-    gradients depend on values."""
+    """A rank's loss: its results, each element with its own weight and also squared, so that
+    gradients depend on the values."""
     if isinstance(results, torch.Tensor):
         results = [results]
     total = torch.zeros((), dtype=torch.float64)
@@ -37,8 +37,8 @@ def check(
     distributed: Callable[[Any], Any],
     whole: Callable[[list[Any]], list[Any]],
 ) -> None:
-    """`distributed` of this rank's input against `whole`, which returns every rank's results of
-    all ranks' inputs."""
+    """Compare `distributed`, on this rank's input, with `whole`, which returns every rank's result
+    from all ranks' inputs."""
 
     def fresh(given: Any) -> Any:
         if isinstance(given, torch.Tensor):
@@ -58,7 +58,7 @@ def check(
     torch.stack([weighted(tensor, rank) for rank, tensor in enumerate(expected)]).sum().backward()
     for tensor, other in zip(flat(mine), flat(everyone[comm.rank]), strict=True):
         torch.testing.assert_close(tensor.grad, other.grad)
-        assert torch.equal(tensor.detach(), other.detach())  # inputs are untouched
+        assert torch.equal(tensor.detach(), other.detach())  # inputs are unchanged
 
 
 # -- primitives --------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_without_gradients_they_are_plain(comm: Communicator) -> None:
 
 # -- mathematics -------------------------------------------------------------------------------
 
-# ours, torch's, and whether a rank's result is its part of the whole one
+# (our function, torch's, whether a rank's result is its part of the whole one)
 SHARDED: dict[str, tuple[Callable[..., Any], Callable[..., Any], bool]] = {
     **{name: (*functions, True) for name, functions in SPREAD.items()},
     **{name: (*functions, False) for name, functions in REDUCED.items()},

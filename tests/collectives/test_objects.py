@@ -1,4 +1,4 @@
-"""Objects between ranks, and the encoding in which they travel."""
+"""Objects between ranks, and how they are encoded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ plain = st.recursive(
 
 
 def assert_alike(actual: Any, other: Any) -> None:
-    """Equal in type and value, to the bit in tensors."""
+    """Equal in type and value; tensors bit for bit."""
     assert type(actual) is type(other)
     if isinstance(actual, torch.Tensor):
         assert (actual.dtype, actual.shape) == (other.dtype, other.shape)
@@ -162,7 +162,7 @@ def length(number: int) -> bytes:
     ids=lambda raw: repr(raw[:12]),
 )
 def test_lies_about_lengths_and_types_are_refused(raw: bytes) -> None:
-    if raw.endswith(length(0) + length(2**62)):  # empty, in spite of its size
+    if raw.endswith(length(0) + length(2**62)):  # empty despite its size
         with contextlib.suppress(ValueError):
             assert decode(raw).numel() == 0
         return

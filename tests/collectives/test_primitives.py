@@ -1,4 +1,4 @@
-"""The primitives as functions: inputs first, results returned, inputs untouched."""
+"""The primitives as functions: inputs first, results returned, inputs unchanged."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_mean_of_integers_is_refused_everywhere_and_says_what_to_do(comm: Co
         unisono.all_reduce(x, "mean", comm, async_op=True)
     with pytest.raises(ValueError, match="unknown reduction 'middle'"):
         unisono.all_reduce(x, "middle", comm)
-    assert unisono.all_reduce(x, group=comm).tolist() == [comm.size] * 3  # the group goes on
+    assert unisono.all_reduce(x, group=comm).tolist() == [comm.size] * 3  # the group stays usable
 
 
 @pytest.mark.ranks(3)
@@ -190,8 +190,8 @@ def test_all_gather_and_gather_take_any_shapes(comm: Communicator, async_op: boo
 
 @pytest.mark.ranks([1, 2, 4])
 def test_gathers_of_changing_sizes_bring_everybody_s_elements(comm: Communicator) -> None:
-    """Small tensors come along with their shapes, large ones do not: what was gathered before must
-    not show in what is gathered now."""
+    """Small tensors travel with their shapes, large ones do not: an earlier gather must not leak
+    into this one."""
 
     def tensor_of(rank: int, turn: int) -> torch.Tensor:
         count = (turn * 37 + rank * 11) % 90
@@ -217,7 +217,7 @@ def test_gathers_of_changing_sizes_bring_everybody_s_elements(comm: Communicator
 
 @pytest.mark.ranks(2)
 def test_gather_into_tensors_that_lie_anyhow(comm: Communicator) -> None:
-    for count in (3, 40000):  # the elements come along with the shapes, or after them
+    for count in (3, 40000):  # the elements travel with the shapes, or after them
         wide = torch.zeros(2, 2 * count)
         out = [wide[0, ::2], wide[1, 1::2]] if comm.rank == 1 else None
         unisono.gather(torch.full((count,), comm.rank + 1.0), 1, out=out)
@@ -228,7 +228,7 @@ def test_gather_into_tensors_that_lie_anyhow(comm: Communicator) -> None:
 
 @pytest.mark.ranks([2, 3])
 def test_gathers_at_the_sizes_at_which_the_way_changes(comm: Communicator) -> None:
-    """Beside a post, in a slot, or in a second call; for all ranks, or only for some of them."""
+    """Next to the descriptor, in a slot, or in a second call; for all ranks, or only for some."""
     for most in (1392, 1408, 1409, 4096, 128 * 1024, 128 * 1024 + 1):
         for largest in range(comm.size):
             sizes = [most if rank == largest else most - 3 * rank for rank in range(comm.size)]
@@ -240,8 +240,8 @@ def test_gathers_at_the_sizes_at_which_the_way_changes(comm: Communicator) -> No
 @pytest.mark.provokes
 @pytest.mark.ranks(2)
 def test_functions_that_gather_differently_do_not_match(comm: Communicator) -> None:
-    """Whatever they have in common on the way: first shapes, lengths, or bytes."""
-    x, long = torch.ones(88, dtype=torch.uint8), torch.ones(100_000)  # 88 bytes tell of a tensor
+    """Whatever they share on the way: first shapes, lengths, or bytes."""
+    x, long = torch.ones(88, dtype=torch.uint8), torch.ones(100_000)  # 88 bytes describe a tensor
     wide = torch.zeros(176, dtype=torch.uint8)
     pairs: list[tuple[Callable[[Communicator], Any], Callable[[Communicator], Any], str, str]] = [
         (
@@ -282,8 +282,8 @@ def test_functions_that_gather_differently_do_not_match(comm: Communicator) -> N
 
 @pytest.mark.ranks(2)
 def test_threads_that_gather_on_one_group_get_their_own_calls_results(comm: Communicator) -> None:
-    """While one thread has tensors made, no other call may come between: the order of calls is kept
-    by turns."""
+    """While one thread allocates tensors, no other call may come in between: threads take turns in
+    the order of their calls."""
     turns = [threading.Semaphore(1), threading.Semaphore(0)]
     wrong: list[Any] = []
 

@@ -18,7 +18,7 @@ INF, NAN = math.inf, math.nan
 
 
 def lengths(size: int, dim_length: int) -> list[int]:
-    """Uneven shards; from two ranks on, one of them is empty."""
+    """Uneven shards; with two or more ranks, one of them is empty."""
     weights = [0 if size > 1 and rank == size // 2 else rank + 1 for rank in range(size)]
     parts = [dim_length * weight // sum(weights) for weight in weights]
     parts[-1] += dim_length - sum(parts)
@@ -111,10 +111,10 @@ def test_infinities_nans_and_large_numbers(comm: Communicator, rows: int) -> Non
             expected = shard(comm, theirs(whole, 1), 1)
             close(ours(mine, 1, comm), expected, torch.float32, (what, name))
         for name, (ours, theirs) in REDUCED.items():
-            # in 64 bits, since torch's own norms and variances overflow here in 32
+            # in 64 bits, because torch's own norms and variances overflow in 32 here
             expected = theirs(whole.double(), 1).float()
             if what == "large" and name == "variance":
-                continue  # its square is beyond float32, and that of local shards, too
+                continue  # its square exceeds float32, and so do those of local shards
             close(ours(mine, 1, comm), expected, torch.float32, (what, name))
 
 
@@ -219,7 +219,7 @@ def test_clipping_edges(comm: Communicator) -> None:
     assert norm.item() == pytest.approx(60_000 * 6**0.5)
     half = torch.nn.Parameter(torch.zeros(6, dtype=torch.float16))
     half.grad = torch.full((6,), 60_000.0, dtype=torch.float16)
-    expected = 60_000 * (6 * comm.size) ** 0.5  # beyond float16
+    expected = 60_000 * (6 * comm.size) ** 0.5  # exceeds float16
     assert clip_grad_norm([half], 1.0).item() == pytest.approx(expected, rel=1e-3)
     assert 0 < half.grad.abs().max() < 1
     half.grad.fill_(NAN)

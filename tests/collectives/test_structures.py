@@ -29,7 +29,7 @@ class Batch:
 
 
 def model(rank: int) -> dict[str, Any]:
-    """A structure of every kind of node; every leaf is rank + 1 times a constant."""
+    """A structure with every kind of node; every leaf is rank + 1 times a constant."""
     one = rank + 1.0
     return {
         "layers": [torch.full((3,), one), torch.full((2, 2), 2 * one, dtype=torch.float64)],
@@ -113,7 +113,7 @@ def test_broadcast_fills_every_leaf(comm: Communicator, async_op: bool) -> None:
 
 
 def differing(rank: int) -> dict[str, tuple[Any, str]]:
-    """Structures of which the last rank's differs, and what the error says."""
+    """Structures of which the last rank's differs, with the error's text."""
     last = rank == 2
     two = torch.ones(2)
     return {
@@ -143,7 +143,7 @@ def test_structures_that_differ_are_an_error_everywhere_with_the_path(comm: Comm
             unisono.all_reduce(structure)
         with pytest.raises(ValueError, match=text):
             unisono.broadcast(structure)
-    assert unisono.all_reduce([1]) == [3]  # the group goes on
+    assert unisono.all_reduce([1]) == [3]  # the group stays usable
 
 
 @pytest.mark.ranks([1, 2])

@@ -1,4 +1,4 @@
-"""What people write who know torch.distributed: each is answered with the right call."""
+"""Calls that torch.distributed users write from habit: each error shows the right call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
 from unisono.world.world import resolve
 
-u: Any = unisono  # calls that type checkers refuse
+u: Any = unisono  # calls that type checkers reject
 
 
 def outputs() -> list[torch.Tensor]:
@@ -65,7 +65,8 @@ OUTPUT_FIRST: list[tuple[Callable[[Any], Any], str]] = [
 
 @on_backends(unisono=[1, 2], gloo=[2])
 def test_outputs_first(process_group: Any, backend: str) -> None:
-    """torch's order is answered with the right call, on every rank, and fills nothing."""
+    """With torch's argument order every rank raises an error that shows the right call, and no
+    tensor is filled."""
     comm = resolve(process_group)
     for group in (None, process_group, comm):
         for call, right in OUTPUT_FIRST:
@@ -74,7 +75,7 @@ def test_outputs_first(process_group: Any, backend: str) -> None:
             assert right in str(caught.value)
             assert "unisono takes inputs first" in str(caught.value)
     assert X.tolist() == [1, 1]
-    comm.barrier()  # all of them did it, so the group goes on
+    comm.barrier()  # all ranks did it, so the group stays usable
 
 
 @pytest.mark.ranks(2)
@@ -93,7 +94,7 @@ def test_one_rank_alone_leaves_nobody_waiting(comm: Communicator) -> None:
 
 @on_backends(unisono=[2], gloo=[2])
 def test_one_vocabulary(process_group: Any, backend: str) -> None:
-    """The functions know the Communicator's word for a root."""
+    """The functions accept the Communicator's name for a root."""
     rank = dist.get_rank()
     mine = torch.full((1,), float(rank))
     for root in (0, 1):
@@ -168,7 +169,7 @@ def test_a_group_that_this_process_is_not_in(process_group: Any, backend: str) -
 @pytest.mark.ranks(2)
 @pytest.mark.provokes
 def test_a_split_that_gave_none(comm: Communicator) -> None:
-    """Rank 1 is not in the group, and calls all the same: with None, which is the world."""
+    """Rank 1 is not in the group but calls anyway: with None, which is the world."""
     world = comm.split([0, 1])
     assert world is not None
     few = world.split([0])
@@ -221,7 +222,7 @@ def test_torch_s_messages(process_group: Any, backend: str) -> None:
         u.batch_isend_irecv(Message("send", X, peer))
     with pytest.raises(ValueError, match='a "send" or a "recv", not \'isend\''):
         Message("isend", X, peer)  # type: ignore[arg-type]
-    # nothing of all that has set out
+    # none of these calls has started
     ours = (Message("send", X + comm.rank, peer), Message("recv", received, peer))
     for work in unisono.batch_isend_irecv(ours):
         work.wait()
@@ -291,6 +292,6 @@ def test_launches_that_cannot_work(call: Callable[[], Any], right: str) -> None:
 
 
 def test_a_launch_that_can() -> None:
-    words = iter(["one"])  # may be iterated over once
+    words = iter(["one"])  # can be iterated over only once
     assert unisono.launch(textwrap.indent, 1, words, {"prefix": "+"}) == ["+one"]  # type: ignore[arg-type]
     assert unisono.launch(max, 1, (3, 4)) == [4]  # it has no signature

@@ -1,4 +1,4 @@
-"""After every kind of fault the same processes make a new world, and have lost nothing by it."""
+"""After every kind of fault the same processes can make a new world, and nothing has leaked."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def fail_and_start_anew(rank: int, size: int, path: str, fault: str) -> str:
 
 
 def work_in(world: Communicator) -> None:
-    """Everything that a group makes on first need: a slice, a worker, a channel, a courier."""
+    """Everything that a group creates on first use: a slice, a worker, a channel, a progress
+    thread."""
     work = world.all_reduce(small := torch.ones(3), async_op=True)
     assert work is not None
     work.wait()
@@ -120,10 +121,11 @@ def work_in(world: Communicator) -> None:
     world.irecv(got := torch.zeros(50_000), before).wait()
     sent.wait()
     assert got.eq(before).all()
-    world.barrier()  # nobody fails before all have come so far
+    world.barrier()  # no rank fails before all have come this far
 
 
-# A call that waits for its turn, because a work of its group is under way, left its peers waiting.
+# A call that waited for its turn, because a work of its group was in progress, left its peers
+# waiting.
 def test_an_interrupt_while_a_call_waits_for_its_turn_ends_the_group(fresh_pool: RankPool) -> None:
     first, second = fresh_pool.run(interrupted_behind_a_work, 2, deadline_s=10)
     assert isinstance(first, KeyboardInterrupt)
@@ -135,20 +137,20 @@ def interrupted_behind_a_work(comm: Communicator) -> BaseException | None:
     with bystander:
         if comm.rank == 0:
             comm.all_reduce(torch.ones(3), async_op=True)
-            time.sleep(0.1)  # the group's thread takes it up
+            time.sleep(0.1)  # the group's thread runs it
             signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             error = attempt(comm.barrier)
         else:
             error = attempt(comm.recv, torch.ones(1), 0)
-        bystander.barrier()  # neither leaves, and tells the other by that
+        bystander.barrier()  # neither leaves, which would tell the other
     return error
 
 
 @pytest.mark.ranks(2)
 def test_works_of_a_group_that_was_closed_say_so(comm: Communicator) -> None:
     group = subgroup(comm, [0, 1])
-    sent = [torch.full((200_000,), float(tag)) for tag in range(5)]  # which do finish
+    sent = [torch.full((200_000,), float(tag)) for tag in range(5)]  # these do finish
     if comm.rank == 0:
         works = [group.irecv(torch.zeros(3), 1, 7), group.isend(torch.ones(3), 1, 8)]
         for tag, tensor in enumerate(sent):
@@ -168,13 +170,13 @@ def test_works_of_a_group_that_was_closed_say_so(comm: Communicator) -> None:
         )
 
 
-# A rank that is held up is not stuck: what it has asked for meanwhile may be on its way.
+# A rank that is delayed is not stuck: what it has requested may still arrive.
 @pytest.mark.ranks(2)
 def test_a_receiver_that_is_held_up_is_no_deadlock(comm: Communicator) -> None:
     x = torch.zeros(2)
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(0.4)  # rank 0 has waited for long, and is stopped
+        time.sleep(0.4)  # rank 0 has waited for a long time, and is stopped
         comm.send(torch.ones(2), 0)
         return
     child = os.fork()

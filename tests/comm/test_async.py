@@ -1,4 +1,4 @@
-"""Works: the same results as the blocking form, in any order of waiting, and errors at wait."""
+"""Works: the same results as blocking calls, in any order of waits, and errors at wait."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_collective_gives_what_its_blocking_form_gives(comm: Communicator)
 
 @pytest.mark.ranks(SIZES[1:])
 def test_works_may_be_waited_for_in_any_order_or_not_at_all(comm: Communicator) -> None:
-    random = np.random.default_rng(7 + comm.rank)  # every rank waits in an order of its own
+    random = np.random.default_rng(7 + comm.rank)  # every rank waits in its own order
     for _ in range(5):
         tensors = [torch.full((step * 997,), comm.rank + 1.0) for step in range(40)]
         works = [begun(comm.all_reduce(tensor, async_op=True)) for tensor in tensors]
@@ -79,7 +79,7 @@ def test_works_may_be_waited_for_in_any_order_or_not_at_all(comm: Communicator) 
             works[index].wait()
             assert works[index].is_completed()
             assert works[index].exception() is None
-        del works  # the rest is dropped, and finishes all the same
+        del works  # the rest is dropped, and still finishes
         comm.barrier()
         expected = comm.size * (comm.size + 1) / 2
         assert all(tensor.eq(expected).all() for tensor in tensors)
@@ -123,7 +123,7 @@ def test_a_work_may_be_waited_for_in_another_thread(comm: Communicator) -> None:
 def test_a_group_may_be_closed_as_soon_as_one_of_two_waiting_threads_goes_on(
     comm: Communicator,
 ) -> None:
-    """The other one is still on its way out of the engine: the peer's send has succeeded."""
+    """The other thread is still returning from the engine: the peer's send has succeeded."""
     with ThreadPoolExecutor(1) as other:
         for _ in range(100):
             group = subgroup(comm, [0, 1])
@@ -134,7 +134,7 @@ def test_a_group_may_be_closed_as_soon_as_one_of_two_waiting_threads_goes_on(
                 group.close()
                 waiting.result()
             else:
-                time.sleep(0.01)  # until both of them sleep
+                time.sleep(0.01)  # until both sleep
                 group.send(torch.ones(3), 0)
                 group.close()
 
@@ -159,7 +159,7 @@ def test_a_work_keeps_its_tensors_alive_and_lets_them_go(comm: Communicator) -> 
 
 @pytest.mark.ranks(2)
 def test_works_that_nobody_waits_for_do_not_keep_their_group(comm: Communicator) -> None:
-    """Whether they are done before the group is dropped, fail, or are done only later."""
+    """Whether they finish before the group is dropped, fail, or finish only later."""
     group = subgroup(comm, [0, 1])
     work = group.all_reduce(torch.ones(3), async_op=True)
     assert work is not None
@@ -188,7 +188,7 @@ def test_works_that_nobody_waits_for_do_not_keep_their_group(comm: Communicator)
         group.all_reduce(torch.ones(3))
         del group
     is_gone = torch.zeros(1)
-    while not is_gone:  # the next group that is made lets the last one go
+    while not is_gone:  # creating the next group releases the last one
         subgroup(comm, [0, 1])
         is_gone[0] = names_of_groups() == [comm.name]
         comm.all_reduce(is_gone, "min")
@@ -284,8 +284,8 @@ class Impatient(Exception):
 
 
 def test_an_interrupt_ends_a_wait_and_the_work_goes_on(fresh_pool: RankPool) -> None:
-    """Only where a blocking call is interrupted, nobody else can finish it: then the peers read why
-    the group has ended."""
+    """Only a blocking call cannot be finished by another thread: if it is interrupted, the peers
+    learn why the group has ended."""
     interrupts, _ = fresh_pool.run(interrupt_waits, 2)
     assert min(interrupts[:5]) >= 1, interrupts
 
@@ -303,14 +303,14 @@ def interrupt_waits(comm: Communicator) -> list[int]:
     if comm.rank == 0:
         signal.signal(signal.SIGALRM, lose_patience)
         interrupts = [wait_with_interrupts(begun(call())) for call in calls]
-        works = [begun(call()) for call in calls]  # again, and the last one is waited for first
+        works = [begun(call()) for call in calls]  # again, and wait for the last one first
         interrupts += [wait_with_interrupts(work) for work in reversed(works)]
     else:
         for call in calls * 2:
             time.sleep(0.3)
             begun(call()).wait()
         interrupts = []
-    assert first.eq(6).all()  # 1 + 2, twice as much
+    assert first.eq(6).all()  # 1 + 2, doubled
     assert second.eq(6).all()
     assert third.eq(2).all()
     assert fourth.eq(1).all()
@@ -329,7 +329,7 @@ def lose_patience(*_: object) -> None:
 
 
 def wait_with_interrupts(work: Work) -> int:
-    """Wait until it is over, whatever interrupts it; how often something did."""
+    """Wait until it finishes, whatever interrupts it; returns how often that happened."""
     times = 0
     while True:
         signal.setitimer(signal.ITIMER_REAL, 0.1)

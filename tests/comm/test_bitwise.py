@@ -1,4 +1,4 @@
-"""The same numbers give the same bits: on every rank, in every run, however they are cut."""
+"""The same numbers give the same bits: on every rank, in every run, however the tensor is cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_rank_and_every_run_has_the_same_bits(
     again = subgroup(comm, range(comm.size))
     with again:
         assert digests_of_sums(again) == digests
-    for rank in range(comm.size):  # the calls above have waited for everybody
+    for rank in range(comm.size):  # the calls above have waited for all ranks
         assert (shared_tmp_path / str(rank)).read_text().split("\n") == digests
 
 

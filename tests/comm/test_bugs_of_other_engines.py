@@ -1,6 +1,6 @@
-"""What went wrong in other shared-memory collectives must not go wrong here.
+"""Bugs of other shared-memory collectives must not occur here.
 
-Each test is named after the fault. The comments say in which projects it was found.
+Each test is named after the bug. The comments say in which projects it was found.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_different_operations_share_no_state(comm: Communicator) -> None:
         assert_same(again, total.repeat(comm.size), step)
 
 
-# sglang 35435: the group was taken to be the world
+# sglang 35435: the group was mistaken for the world
 @pytest.mark.ranks(4)
 def test_a_subgroup_is_not_taken_for_the_world(comm: Communicator) -> None:
     pair = comm.split([3, 1])
@@ -51,7 +51,7 @@ def test_a_subgroup_is_not_taken_for_the_world(comm: Communicator) -> None:
         assert tensor.eq(6).all()
 
 
-# sglang 36908: int64 fell to another path; DeepSpeed: an unknown dtype returned without reducing
+# sglang 36908: int64 took another path; DeepSpeed: an unknown dtype returned without reducing
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint16, torch.int8, torch.float64])
 @pytest.mark.ranks(3)
 def test_no_dtype_is_returned_unreduced(comm: Communicator, dtype: torch.dtype) -> None:
@@ -102,7 +102,7 @@ def die_with_segments_open(comm: Communicator) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# vllm 46716; gloo 458: shared memory was chosen across hosts, on the word of an environment
+# vllm 46716; gloo 458: shared memory was chosen across hosts, because of an environment variable
 def test_the_environment_is_no_proof_of_a_shared_host(fresh_pool: RankPool) -> None:
     errors = fresh_pool.run(claim_to_be_local, 2, connected=False)
     assert "host" in str(errors[1])
@@ -118,7 +118,7 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
     return str(error)
 
 
-# vllm 27858: missing memory ordering showed up as old data on Arm
+# vllm 27858: missing memory ordering showed as stale data on Arm
 @pytest.mark.ranks([2, 3])
 def test_what_was_written_before_a_barrier_is_seen_after_it(comm: Communicator) -> None:
     for step in range(1500):
@@ -131,7 +131,7 @@ def test_what_was_written_before_a_barrier_is_seen_after_it(comm: Communicator) 
 # DeepSpeed 4048: deadlock, or overwritten buffers, when one rank runs ahead
 @pytest.mark.ranks(4)
 def test_a_rank_that_runs_ahead_overwrites_nothing(comm: Communicator) -> None:
-    """A broadcast's root need not wait for the others: it runs as far ahead as it can."""
+    """A broadcast's root need not wait for the others: it gets as far ahead as it can."""
     for count in (5, 3000, 200_000):
         for step in range(25):
             if comm.rank == comm.size - 1 and step % 5 == 0:
@@ -177,7 +177,7 @@ def test_a_tensor_of_more_than_two_gibibytes(comm: Communicator) -> None:
     assert int(tensor.sum(dtype=numpy.int64)) == 3 * count
 
 
-# vLLM: sums in an order that turned with the rank had different bits on different ranks
+# vLLM: sums in an order that depended on the rank had different bits on different ranks
 @pytest.mark.ranks(3)
 def test_the_order_of_a_sum_does_not_turn_with_the_rank(comm: Communicator) -> None:
     given = [values(torch.bfloat16, 4001, 3, rank) for rank in range(3)]
@@ -210,7 +210,7 @@ def test_different_counts_raise_and_do_not_abort(comm: Communicator) -> None:
     assert "12 elements" in str(error)
 
 
-# gloo: an all_gather of different sizes was refused
+# gloo: an all_gather of different sizes was rejected
 @pytest.mark.ranks(3)
 def test_ragged_parts_are_gathered(comm: Communicator) -> None:
     parts = [torch.zeros(4 * rank) for rank in range(3)]
@@ -243,7 +243,7 @@ def test_a_job_after_a_killed_one_meets_at_the_same_path(
 
 
 def die_while_meeting(rank: int, size: int, _: str, path: str) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.2)  # nobody handles it: the process ends
+    signal.setitimer(signal.ITIMER_REAL, 0.2)  # it is not handled: the process ends
     connect(path, 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""The implementation over torch on nccl: needs a GPU; one rank is enough for every call."""
+"""The transport over torch on nccl: needs a GPU; one rank is enough for every call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_one_process_with_a_gpu_starts_on_nccl(comm: Communicator) -> None:
 
 
 def nccl_has(dtype: torch.dtype, op: str | PremulSum) -> bool:
-    """Whether NCCL has a reduction that has a meaning; what it lacks is refused."""
+    """Whether NCCL supports a reduction that is defined; others are rejected."""
     if isinstance(op, PremulSum):
         return False
     if dtype in COMPLEXES:

@@ -1,4 +1,4 @@
-"""Large calls in which further threads of a rank take part: every collective and memory."""
+"""Large calls in which several threads of a rank take part: every collective and kind of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranks import RankPool, attempt, connect
 from unisono import PeerLost, variables
 from unisono.comm.communicator import Communicator
 
-COUNT = 300_001  # floats: more than a call must have, and no even number of pieces
+COUNT = 300_001  # floats: more than the threshold, and not a whole number of pieces
 THREADS = 4
 
 
@@ -32,7 +32,7 @@ def threads_here() -> int:
 
 
 def kinds_of(comm: Communicator, given: torch.Tensor) -> list[torch.Tensor]:
-    """The same numbers in ordinary memory, with gaps, and in memory that all ranks have mapped."""
+    """The same numbers in ordinary memory, strided, and in memory that all ranks have mapped."""
     shared = comm.empty(given.shape)
     return [given.clone(), torch.stack([given, given], -1)[..., 1], shared.copy_(given)]
 

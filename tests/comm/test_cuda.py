@@ -1,6 +1,7 @@
-"""Calls on CUDA tensors, as far as a machine without a GPU can show them: who takes which way, the
-life of mappings, the conductor's work in other processes' memory, and refusals. The driver is
-replaced at its one import (tests/replaced_driver.py); processes and their memory are real."""
+"""Calls on CUDA tensors, as far as a machine without a GPU can test them: which path a call takes,
+the lifetime of mappings, the conductor's work in other processes' memory, and rejected calls. The
+driver is replaced at its one import (tests/replaced_driver.py); processes and their memory are
+real."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_nothing_of_cuda_is_loaded_before_the_first_cuda_tensor() -> None:
 
 
 class DeviceArray:
-    """What another library's array on a GPU shows of itself: DLPack, with CUDA as its device."""
+    """An array of another library on a GPU, as DLPack shows it: with CUDA as its device."""
 
     dtype = numpy.dtype("float64")
 
@@ -121,7 +122,7 @@ def test_one_rank_with_an_array_on_a_gpu_ends_the_call_for_all(comm: Communicato
 
 
 class Rank:
-    """One rank with a replaced driver, and an orchestra that has met the others."""
+    """One rank with a replaced driver, and an orchestra that has met its peers."""
 
     def __init__(self, comm: Communicator, folder: str) -> None:
         import replaced_driver
@@ -146,13 +147,14 @@ class Rank:
         self.orchestra = Orchestra(load_driver(), comm.rank, owners, self.flags)
 
     def allocate(self, *values: float) -> int:
-        """Memory with these values at its beginning."""
+        """Memory that begins with these values."""
         base: int = self.driver.allocate(4 * FLOATS, self.folder)
         self.driver.view(base, len(values), numpy.float32)[:] = values
         return base
 
     def call(self, rows: list[tuple[int, int]], make_tasks: Any) -> str:
-        """One call: meet, let the conductor work, follow. What the conductor could not open."""
+        """One call: meet, let the conductor work, follow. Returns what the conductor could not
+        open."""
         from unisono.comm.cuda.driver import DriverError
         from unisono.comm.cuda.regions import decode_memory, encode_memory
 
@@ -198,7 +200,7 @@ def reduce_and_copy(comm: Communicator, folder: str) -> None:
     first = 10.0**comm.rank
     assert rank.driver.view(base, 4, numpy.float32).tolist() == [first, 222, 333, 0]
 
-    # each rank's number to the others, two by two, as an all_gather has it
+    # each rank's number to the others, pair by pair, as in an all_gather
     output = rank.allocate(-1, -1, -1, -1)
     tasks = [Task([(s, 0, 0)], [(r, 1, 4 * s) for r in range(3)], 4) for s in range(3)]
     assert rank.call([(base, 4), (output, 12)], lambda: tasks) == ""
@@ -226,7 +228,7 @@ def free_and_allocate(comm: Communicator, folder: str) -> None:
         assert rank.driver.view(base, 2, numpy.float32).tolist() == [8, 16], turn
         rank.driver.free(base)
     kept = rank.allocate(1.0)
-    for _ in range(3):  # every call asks after one allocation
+    for _ in range(3):  # every call checks one allocation
         rank.call([(kept, 4)], all_reduce(2, 1))
     if comm.rank == 0:
         assert len(mappings_of_this_process()) == 1
@@ -261,7 +263,7 @@ def test_memory_that_is_held_stays_open(cuda_pool: RankPool, memory_folder: str)
 
 
 def hold_memory(comm: Communicator, folder: str) -> None:
-    """As engines hold a trainer's weights, while a group uses them as well."""
+    """As engines hold a trainer's weights while a group uses them, too."""
     from unisono.collectives.objects import all_gather_object
     from unisono.comm.cuda.conducting import mappings_of_this_process
     from unisono.comm.cuda.regions import decode_memory, encode_memory
@@ -279,7 +281,7 @@ def hold_memory(comm: Communicator, folder: str) -> None:
     comm.barrier()
     rank.driver.free(base)
     base = rank.allocate(1.0)
-    for _ in range(3):  # the owner says that it has gone
+    for _ in range(3):  # the owner says that it has freed it
         assert rank.call([(base, 4)], all_reduce(2, 1)) == ""
     if comm.rank == 0:
         assert len(mappings) == 2
@@ -339,7 +341,7 @@ def reduce_in_segments(comm: Communicator, folder: str) -> None:
     from unisono.comm.cuda.conducting import mappings_of_this_process
 
     rank = Rank(comm, folder)
-    view, pieces = rank.driver.view, 150  # more than travel in one message
+    view, pieces = rank.driver.view, 150  # more than fit into one message
     floats = pieces * rank.driver.PIECE_BYTES // 4
     base = rank.driver.expand(4 * floats, folder)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -353,7 +355,7 @@ def reduce_in_segments(comm: Communicator, folder: str) -> None:
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 1  # the rendezvous server
     assert rank.driver.log == (["open a segment"] * 2 if comm.rank == 0 else [])
 
-    # A piece in the middle has gone, and another came to its place.
+    # A piece in the middle was freed, and another took its place.
     middle = base + 70 * rank.driver.PIECE_BYTES
     rank.driver.free(middle)
     rank.driver.expand(4 * floats, folder, base)
@@ -407,14 +409,14 @@ def lose_a_rank(rank: int, size: int, path: str, folder: str) -> None:
     comm.barrier()
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="cuStreamWaitValue32"):  # not in vain: it has not come
+    with pytest.raises(RuntimeError, match="cuStreamWaitValue32"):  # the flag is not set yet
         member.flags.wait(0, rank, 2)
     end_s = time.monotonic() + 10
     while attempt(member.flags.wait, 0, 2, 1000) is not None:
         assert time.monotonic() < end_s, "the flag of the dead rank is as it was"
         time.sleep(0.001)
     found = [int(line[0]) for line in member.flags._shared]
-    assert found == [1, 1, 1 + (1 << 30)]  # and once, though two ranks have seen it
+    assert found == [1, 1, 1 + (1 << 30)]  # and only once, though two ranks saw it
     member.orchestra.close()
     comm.close()
 
@@ -427,12 +429,12 @@ def use_two_streams(comm: Communicator, folder: str) -> None:
     rank = Rank(comm, folder)
     mine = rank.flags._shared[0]
     rank.flags.write(1, 7)
-    mine[0] = 6  # as if the first stream had not come so far
+    mine[0] = 6  # as if the first stream had not come this far
     error = attempt(rank.flags.write, 2, 8)
     assert "cuStreamWaitValue32" in str(error)
     assert mine[0] == 6
     rank.flags.write(1, (1 << 32) - 1)
-    rank.flags.write(2, 0)  # the next number, where 32 bits end
+    rank.flags.write(2, 0)  # the next number, at the end of 32 bits
     assert mine[0] == 0
     rank.flags.release()
     assert mine[0] == 1 << 30
@@ -460,7 +462,7 @@ def refuse_host_memory(comm: Communicator, folder: str) -> None:
 
 
 class CopyingDriver:
-    """What PinnedStaging asks of the driver, where a GPU's memory is the CPU's."""
+    """What PinnedStaging asks of the driver, with CPU memory in place of a GPU's."""
 
     def synchronize(self, stream: int) -> None:
         pass
@@ -484,7 +486,7 @@ class CopyingDriver:
 def test_pinned_memory_made_in_inference_mode_serves_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Calls on rows of an odd number of bytes write to it by torch, in whatever mode they are."""
+    """Calls on rows of an odd number of bytes write to it through torch, in any autograd mode."""
     from unisono.comm.cuda.staging import PinnedStaging
 
     empty = torch.empty

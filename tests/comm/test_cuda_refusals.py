@@ -1,5 +1,6 @@
-"""CUDA tensors of ranks whose GPUs allow no way, or that differ in their devices: refused on every
-rank, by name. There is no GPU: tensors say that they lie on one, and ranks which one they have."""
+"""CUDA tensors of ranks whose GPUs allow no path, or whose devices differ: rejected on every rank,
+with the ranks' names. There is no GPU: tensors only claim to be on one, and ranks only claim to
+have one."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def say_that_this_rank_has(gpu: str) -> None:
 
 
 def begin_on_gpu(comm: Communicator) -> Any:
-    """Begin a group's first call on CUDA tensors."""
+    """Start a group's first call on CUDA tensors."""
     return transport_on_gpu(comm.transport, torch.device("cuda", 0), "all_reduce")
 
 
@@ -52,7 +53,7 @@ def share_over_hosts(rank: int, size: int, path: str) -> str:
 
 def test_a_gpu_for_each_rank_of_several_hosts_takes_nccl(pool: RankPool) -> None:
     for text in pool.run(own_a_gpu_each, 2, connected=False):
-        assert "nccl needs a torch with CUDA" in text  # which is all that is missing here
+        assert "nccl needs a torch with CUDA" in text  # which is all that this machine lacks
 
 
 def own_a_gpu_each(rank: int, size: int, path: str) -> str:
@@ -80,7 +81,7 @@ def mix_devices(rank: int, size: int, path: str) -> str:
 
 
 def meet(comm: Communicator, folder: str, gpu: str) -> Any:
-    """Begin a group's first call on CUDA tensors, of ranks that say which GPU they have."""
+    """Start a group's first call on CUDA tensors, on ranks that say which GPU they have."""
     import replaced_driver
 
     os.environ["REPLACED_DRIVER_FOLDER"] = folder

@@ -1,4 +1,4 @@
-"""A peer that dies: every survivor says so at once, and groups without it go on."""
+"""A peer that dies: every survivor says so at once, and groups without it stay usable."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 
-WITHIN_S = 0.1  # what is promised; measured from the moment of death on
-SLACK_S = 2.0  # for a busy machine; whoever is watched asks all others first
+WITHIN_S = 0.1  # what is guaranteed, measured from the moment of death
+SLACK_S = 2.0  # for a busy machine; a watched rank first asks all others
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -127,7 +127,7 @@ def test_a_rank_that_raises_is_lost_too(tmp_path: Path) -> None:
 
 
 def test_a_death_in_another_pid_namespace_is_seen(tmp_path: Path) -> None:
-    """As in a container: there the rank has a number that means nothing here."""
+    """As in a container: the rank's pid there means nothing here."""
     elsewhere = ["unshare", "--pid", "--fork", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*elsewhere, "true"]).returncode:
         pytest.skip("this user cannot make a PID namespace")
@@ -155,7 +155,7 @@ def leave_in_order(rank: int, size: int, path: str) -> str:
     ended = select.poll()
     ended.register(os.pidfd_open(pid), select.POLLIN)
     assert ended.poll(30_000)
-    for _ in range(100):  # the others go on, for longer than it takes to hear of a death
+    for _ in range(100):  # the others continue, for longer than it takes to detect a death
         if rank == 0:
             comm.send(torch.ones(1), 1)
         else:
@@ -169,8 +169,8 @@ def leave_in_order(rank: int, size: int, path: str) -> str:
 
 
 def test_a_split_names_the_member_that_has_died(fresh_pool: RankPool) -> None:
-    """Also where the leader lives on and does not split; and not who died first, if that one is
-    no member."""
+    """Also if the leader lives on and does not split; and the error does not name the rank that
+    died first, if that one is no member."""
     *survivors, second, first = fresh_pool.outcomes(split_with_the_dead, 5, connected=False)
     assert (second.exit_code, first.exit_code) == (-9, -9)
     for survivor in survivors:
@@ -184,14 +184,14 @@ def split_with_the_dead(rank: int, size: int, path: str) -> str:
     if rank == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     assert raised(PeerLost, comm.barrier).peer == 4
-    if rank == 1:  # a follower, while nobody leads
+    if rank == 1:  # a follower, while no rank leads
         assert raised(PeerLost, comm.split, range(size)).peer == 4
         lost = raised(PeerLost, turned.split, [4, 3, 0])  # global 0, 1 and 4: led by 0
         assert (lost.peer, lost.rank) == (0, 3)
         assert "rank 0 (global 4)" in str(lost)
         assert "split([4, 3, 0])" in str(lost)
     if rank == 0:
-        time.sleep(0.5)  # longer than a leader looks away: the others wait for it
+        time.sleep(0.5)  # longer than a leader's check interval: the others wait for it
     living = subgroup(comm, range(4))
     if rank == 2:
         time.sleep(0.5)

@@ -1,4 +1,5 @@
-"""What errors say of sizes, shapes, ranks and calls: who was wrong, in numbers that users know."""
+"""What errors say about sizes, shapes, ranks and calls: who was wrong, in numbers that users
+know."""
 
 from __future__ import annotations
 
@@ -72,13 +73,13 @@ def test_who_is_wrong_among_many() -> None:
 
     even = [[1] * 4 for _ in range(4)]
     assert of(even, even) == []
-    assert of(even, [[1] * 4, [1, 1, 2, 1], [1] * 4, [1] * 4]) == [1]  # who wants too much
-    assert of([[1] * 4, [1] * 4, [5] * 4, [1] * 4], even) == [2]  # who gives too much to all
+    assert of(even, [[1] * 4, [1, 1, 2, 1], [1] * 4, [1] * 4]) == [1]  # expects too much
+    assert of([[1] * 4, [1] * 4, [5] * 4, [1] * 4], even) == [2]  # sends too much to all
     uneven = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     other = [[1, 4, 7], [2, 5, 8], [3, 6, 9]]
     assert of(uneven, other) == []
-    assert of(uneven, [[1, 4, 7], [9, 9, 9], [3, 6, 9]]) == [1]  # at one end of all that differ
-    assert of([[1, 2], [3, 4]], [[1, 3], [7, 4]]) == []  # of two nobody knows
+    assert of(uneven, [[1, 4, 7], [9, 9, 9], [3, 6, 9]]) == [1]  # in every differing pair
+    assert of([[1, 2], [3, 4]], [[1, 3], [7, 4]]) == []  # with two ranks, it is unknown
 
 
 @pytest.mark.ranks(4)
@@ -89,7 +90,7 @@ def test_errors_of_subgroups_show_the_ranks_of_the_world(comm: Communicator) -> 
         with pytest.raises(CollectiveTimeout) as caught:
             half.barrier()
         assert caught.value.missing == (1,)
-        if comm.rank == 0:  # the numbers are the same there
+        if comm.rank == 0:  # group and global ranks are the same there
             assert "global" not in str(caught.value)
         else:
             assert "because rank 1 (global 3) never arrived; arrived: 0\n" in str(caught.value)
@@ -108,10 +109,10 @@ def test_shapes_are_compared_where_all_want_it(comm: Communicator, works: bool) 
     os.environ["UNISONO_CHECK_SHAPES"] = "0"
     engine.compare_shapes(by_default=True)
     try:
-        all_reduce((2, 3) if comm.rank else (3, 2))  # nobody looks
+        all_reduce((2, 3) if comm.rank else (3, 2))  # shapes are not compared
         os.environ["UNISONO_CHECK_SHAPES"] = "01"[comm.rank != 0]
         engine.compare_shapes(by_default=False)
-        all_reduce((2, 3) if comm.rank else (3, 2))  # rank 0 does not tell
+        all_reduce((2, 3) if comm.rank else (3, 2))  # rank 0 does not send its shape
         os.environ["UNISONO_CHECK_SHAPES"] = "1"
         engine.compare_shapes(by_default=False)
         all_reduce((2, 1, 3) if comm.rank else (2, 3))  # lengths of 1 do not count

@@ -1,7 +1,7 @@
-"""Random scenarios with one random fault: who needs the culprit says so, the others go on.
+"""Random scenarios with one random fault: ranks that need the culprit say so, the others continue.
 
 A failure shows its seed and scenario. `UNISONO_FAULT_SEEDS=17 pytest tests/comm/test_fault_fuzz.py`
-plays one seed again; `17-90` plays a range.
+repeats one seed; `17-90` runs a range.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from random_scenarios.rank import EXIT_CODE, STOPPED_S, StepEnd, fault_note, run
 from random_scenarios.scenarios import ENDINGS, Scenario, make_scenario
 from ranks import Outcome, RankPool
 
-BLOCK = 15  # seeds a test
-LANES = 3  # scenarios at once: most of the time they wait
-DEADLINE_S = 120.0  # nobody waits for it but where a rank hangs
-WITHIN_S = 5.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is promised
+BLOCK = 15  # seeds per test
+LANES = 3  # scenarios at once: they mostly wait
+DEADLINE_S = 120.0  # reached only if a rank hangs
+WITHIN_S = 5.0  # for survivors to raise, on two cores with more ranks than that; 0.1 is guaranteed
 
 EXIT_CODES = {"kill": -signal.SIGKILL, "exit at once": EXIT_CODE, "exit": EXIT_CODE, "raise": 1}
 
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """How a scenario went on every rank, when its fault happened, and what it left behind."""
+    """How a scenario ended on every rank, when its fault happened, and what it left behind."""
 
     scenario: Scenario
     by_rank: list[Outcome]
@@ -40,7 +40,7 @@ class ScenarioResult:
 
 
 class Lanes:
-    """Several pools of ranks, each of which runs one scenario after the other."""
+    """Several pools of ranks, each of which runs one scenario after another."""
 
     def __init__(self, pools: list[RankPool]) -> None:
         self._idle: queue.SimpleQueue[RankPool] = queue.SimpleQueue()
@@ -66,7 +66,7 @@ class Lanes:
             fault_s = float(note.read_text().split()[0]) if note.exists() else None
             left = list(pool.folder.glob("rendezvous-*"))
             for file in left:
-                file.unlink()  # the next scenario shall not answer for it
+                file.unlink()  # the next scenario must not be blamed for it
             names = [path.name for path in left]
             names += [name for name in os.listdir("/dev/shm") if "unisono" in name]
             return ScenarioResult(scenario, outcomes, fault_s, names)
@@ -132,12 +132,12 @@ class Judge:
         self.scenario: Scenario = result.scenario
         self.fault = self.scenario.fault
         self.fault_s = result.fault_s
-        if self.fault.kind in ("exit", "raise"):  # the interpreter takes its time to end
+        if self.fault.kind in ("exit", "raise"):  # the interpreter takes a while to exit
             self.fault_s = result.by_rank[self.fault.rank].ended_s
         self.delays_s: list[float] = []
 
     def complaints(self) -> list[str]:
-        """Everything that is wrong; empty if all is well."""
+        """Everything that is wrong; empty if nothing is."""
         wrong = [f"left behind: {name}" for name in self.result.left_behind]
         if self.fault_s is None:
             wrong.append("the fault did not happen")
@@ -155,7 +155,7 @@ class Judge:
         return wrong
 
     def about(self, rank: int, end: StepEnd, poisoned: set[int]) -> list[str]:
-        """What is wrong with the way a step ended on a rank."""
+        """What is wrong with how a step ended on a rank."""
         group = self.scenario.steps[end.step].group
         if end.error is None:
             failed_before = group in poisoned and not self.began_before(end)
@@ -186,7 +186,7 @@ class Judge:
         if self.fault.kind == "close":
             return group in self.fault.closed
         step = self.scenario.steps[self.fault.step]
-        if self.fault.kind == "interrupt":  # works go on without whoever waits for them
+        if self.fault.kind == "interrupt":  # works continue without the thread that waits for them
             blocks = step.later_on(self.rank_in(step.group, self.fault.rank)) == 0
             return blocks and step.kind != "ring" and group == step.group
         if self.fault.kind in ("differ", "skip"):
@@ -197,7 +197,7 @@ class Judge:
         return self.affected(self.scenario.steps[number].group)
 
     def must_fail(self, rank: int, number: int) -> bool:
-        """Whether a rank cannot end a step without the culprit, which never comes to it."""
+        """Whether a rank cannot finish a step without the culprit, which never reaches it."""
         step, fault = self.scenario.steps[number], self.fault
         if not self.affected(step.group):
             return False
@@ -205,7 +205,7 @@ class Judge:
             return False
         moves = step.kind in ("message", "ring")
         if moves and fault.kind in ("differ", "skip"):
-            return False  # it may have been over before the ranks differed
+            return False  # it may have finished before the ranks differed
         if rank == fault.rank:
             return fault.kind in ("close", "interrupt", "differ") or number > fault.step
         if step.kind == "ring":
@@ -215,7 +215,7 @@ class Judge:
         return fault.rank in self.scenario.members(step)
 
     def began_before(self, end: StepEnd) -> bool:
-        """Whether a step was under way, and may have ended, before its group failed."""
+        """Whether a step was in progress, and may have finished, before its group failed."""
         step = self.scenario.steps[end.step]
         return step.later > 0 or step.peer_later > 0
 
@@ -260,7 +260,7 @@ class Judge:
         return wrong
 
     def calls_of_culprit(self, group: int) -> int:
-        """How many collectives of a group the culprit had begun when it stopped."""
+        """How many collectives of a group the culprit had started when it stopped."""
         last = self.fault.step + self.fault.within
         begun = [s for s in self.scenario.steps[:last] if s.group == group]
         collectives = [s for s in begun if s.kind not in ("message", "ring")]

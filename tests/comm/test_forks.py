@@ -1,4 +1,4 @@
-"""Children beside a group: a data loader's workers come and go, and the group does not notice."""
+"""Child processes: a data loader's workers come and go, and the group does not notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unisono.comm.communicator import Communicator
 
 
 class Squares(Dataset[torch.Tensor]):
-    """Numbers that a worker makes. It holds a group, as a dataset of a real program may."""
+    """Numbers from a worker. It holds a group, as a dataset of a real program may."""
 
     def __init__(self, count: int, group: Communicator | None = None) -> None:
         self.count = count
@@ -34,7 +34,7 @@ class Squares(Dataset[torch.Tensor]):
 
 @pytest.mark.ranks(2)
 def test_a_data_loaders_workers_beside_a_group(comm: Communicator) -> None:
-    """Workers are forked while works and messages are under way, and end while others are."""
+    """Workers are forked while works and messages are in progress, and exit while others are."""
     peer = 1 - comm.rank
     expected = float(sum(number * number for number in range(32)))
     for group in (None, comm):
@@ -93,7 +93,7 @@ def test_a_multiprocessing_child_that_ends_closes_nothing(comm: Communicator) ->
 
 
 def child_of_a_rank(comm: Communicator, report: Connection, close: bool) -> None:
-    """Every use raises; closing, and the end of the process with all its handlers, do nothing."""
+    """Every use raises; closing it, and exiting the process with all its handlers, do nothing."""
     tensor = torch.ones(2)
     uses = [
         attempt(comm.barrier),

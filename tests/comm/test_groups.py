@@ -1,4 +1,4 @@
-"""Groups: their members, their life, and what they leave behind."""
+"""Groups: their members, their lifetime, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from user_programs import eventually
 
 
 def assert_sums(group: Communicator, count: int = 3) -> None:
-    """The sum of the members' global ranks comes out, and the members are in order."""
+    """The result is the sum of the members' global ranks, and the members are in order."""
     assert group.global_ranks is not None
     mine = group.global_ranks[group.rank]
     group.all_reduce(tensor := torch.full((count,), float(mine)))
@@ -136,7 +136,7 @@ def test_two_groups_are_used_by_a_thread_each(comm: Communicator) -> None:
 
 @pytest.mark.ranks(2)
 def test_threads_that_use_a_group_take_turns(comm: Communicator) -> None:
-    """All threads do the same, so that any order of turns fits any other."""
+    """All threads do the same, so any order of turns works."""
 
     def work(steps: int) -> None:
         for _ in range(steps):
@@ -193,7 +193,7 @@ def test_a_group_of_one_needs_nobody(comm: Communicator) -> None:
 def test_only_members_take_part_in_making_a_group(
     comm: Communicator, shared_tmp_path: Path
 ) -> None:
-    """Rank 2 neither calls split nor anything else while the others make and use a group."""
+    """Rank 2 makes no call at all while the others create and use a group."""
     over = shared_tmp_path / "over"
     if comm.rank == 2:
         assert eventually(over.exists)
@@ -208,10 +208,10 @@ def test_only_members_take_part_in_making_a_group(
 
 @pytest.mark.ranks(4)
 def test_groups_are_made_in_different_orders(comm: Communicator) -> None:
-    """A visitor of a group that its leader has not begun yet waits at the door."""
+    """A rank that joins a group before its leader has started it waits."""
     plans = {0: [(0, 1), (0, 2), (0, 3)], 1: [(0, 1)], 2: [(0, 2)], 3: [(0, 3)]}
     if comm.rank == 0:
-        time.sleep(0.2)  # let all three come first
+        time.sleep(0.2)  # let all three arrive first
     for members in plans[comm.rank]:
         group = subgroup(comm, members)
         with group:

@@ -1,4 +1,4 @@
-"""New processes come into a group that is at work."""
+"""New processes join a working group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks/shrink.py"
 
 @pytest.mark.parametrize("dead", [0, 1, 3])
 def test_a_dead_rank_is_replaced(fresh_pool: RankPool, dead: int) -> None:
-    """Ranks 0 to 3 begin; rank 4 waits, and takes the dead one's number."""
+    """Ranks 0 to 3 start; rank 4 waits, and takes the dead rank's place."""
     outcomes = fresh_pool.outcomes(replace_one, 5, dead, connected=False)
     for rank in range(5):
         if rank != dead:
@@ -46,7 +46,7 @@ def replace_one(rank: int, size: int, path: str, dead: int) -> object:
         raised(PeerLost, old.barrier)
         left = old.shrink()
         comm = left.grow(path)
-        left.barrier()  # it is as it was
+        left.barrier()  # it is unchanged
         left.close()
         old.close()
     with comm:
@@ -89,8 +89,8 @@ def wait_in_vain(comm: Communicator) -> float:
 
 
 def test_a_newcomer_that_dies_on_the_way(fresh_pool: RankPool) -> None:
-    """It has come, and is killed before it opens the segment: the members go on, and let the next
-    one in."""
+    """It has joined, and is killed before it opens the segment: the members continue, and admit the
+    next one."""
     outcomes = fresh_pool.outcomes(come_and_die, 4, connected=False)
     for rank in (0, 1, 3):
         assert outcomes[rank].value == 3, outcomes[rank].error
@@ -143,8 +143,8 @@ def test_numbers_of_newcomers(comm: Communicator) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_kills_at_random_moments() -> None:
-    """In calls, between them, while others shrink or grow, two at once: see the benchmark."""
+    """During calls, between them, while others shrink or grow, two at once: see the benchmark."""
     ran = run_python(BENCHMARK, "--soak", "1000", timeout_s=900)
     assert "nothing stuck, no wrong number" in ran.stdout, ran
     held = ran.stdout.rpartition(": ")[2].strip().split(", ")
-    assert len(held) <= 2, held  # rank 0 may still have a socket that others have not
+    assert len(held) <= 2, held  # rank 0 may still have a socket that the others do not have

@@ -1,7 +1,7 @@
 """Half types are combined in float32 and rounded once: to nearest, ties to even.
 
-Every NaN of bfloat16 becomes the quiet one. The expectation is made of integers, from the bits of a
-float32 sum that NumPy computed; for float16 NumPy, which rounds in integers too, makes it.
+Every NaN of bfloat16 becomes the quiet one. The expected result is computed with integers, from the
+bits of NumPy's float32 sum; for float16 NumPy, which also rounds with integers, computes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def round_once(values: NDArray[numpy.float32]) -> Bits:
 
 
 def every_bfloat16_beside(rank: int, shift: int) -> Bits:
-    """Rank 0 has all of them in their order, others all of them turned around by `shift`."""
+    """Rank 0 has all of them in order, the others all of them rotated by `shift`."""
     every = numpy.arange(1 << 16, dtype=numpy.uint16)
     return numpy.roll(every, rank * shift)
 
@@ -39,7 +39,7 @@ def every_bfloat16_beside(rank: int, shift: int) -> Bits:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("op", ["sum", "avg", "product", "max"])
 def test_bfloat16_is_rounded_once(comm: Communicator, op: str) -> None:
-    # 13 elements take the way of the last few, 65,536 that of many.
+    # 13 elements take the path for the last few, 65,536 that for many.
     for shift in (0, 1, 0x80, 0x100, 0x7F81, 0x8000, 0x8003, 12345, 54321):
         for count in (1 << 16, 13):
             a, b = (every_bfloat16_beside(rank, shift)[-count:] for rank in range(2))
@@ -59,13 +59,13 @@ def test_bfloat16_is_rounded_once(comm: Communicator, op: str) -> None:
                 got, expected = (numpy.where(x == 0x8000, 0, x) for x in (got, expected))
             wrong = numpy.flatnonzero(got != expected)
             assert not wrong.size, (shift, wrong[:3], got[wrong[:3]], expected[wrong[:3]])
-    # The processor treats NaNs as before: arithmetic keeps what else is in them.
+    # The processor's NaN mode is unchanged: arithmetic keeps their payload.
     nan = numpy.array([0x7FC01234], dtype=numpy.uint32)
     assert (nan.view(numpy.float32) + numpy.float32(1)).view(numpy.uint32) == nan
 
 
 def beside_everything(kind: str) -> list[Bits]:
-    """What every number of the type is combined with: partners that are special, and near ties."""
+    """What every number of the type is combined with: special values, and near ties."""
     every = numpy.arange(1 << 16, dtype=numpy.uint16)
     fraction = 7 if kind == "bfloat16" else 10
     infinity = 0x7F80 if kind == "bfloat16" else 0x7C00
@@ -74,7 +74,7 @@ def beside_everything(kind: str) -> list[Bits]:
     unsigned += [one, one + 1, one + 0x55, infinity - 1, infinity, infinity + 1]
     unsigned += [infinity | 1 << (fraction - 1), 0x7FFF]
     constants = [numpy.full_like(every, sign | bits) for bits in unsigned for sign in (0, 0x8000)]
-    # Half of the last place of each number, and a little more or less; of small ones it is 0.
+    # Half a unit in the last place of each number, and a little more or less; 0 for small ones.
     last_place = numpy.clip((every & infinity).astype(int) - (fraction + 1 << fraction), 0, None)
     near_ties = [
         ((every & 0x8000 ^ sign) | numpy.clip(last_place + more, 0, None)).astype(numpy.uint16)
@@ -107,7 +107,7 @@ def test_every_half_number_beside_every_kind_of_partner(kind: str, op: str) -> N
             expected = round_once(total) if kind == "bfloat16" else half
             got = numpy.empty_like(expected)
             combine(tensor(got), [tensor(row) for row in rows], REDUCTION_NAMES.index(op))
-            if kind == "float16":  # of which a NaN may be any
+            if kind == "float16":  # any NaN is accepted
                 both_nan = numpy.isnan(wide(got)) & numpy.isnan(total)
                 got = numpy.where(both_nan, expected, got)
             wrong = numpy.flatnonzero(got != expected)[:3]

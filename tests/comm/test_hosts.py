@@ -1,4 +1,4 @@
-"""What only groups over hosts have; conformance/ tests the rest. Hosts are made up here, by
+"""What only groups over hosts have; conformance/ tests the rest. Hosts are simulated here, with
 UNISONO_HOSTID on one machine; tests/hosts has real ones."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_every_rank_is_heard_by_one_rank_of_every_other_host(hosts: str) -> None
 
 @pytest.mark.parametrize("hosts", ["ABBA", "ABBB"])
 def test_bits_depend_on_the_placement_alone(pool: RankPool, hosts: str) -> None:
-    """Small calls and large ones, all ranks: partial sums of hosts, in float32 for halves."""
+    """Small and large calls on all ranks: partial sums of hosts, in float32 for half types."""
     for value in pool.run(sum_everything, 4, hosts, False, connected=False):
         assert value is None
 
@@ -242,15 +242,15 @@ def test_receives_from_anybody_are_filled_in_their_order(pool: RankPool) -> None
 
 
 def receive_many_from_anybody(rank: int, size: int, path: str) -> None:
-    """Rank 1 has many receives under way, of two tags, before anybody sends; ranks 2 and 3, of its
-    own host and another, send by turns, when the one before has been received."""
+    """Rank 1 has many receives in progress, with two tags, before any rank sends; ranks 2 and 3, on
+    its own host and on another, send in turn, each when the message before has been received."""
     store = dist.FileStore(f"{path}-turns", size)  # type: ignore[attr-defined]
     with world(rank, path, "ABBA") as comm:
         if rank == 1:
             tensors = [torch.zeros(3) for _ in range(8)]
             works = [comm.irecv(tensor, tag=at % 2) for at, tensor in enumerate(tensors)]
             store.set("turn 0", "")
-            for turn in (0, 2, 4, 6, 1, 3, 5, 7):  # all of tag 0 come before those of tag 1
+            for turn in (0, 2, 4, 6, 1, 3, 5, 7):  # tag 0 comes before tag 1
                 works[turn].wait(30)
                 assert works[turn].source_rank() == 2 + turn // 2 % 2
                 assert tensors[turn].tolist() == [float(turn)] * 3
@@ -299,11 +299,11 @@ def refuse_and_leave(rank: int, size: int, path: str) -> None:
             return
         assert isinstance(comm.transport, HostsTransport)
         assert comm.transport.group.calls == 3
-        assert comm.errored is None  # whatever rank 2 did once all had met
+        assert comm.errored is None  # whatever rank 2 did after all had met
 
 
 def test_more_ranks_than_a_group_can_have() -> None:
-    """Nobody waits for the others first."""
+    """No rank waits for the others first."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     for call in (
         lambda: connect(store, 0, 1025, join_timeout_s=60),
@@ -332,7 +332,7 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
     with world(rank, path, "ABBA") as comm:
         with make("first") as group:
             group.all_reduce(torch.ones(1))
-            if rank == 0:  # and nobody receives it
+            if rank == 0:  # and no rank receives it
                 group.isend(torch.full((2,), 7.0), 1)
         with make("second") as group:
             tensor = torch.full((2,), float(rank))
@@ -353,7 +353,8 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
 
 @pytest.mark.parametrize("hosts", ["ABCD", "ABAB", "ABBB", "AABC"])
 def test_groups_of_any_ranks_on_any_hosts_at_once(pool: RankPool, hosts: str) -> None:
-    """Inside a host, across hosts, with one rank of each; begun in another order on each rank."""
+    """Inside a host, across hosts, with one rank of each; started in a different order on each
+    rank."""
     pool.run(use_every_subset, 4, hosts, connected=False)
 
 
@@ -417,14 +418,14 @@ def fail_in_one_group(rank: int, size: int, path: str) -> None:
             first = subgroup(comm, range(size), f"first {culprit}")
             first.all_reduce(torch.ones(300_000))
             if rank == 0:
-                first.isend(torch.ones(300_000), 1)  # which nobody receives
-            comm.barrier()  # an abort overtakes what is still on its way
+                first.isend(torch.ones(300_000), 1)  # which no rank receives
+            comm.barrier()  # an abort overtakes data in flight
             if rank == culprit:
                 first.abort("enough")
             error = attempt(first.all_reduce, torch.ones(300_000))
             assert isinstance(error, GroupAborted), error
             assert (error.peer, error.reason) == (culprit, "enough")
-        time.sleep(2)  # a link that has broken is given up by then
+        time.sleep(2)  # a broken link is given up by then
         second.all_reduce(tensor := torch.ones(300_000))
         assert (tensor == size).all()
         if rank < 2:  # which are on different hosts
@@ -479,12 +480,12 @@ def split_with_the_dead(rank: int, size: int, path: str) -> int:
     with world(rank, path, "ABBB") as comm:
         comm.barrier()
         told = Path(f"{path}-told")
-        if rank == 3:  # once nobody is in the barrier any more
+        if rank == 3:  # once no rank is in the barrier any more
             while not all(Path(f"{path}-{other}").exists() for other in range(3)):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         Path(f"{path}-{rank}").touch()
-        if rank == 2:  # of this host rank 1 leads, and does not yet
+        if rank == 2:  # rank 1 leads on this host, and has not started yet
             error = raised(PeerLost, comm.split, range(size))
             told.touch()
             return error.peer

@@ -1,4 +1,4 @@
-"""UNISONO_HOSTS: gloo between hosts, by name only. Hosts are made up by UNISONO_HOSTID."""
+"""UNISONO_HOSTS: gloo between hosts, only on request. Hosts are simulated with UNISONO_HOSTID."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def asking(host: str, carrier: str) -> Iterator[None]:
 
 
 def meet(rank: int, path: str, hosts: str, carrier: str = "gloo") -> Communicator:
-    """A world of as many ranks as letters, a letter for each host."""
+    """A world with a rank for each letter; equal letters are one host."""
     with asking(hosts[rank], carrier):
         store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
         return connect(store, rank, len(hosts), timeout_s=30, join_timeout_s=20)

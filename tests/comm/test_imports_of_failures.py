@@ -1,4 +1,5 @@
-"""What a failure needs is loaded before it happens: then files may be out of reach."""
+"""The modules that a failure needs are loaded before it happens: by then, files may be
+unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes that were started separately meet by a name, and meet again after one has restarted."""
+"""Processes that were started separately meet under a name, and meet again after one has
+restarted."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def _nothing_stays(name: str) -> Iterator[None]:
 
 
 def ends_well(*processes: subprocess.Popen[str]) -> list[str]:
-    """What they wrote, once all have ended; a failure where one did not end well."""
+    """What they wrote, once all have exited; fails if one did not exit cleanly."""
     outputs = []
     try:
         for process in processes:
@@ -130,7 +131,7 @@ def test_a_process_that_restarts_meets_the_others_again(
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_whoever_dies_while_it_waits_may_come_back(joiner: Program, name: str, dies: int) -> None:
-    """Of three, one is missing; another is killed while it waits, and comes back."""
+    """One of three is missing; another is killed while it waits, and comes back."""
     stays = joiner.start("meet", name, str(1 - dies), "3")
     with joiner.start("meet", name, str(dies), "3") as waits:
         assert eventually(lambda: waits_at_a_meeting(waits.pid) and waits_at_a_meeting(stays.pid))
@@ -195,7 +196,7 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
         with pytest.raises(ValueError, match=re.escape(f"{bad[0]} is not a rank of a group")):
             Communicator.join("x", *bad)
     for name in ("", "a\0b", "\ud800", 7):
-        with pytest.raises(ValueError, match=re.escape(f"{name!r} is not a name to meet by")):
+        with pytest.raises(ValueError, match=re.escape(f"{name!r} cannot be the name")):
             Communicator.join(name, 0, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
         Communicator.join("x", "0", 2)  # type: ignore[arg-type]
@@ -210,7 +211,7 @@ def test_any_other_text_is_a_name(joiner: Program, name: str) -> None:
 
 
 def path_of(name: str) -> Path:
-    """Where those meet who have no folder of their own."""
+    """Where processes without their own folder meet."""
     return Path("/tmp", meeting_points.file_of(name))
 
 
@@ -228,7 +229,7 @@ def test_what_stands_in_the_way_is_named_at_once(name: str, kind: str) -> None:
     try:
         with pytest.raises(RendezvousError, match=f"must be a file of user {os.geteuid()}"):
             Communicator.join(name, 1, 2, join_timeout_s=5)
-        if kind == "directory":  # nothing else can hold rank 0 up
+        if kind == "directory":  # nothing else can delay rank 0
             with pytest.raises(RendezvousError, match="Is a directory"):
                 Communicator.join(name, 0, 2, join_timeout_s=5)
         assert time.monotonic() - begin_s < 4
@@ -244,7 +245,7 @@ def bind(path: Path) -> None:
 @pytest.mark.usefixtures("no_own_folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_strangers_fifo_is_refused(name: str) -> None:
-    """By a rank of a user who is not root, in a folder where nobody removes others' files."""
+    """By a rank of a user who is not root, in a folder where users cannot remove others' files."""
     path = Path(str(path_of(name)).replace("unisono-0-", "unisono-65534-"))
     os.mkfifo(path, 0o666)
     os.chmod(path, 0o666)
@@ -293,7 +294,7 @@ def test_a_squatted_name_is_told(name: str) -> None:
 def test_a_full_queue_at_the_door_is_waited_for(
     joiner: Program, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many strangers call that nobody else is let in until they are gone."""
+    """So many strangers connect that no rank gets in until they are gone."""
     store = dist.HashStore()
     announcements = StoreAnnouncements(store, f"unisono/join/{name}")
     calls = []
@@ -333,7 +334,7 @@ def test_a_rank_waits_in_silence_for_five_seconds() -> None:
 
 @pytest.mark.alone
 def test_what_a_killed_rank_0_leaves_is_taken_away(joiner: Program, name: str) -> None:
-    """By a rank that waits for it, or by the next rank 0 of any name."""
+    """By a rank that waits for it, or by the next rank 0 under any name."""
     for other in ("", "-other"):
         with joiner.start("meet", name, "0", "2") as leader:
             assert eventually(lambda: is_announced(name))

@@ -1,4 +1,4 @@
-"""Too little memory is an exception with the figures in it: no SIGBUS, no killer, nobody waits."""
+"""Too little memory raises an exception with the numbers: no SIGBUS, no OOM kill, no rank waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CGROUP_V2 = Path("/sys/fs/cgroup")
 
 
 class Cage:
-    """A memory cgroup of our own."""
+    """Our own memory cgroup."""
 
     def __init__(self, folder: Path, version: int) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class Cage:
 
     @property
     def location(self) -> tuple[str, int]:
-        """For a rank, which makes its own."""
+        """For a rank, which creates its own."""
         return str(self.folder), self._version
 
     def put(self, pid: int) -> None:
@@ -49,7 +49,7 @@ class Cage:
         return int((self.folder / name).read_text())
 
     def kills(self) -> int:
-        """How many processes the kernel has killed for want of memory."""
+        """How many processes the kernel has killed because memory ran out."""
         name = "memory.oom_control" if self._version == 1 else "memory.events"
         fields = (self.folder / name).read_text().split()
         return int(fields[fields.index("oom_kill") + 1])
@@ -80,14 +80,14 @@ def cage() -> Iterator[Cage]:
 
 
 def leave_room(folder: str, version: int, size_bytes: int) -> None:
-    """Set the limit so that about this much is left; called by a rank, with all others at rest."""
+    """Set the limit so that about this much is left; called by a rank while all others are idle."""
     cage = Cage(Path(folder), version)
     cage.limit(cage.used_bytes() + size_bytes)
 
 
 def warm_up(comm: Communicator) -> None:
-    """Do once what will be done without room: a process takes pages of its own for it, too, and so
-    do the modules that word a group's first failure."""
+    """Do once what will later be done without free memory: a process needs pages of its own for it,
+    and so do the modules that write a group's first error."""
     for words in ("error_texts", "failures"):
         importlib.import_module(f"unisono.comm.shared_memory.{words}")
     group = subgroup(comm, range(comm.size))
@@ -96,7 +96,7 @@ def warm_up(comm: Communicator) -> None:
     assert isinstance(attempt(group.all_reduce, None), TypeError)
     comm.all_reduce(torch.ones(5))
     group.close()
-    comm.barrier()  # now its memory is given back
+    comm.barrier()  # now its memory is returned
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -112,7 +112,7 @@ def test_no_room_for_anybody(cage: Cage, fresh_pool: RankPool, ranks: int) -> No
 
 
 def call_without_room(comm: Communicator, folder: str, version: int, room: int) -> object:
-    """All refuse the same call, so that the group goes on with calls that need no slice."""
+    """All ranks reject the same call, so the group stays usable for calls that need no slice."""
     error = call_with_little_room(comm, folder, version, room)
     comm.all_reduce(small := torch.ones(5))
     assert small.eq(comm.size).all()
@@ -120,7 +120,7 @@ def call_without_room(comm: Communicator, folder: str, version: int, room: int) 
 
 
 def test_room_for_some_is_not_taken_by_all_at_once(cage: Cage, fresh_pool: RankPool) -> None:
-    """Whoever finds room must have taken it before the next one looks."""
+    """A rank that finds room must have taken it before the next one checks."""
     for pid in fresh_pool.pids(6):
         cage.put(pid)
     errors = fresh_pool.run(call_with_little_room, 6, *cage.location, 3 * SLICE_BYTES - (64 << 10))
@@ -139,7 +139,7 @@ def call_with_little_room(comm: Communicator, folder: str, version: int, room: i
         leave_room(folder, version, room)
     comm.barrier()
     error = attempt(comm.all_reduce, tensor)
-    assert tensor.sum() == 300_000  # takes no memory, of which there is none
+    assert tensor.sum() == 300_000  # needs no memory: there is none
     return error
 
 
@@ -161,7 +161,7 @@ def send_without_room(comm: Communicator, folder: str, version: int) -> object:
     return attempt(comm.send, tensor, 1)
 
 
-# only rank 0, who makes the segment, needs a file of its size
+# only rank 0, which creates the segment, needs a file of its size
 @pytest.mark.parametrize(
     ("limit", "limited"), [("RLIMIT_FSIZE", 0), ("RLIMIT_AS", 0), ("RLIMIT_AS", 1)]
 )
@@ -195,8 +195,8 @@ def join_under_a_limit(rank: int, size: int, path: str, limit: str, limited: int
 
 @pytest.mark.parametrize("limited", [0, 2])
 def test_too_few_descriptors_are_told_to_every_rank(fresh_pool: RankPool, limited: int) -> None:
-    """With every number of free descriptors from a few to enough: either all have a group whose
-    members are watched, or all hear the reason."""
+    """With every number of free descriptors from a few to enough: either all ranks have a group
+    whose members are watched, or all get the reason."""
     results = fresh_pool.run(join_with_few_descriptors, 3, limited, connected=False, deadline_s=60)
     by_number = list(zip(*results, strict=True))
     outcomes = [["met" if text == "met" else "failed" for text in texts] for texts in by_number]
@@ -209,7 +209,7 @@ def test_too_few_descriptors_are_told_to_every_rank(fresh_pool: RankPool, limite
 
 
 def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> list[str]:
-    connect(f"{path}-warm", rank, size).close()  # loads what is loaded once
+    connect(f"{path}-warm", rank, size).close()  # loads what is loaded only once
     before = held_resources()
     numbers = {int(number) for number in before[0]}
     _, hard = usual = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Ranks that do not do the same: everyone learns of it, nothing is moved, only that group ends."""
+"""Ranks that make different calls: all ranks learn of it, no data moves, only that group ends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def gathered(group: Communicator, tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if group.rank == 0 else None
 
 
-# For each kind of mismatch: what everyone calls, and what the odd one calls.
+# For each kind of mismatch: what the others call, and what the odd one calls.
 KINDS: dict[str, tuple[Call, Call]] = {
     "another operation": (
         lambda g, b: g.all_reduce(b.narrow),
@@ -163,7 +163,7 @@ REFUSALS: dict[str, tuple[Call, Call]] = {
     ),
 }
 
-# What is given is not what is taken; every rank posted the same, so that nobody can be blamed.
+# Sends and receives differ; every rank posted the same, so no rank can be blamed.
 PAIRS: dict[str, tuple[Call, Call]] = {
     "an exchange": (
         lambda g, b: g.all_to_all(b.wide, b.other),
@@ -390,7 +390,7 @@ def the_first_is_interrupted(comm: Communicator) -> tuple[BaseException | None, 
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.4, interrupt).start()
     elif comm.rank == 2:
-        time.sleep(0.8)  # this one never waits: it comes when all is over
+        time.sleep(0.8)  # this one never waits: it arrives when everything is over
     start = time.monotonic()
     error = attempt(comm.all_reduce, torch.ones(5))
     took_s = time.monotonic() - (moment[0] or start + (0.4 if comm.rank == 1 else 0))

@@ -1,4 +1,4 @@
-"""Uses that nobody plans and somebody meets: aliases, signals, forks and threads in odd places."""
+"""Unplanned uses that do occur: aliases, signals, forks and threads in odd places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_one_tensor_on_both_sides_is_refused_where_the_sides_differ(comm: Commun
 @pytest.mark.ranks(2)
 def test_the_tensors_of_a_coalesced_call_fit_pair_by_pair(comm: Communicator) -> None:
     wide = [torch.zeros(4), torch.zeros(8)]
-    narrow = [torch.ones(4), torch.ones(2)]  # together they fit, one by one they do not
+    narrow = [torch.ones(4), torch.ones(2)]  # together they match, one by one they do not
     assert isinstance(attempt(comm.all_gather, wide, narrow), ValueError)
     assert isinstance(attempt(comm.reduce_scatter, narrow, wide), ValueError)
     assert all(tensor.eq(0).all() for tensor in wide)
@@ -47,7 +47,7 @@ def test_the_tensors_of_a_coalesced_call_fit_pair_by_pair(comm: Communicator) ->
 
 
 class Made(list[Any]):
-    """A list whose items live only while somebody holds them."""
+    """A list whose items live only while they are referenced."""
 
     def __getitem__(self, index: Any) -> Any:
         return torch.full((3000,), 7.0)
@@ -55,7 +55,7 @@ class Made(list[Any]):
 
 @pytest.mark.ranks([1, 2, 3])
 def test_a_list_whose_tensors_share_memory_is_not_reduced(comm: Communicator) -> None:
-    """Each would be reduced into the other: wrong numbers, and others on every rank."""
+    """Each would be reduced into the other: wrong numbers, which differ from rank to rank."""
     row, square = torch.full((6,), 1.0 + comm.rank), torch.ones(3, 3)
     overlapping = [[row, row], [square, row, square]]
     overlapping += [[row[2:], row[:4]], [square, square[:, 1]], [square[:, 0], square[0]]]
@@ -81,7 +81,7 @@ def test_items_that_a_list_makes_on_demand_stay_alive(comm: Communicator) -> Non
 
 
 class Broken:
-    """What cannot even be looked at."""
+    """An object that cannot even be inspected."""
 
     @property
     def device(self) -> Any:
@@ -108,7 +108,7 @@ def test_peers_learn_of_every_argument_that_breaks(comm: Communicator) -> None:
         (partial(comm.barrier, timeout_s=float("nan")),),
     ]
     for number, call in enumerate(calls):
-        raised((ValueError, TypeError, RuntimeError), *call)  # all did, and the group goes on
+        raised((ValueError, TypeError, RuntimeError), *call)  # on all ranks; the group stays usable
         comm.barrier()
         with subgroup(comm, [0, 1], label=str(number)) as pair:
             function, *arguments = call
@@ -168,14 +168,14 @@ def test_ctrl_c_on_every_rank_at_once(fresh_pool: RankPool) -> None:
 def all_are_interrupted(rank: int, size: int, path: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     comm = connect_on_host(FileAnnouncements(path), rank, size)
-    # nobody can finish: each waits in a group with somebody who is elsewhere
+    # none can finish: each waits in a group for a rank that is elsewhere
     pairs = [comm.split([0, 1]), comm.split([1, 2]), comm.split([2, 0])]
     mine = pairs[rank]
     assert mine is not None
     comm.barrier()
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     raised((KeyboardInterrupt, GroupAborted), mine.barrier)
-    attempt(time.sleep, 0.4)  # an interrupt may still be on its way
+    attempt(time.sleep, 0.4)  # an interrupt may still be pending
     for pair in pairs:
         if pair is not None:
             pair.close()
@@ -211,7 +211,7 @@ def test_a_work_is_not_waited_for_in_a_forked_child(comm: Communicator) -> None:
         comm.all_reduce(tensor)
         comm.broadcast(torch.ones(1), 0)
     assert tensor.eq(2).all()
-    comm.barrier()  # no rank leaves while the broadcast is under way
+    comm.barrier()  # no rank leaves while the broadcast is in progress
 
 
 def test_children_forked_around_a_death_can_make_groups(fresh_pool: RankPool) -> None:
@@ -266,7 +266,7 @@ def the_leader_dies(rank: int, size: int, path: str) -> float:
     comm = connect_on_host(FileAnnouncements(path), rank, size, timeout_s=20)
     comm.barrier()
     if rank == 0:
-        if os.fork() == 0:  # a child that lives on must not keep the door open
+        if os.fork() == 0:  # a child that lives on must not keep the socket open
             time.sleep(3)
             os._exit(0)
         Path(f"{path}-dead").touch()

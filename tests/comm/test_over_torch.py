@@ -1,4 +1,4 @@
-"""What only the implementation over another library's process groups has: conformance/ tests the
+"""What only the transport over another library's process groups has: conformance/ tests the
 rest."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_a_group_that_closes_ends_what_is_under_way(
         error = raised(unisono.PeerLost, comm.barrier)
         assert "rank 0 closed group" in str(error)
         assert error.peer == 0
-    dist.barrier()  # its parent goes on
+    dist.barrier()  # its parent stays usable
 
 
 @pytest.mark.ranks(2, backend="gloo")
@@ -153,5 +153,5 @@ def test_a_foreign_group_is_wrapped_once_and_goes_with_its_group(process_group: 
     closed = resolve()
     closed.close()
     assert isinstance(attempt(closed.barrier), unisono.GroupClosed)
-    dist.barrier()  # closing has not destroyed what it did not make
+    dist.barrier()  # closing does not destroy what it did not create
     resolve().barrier()

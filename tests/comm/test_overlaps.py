@@ -1,8 +1,8 @@
-"""Arguments whose tensors share memory: the right result, or a refusal on every rank.
+"""Arguments whose tensors share memory: the right result, or an error on every rank.
 
-Every case of the table in docs/collectives.md, on every implementation. Expectations come from
-plain lists of numbers. What one rank alone refuses ends the group, so such cases have a group of
-their own.
+Every case of the table in docs/collectives.md, on every transport. Expected results come from plain
+lists of numbers. A call that only one rank rejects ends the group, so such cases have their own
+group.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def comm(process_group: Any) -> Communicator:
 
 
 def on(ours: list[int], gloo: list[int]) -> pytest.MarkDecorator:
-    """Run a test on groups of so many ranks: of our backend, and of gloo."""
+    """Run a test on groups of these many ranks, on our backend and on gloo."""
     chosen = [*(("native", ranks) for ranks in ours), *(("torch", ranks) for ranks in gloo)]
     return on_implementations(chosen, quick=chosen)
 
 
 def row(rank: int, length: int, first: int = 0) -> torch.Tensor:
-    """Numbers of which every one belongs to one rank and index."""
+    """Numbers, each of which identifies a rank and an index."""
     return torch.arange(first, first + length, dtype=torch.float64) + 1_000_000 * (rank + 1)
 
 
 def refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
-    """All ranks refuse alike, and none waits for another."""
+    """All ranks raise the same error, and none waits for another."""
     error = attempt(call, *args, **options)
     assert type(error) is ValueError, (call, error)
     assert "share" in str(error), error
@@ -58,7 +58,7 @@ def refused(call: Callable[..., Any], *args: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("length", [3, 20_000])  # in the post, and in several turns
+@pytest.mark.parametrize("length", [3, 20_000])  # in the descriptor, and in several steps
 @on(ours=[1, 2, 3, 4], gloo=[1, 2, 3])
 def test_in_place_forms_give_the_right_result(
     comm: Communicator, length: int, async_op: bool
@@ -84,7 +84,7 @@ def test_in_place_forms_give_the_right_result(
     done(comm.all_gather(outputs, outputs[rank], async_op=async_op))
     assert torch.equal(torch.cat(outputs), torch.cat(everyone))
 
-    columns = torch.zeros(length, 2 * size, dtype=torch.float64).t()[::2]  # nothing in one piece
+    columns = torch.zeros(length, 2 * size, dtype=torch.float64).t()[::2]  # nothing is contiguous
     columns[rank] = row(rank, length)
     done(comm.all_gather(columns, columns[rank], async_op=async_op))
     assert torch.equal(columns, torch.stack(everyone))
@@ -122,7 +122,7 @@ def test_in_place_forms_give_the_right_result(
     assert torch.equal(both, exchanged)
     mixed = [part.clone() for part in both.split(length)]
     both.copy_(row(rank, size * length))
-    mixed[0] = both[:length]  # one part in place, the others not
+    mixed[0] = both[:length]  # one part in place, the others elsewhere
     done(comm.all_to_all(mixed, both, async_op=async_op))
     assert torch.equal(torch.cat(mixed), exchanged)
 
@@ -136,14 +136,14 @@ def test_views_between_each_other_do_not_count_as_shared(comm: Communicator) -> 
     comm.all_gather(list(square.chunk(size, dim=1)), mine)
     assert torch.equal(square, torch.cat([row(r, 10).view(5, 2) for r in range(size)], dim=1))
 
-    board = torch.zeros(4, 6, dtype=torch.float64)  # outputs and input between each other
+    board = torch.zeros(4, 6, dtype=torch.float64)  # outputs and input interleaved
     board[:, 0] = row(comm.rank, 4)
     comm.all_reduce([board[:, 0], board[:, 3], board[1:3, 4:]])
     expected = torch.zeros(4, 6, dtype=torch.float64)
     expected[:, 0] = sum(row(r, 4) for r in range(size))
     assert torch.equal(board, expected)
 
-    knit = torch.zeros(8, dtype=torch.float64)  # 0 2 4 and 3 5 7: they mesh without meeting
+    knit = torch.zeros(8, dtype=torch.float64)  # 0 2 4 and 3 5 7: interleaved
     knit.as_strided((2, 3), (3, 2)).copy_(row(comm.rank, 6).view(2, 3))
     comm.all_reduce(knit.as_strided((2, 3), (3, 2)))
     total = sum(row(r, 6) for r in range(size))
@@ -186,7 +186,7 @@ def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> Non
 
         memory = torch.arange(float(size * length + length))
         wide, shifted = memory[: size * length], memory[1 : size * length + 1]
-        # an input in the output that is nobody's part
+        # an input inside the output that is no rank's part
         refused(comm.all_gather, wide, memory[1 : length + 1], **option)
         refused(comm.all_gather, list(wide.split(length)), memory[1 : length + 1], **option)
         refused(comm.reduce_scatter, memory[1 : length + 1], wide, **option)
@@ -203,7 +203,7 @@ def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> Non
             twice = list(torch.zeros(size, length))
             refused(comm.all_to_all, twice, [twice[0]] * size, **option)
             pair, own = torch.zeros(2, size, length), comm.rank
-            crossed = [pair[1, own], pair[0, own]]  # each lies in place, but in the other's output
+            crossed = [pair[1, own], pair[0, own]]  # each is in place, but in the other's output
             refused(comm.all_gather, list(pair), crossed, **option)
         for lists in ([memory, memory], [memory[:6], memory[5:]], [memory[::2], memory[2:4]]):
             refused(comm.all_reduce, lists, **option)
@@ -216,7 +216,7 @@ def test_what_has_no_meaning_is_refused_on_every_rank(comm: Communicator) -> Non
 
 
 def calls_that_one_rank_refuses(comm: Communicator) -> list[Callable[[Communicator], Any]]:
-    """Calls whose arguments are wrong on one rank and right on the others."""
+    """Calls whose arguments are invalid on one rank and valid on the others."""
     size, rank, last = comm.size, comm.rank, comm.size - 1
     memory = torch.zeros(size * 4)
     is_root = rank == 0
@@ -281,14 +281,14 @@ def test_a_broadcast_list_is_written_in_its_order(comm: Communicator) -> None:
     square = weight.view(2, 3)
     comm.broadcast([weight, torch.ones(2).double(), square, square[:, 1]], 0)
     assert torch.equal(weight, row(0, 6))
-    for order in ([0, 1], [1, 0]):  # what shares memory on some ranks only: the last one stays
+    for order in ([0, 1], [1, 0]):  # memory is shared only on some ranks, not on the last one
         alone = [torch.ones(2, 2), torch.zeros(2)]
         memory = torch.full((2, 2), 5.0)
         tied = [memory, memory[:, 1]]
         comm.broadcast([(alone if comm.rank == 0 else tied)[number] for number in order], 0)
         last = [1.0, 1.0] if order == [1, 0] else [0.0, 0.0]
         assert memory[:, 1].tolist() == ([5.0, 5.0] if comm.rank == 0 else last)
-        shared = torch.full((4,), float(comm.rank))  # the root's own may share as they like
+        shared = torch.full((4,), float(comm.rank))  # the root's own parts may overlap in any way
         pair = [shared, shared[1:]] if comm.rank == 0 else [torch.ones(4), torch.ones(3)]
         comm.broadcast(pair, 0)
         assert torch.cat(pair).eq(0).all()
@@ -341,7 +341,7 @@ def test_the_same_holds_through_torch_distributed(process_group: Any) -> None:
 
 
 def resized() -> list[torch.Tensor]:
-    """Tensors under which somebody resized the storage."""
+    """Tensors whose storage was resized."""
     gone, gone_below_a_view, shorter = torch.ones(100), torch.ones(100), torch.ones(100)
     view, strided = gone_below_a_view[10:], torch.ones(100)
     column = strided.view(10, 10)[:, 9]
@@ -395,7 +395,7 @@ def test_lazy_tensors_with_several_elements_at_one_address_are_refused(comm: Com
 
 
 def without_plain_memory() -> list[Any]:
-    """What is a tensor or an array, and has no numbers of its own in one place."""
+    """Tensors and arrays without plain memory of their own."""
     with FakeTensorMode():
         fake = torch.ones(3)
     return [
@@ -412,7 +412,7 @@ def without_plain_memory() -> list[Any]:
 @on(ours=[1, 2], gloo=[2])
 def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -> None:
     tensors = without_plain_memory()
-    comm.barrier()  # they take a while to make, and peers wait for a refusal no longer than 2 s
+    comm.barrier()  # they take a while to create, and peers wait for a rejection for at most 2 s
     for tensor in tensors:
         for call in (comm.all_reduce, comm.broadcast):
             error = attempt(call, tensor)
@@ -434,7 +434,8 @@ def test_what_has_no_plain_memory_is_refused_on_every_rank(comm: Communicator) -
 
 @pytest.mark.parametrize("other_type", [False, True])
 def test_overlaps_are_found_exactly(other_type: bool) -> None:
-    """Against sets of addresses, for every small layout; the same memory as floats and as ints."""
+    """Compared with sets of addresses, for every small layout; the same memory as floats and as
+    ints."""
     memory = torch.zeros(64)
     views = []
     for a, b, s, t, first in itertools.product(

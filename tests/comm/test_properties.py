@@ -20,7 +20,7 @@ from unisono.comm.communicator import Communicator
 
 relaxed = settings(
     derandomize="EXPLORE"
-    not in os.environ,  # the same examples every time, unless asked for others
+    not in os.environ,  # the same examples every time, unless others are requested
     deadline=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -45,7 +45,7 @@ def reductions(draw: st.DrawFn) -> tuple[torch.dtype, str | PremulSum]:
 
 @dataclass(frozen=True)
 class Layout:
-    """A window of a tensor of `shape`: steps along each dimension, then an order of them."""
+    """A view of a tensor of `shape`: a step along each dimension, then a permutation of them."""
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
@@ -197,7 +197,8 @@ def coalesce(comm: Communicator, kinds: list[tuple[torch.dtype, int]], op: str, 
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages of one rank to another: `repeats` times one with each tag, which has its count."""
+    """Messages from one rank to another: `repeats` messages with each tag; each tag has its own
+    count."""
 
     source: int
     target: int
@@ -227,7 +228,7 @@ def test_any_messages_arrive(pool: RankPool, batches: list[Batch], rounds: int, 
 
 
 def exchange_messages(comm: Communicator, batches: list[Batch], rounds: int, seed: int) -> None:
-    """All is sent at once, asked for in any order of tags, and waited for in any order."""
+    """All is sent at once, received in any order of tags, and waited for in any order."""
     chance = random.Random(seed + comm.rank)
     for _ in range(rounds):
         works = [

@@ -1,5 +1,5 @@
-"""Large calls on ordinary tensors, which the kernel copies from process to process; refusals of the
-kernel, deaths and stops in the middle of them."""
+"""Large calls on ordinary tensors, which the kernel copies from process to process; the kernel
+refuses, or ranks die or stop in the middle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unisono import CollectiveTimeout, PeerLost, variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 
-PART = 80_000  # floats: more than a turn, and than ranks need that share cores
+PART = 80_000  # floats: more than a step, and above the threshold of ranks that share cores
 _READV = {"x86_64": 310, "aarch64": 270}[platform.machine()]
 _MEMFD_SECRET = 447
 
@@ -39,7 +39,7 @@ def row(rank: int, number: int, count: int = PART) -> torch.Tensor:
 
 
 def exchange(comm: Communicator, number: int) -> None:
-    """An all_to_all whose every element is looked at. Every rank then spoils what it gave."""
+    """An all_to_all in which every element is checked. Every rank then overwrites its input."""
     given = torch.cat([row(comm.rank, number + to) for to in range(comm.size)])
     out = torch.full_like(given, -1)
     comm.all_to_all(out, given)
@@ -49,10 +49,10 @@ def exchange(comm: Communicator, number: int) -> None:
 
 
 def refuse_readv(error: int) -> None:
-    """Let the kernel answer this thread's process_vm_readv with an error; 0: with 0 bytes."""
+    """Make this thread's process_vm_readv fail with this error; 0: return 0 bytes."""
     instructions = [
-        (0x20, 0, 0, 0),  # load the number of the system call
-        (0x15, 0, 1, _READV),  # if it is another, skip the next
+        (0x20, 0, 0, 0),  # load the system call's number
+        (0x15, 0, 1, _READV),  # if it is a different one, skip the next
         (0x06, 0, 0, 0x00050000 | error),  # SECCOMP_RET_ERRNO
         (0x06, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
     ]
@@ -92,7 +92,8 @@ def test_an_all_gather_is_read_in_place_and_into_any_layout(comm: Communicator) 
 
 @pytest.mark.ranks(3)
 def test_parts_of_all_sizes_and_memory_of_all_kinds(comm: Communicator) -> None:
-    """What some ranks give is small, empty, strided or shared: it is brought, or read otherwise."""
+    """Some ranks' input is small, empty, strided or shared: it is copied in, or read in another
+    way."""
     shared = comm.empty(3 * PART)
     kinds = [[PART, 0, 5], [PART, PART, PART], [7, 7, 7]]
     for case in range(6):
@@ -150,7 +151,7 @@ def has_secret_memory() -> bool:
 @pytest.mark.skipif(not has_secret_memory(), reason="this kernel has no memfd_secret")
 @pytest.mark.ranks(3)
 def test_memory_that_the_kernel_does_not_read_is_brought(comm: Communicator) -> None:
-    """As that of drivers: the next call is read again."""
+    """Such as a driver's memory: the next call reads directly again."""
     descriptor = open_secret_memory()
     os.ftruncate(descriptor, 3 * 4 * PART)
     secret = torch.frombuffer(mmap.mmap(descriptor, 3 * 4 * PART), dtype=torch.float32)
@@ -200,7 +201,7 @@ comm.close()
 
 @pytest.mark.parametrize("proc", [["--mount-proc"], []], ids=["own /proc", "the host's /proc"])
 def test_a_rank_in_another_pid_namespace_reads_nobody_else(tmp_path: Path, proc: list[str]) -> None:
-    """With the host's /proc it is told numbers that mean other processes in its own namespace."""
+    """With the host's /proc it gets pids that mean other processes in its own namespace."""
     elsewhere = ["unshare", "--pid", "--fork", *proc]
     if shutil.which("unshare") is None or subprocess.run([*elsewhere, "true"]).returncode:
         pytest.skip("this user cannot make a PID namespace")
@@ -240,7 +241,7 @@ def exchange_until_error(comm: Communicator) -> BaseException:
 
 @pytest.mark.parametrize("after_s", [0.02, 0.07])
 def test_a_stopped_rank_has_no_wrong_number_when_it_goes_on(pool: RankPool, after_s: float) -> None:
-    """The others give up, and write over what it may still be reading."""
+    """The others give up, and overwrite what it may still be reading."""
     assert pool.run(exchange_until_stopped, 3, after_s, connected=False) == ["timeout"] * 3
 
 

@@ -1,4 +1,4 @@
-"""Records: what calls and messages leave behind, read by a process that is not in the group."""
+"""Records of calls and messages, read by a process that is not in the group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_from_outside(pid: int) -> list[GroupRecords]:
 
 
 def shape_of(record: Record) -> tuple[object, ...]:
-    """What is the same in every run."""
+    """The fields that are the same in every run."""
     return (
         record.operation,
         record.dtype,
@@ -114,7 +114,7 @@ def test_what_ends_after_a_thousand_others_leaves_their_records_alone(comm: Comm
         comm.recv(torch.empty(1), 1)
         comm.send(torch.ones(1), 1, tag=1)
         return
-    works.append(comm.irecv(torch.empty(1), 0, tag=1))  # its record is where the first one's was
+    works.append(comm.irecv(torch.empty(1), 0, tag=1))  # its record replaces the first one's
     works[0].wait()
     (group,) = read_process(os.getpid())
     assert [record.state for record in group.ranks[1].records if record.tag == 1] == ["waiting"]

@@ -1,4 +1,4 @@
-"""How ranks find each other, and what happens when the wrong ones come or the right ones do not."""
+"""How ranks find each other, and what happens if the wrong ones join or the right ones do not."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ PROGRAM = """
 
 
 def start_programs(size: int, where: str, descriptors: tuple[int, ...] = ()) -> None:
-    """Run PROGRAM as ranks of their own, told by the environment where to meet."""
+    """Run PROGRAM as separate ranks; the environment says where they meet."""
     environment = os.environ | {"UNISONO_SIZE": str(size), "UNISONO_RENDEZVOUS": where}
     programs = [
         subprocess.Popen(
@@ -175,7 +175,7 @@ def test_a_path_is_used_again_at_once(pool: RankPool, turning: int) -> None:
 
 
 def meet_again_and_again(rank: int, size: int, path: str, turning: int) -> None:
-    """Nothing but the rendezvous itself keeps one meeting apart from the next."""
+    """Only the rendezvous itself keeps one meeting apart from the next."""
     for step in range(40):
         join(FileAnnouncements(path), (rank + turning * step) % size, size, within_s=5.0).close()
 
@@ -244,7 +244,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
 
 
 def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, float]:
-    """The text of the error with which this rank fails to join, and how long it took."""
+    """The text of the error with which this rank fails to join, and after how long."""
     start = time.monotonic()
     error = raised(RendezvousError, join, FileAnnouncements(path), rank, size, within_s)
     return str(error), time.monotonic() - start
@@ -280,7 +280,7 @@ def test_ranks_that_disagree_about_the_size_all_fail(pool: RankPool) -> None:
 
 def one_has_another_size(rank: int, size: int, path: str) -> tuple[str, float]:
     if rank == 2:
-        time.sleep(0.2)  # the others sit already
+        time.sleep(0.2)  # the others have already joined
     return join_error(rank, 4 if rank == 2 else 3, path, 20.0)
 
 
@@ -347,7 +347,7 @@ def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
 
 
 def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) -> str:
-    """Rank `elsewhere` speaks as a process of another machine does."""
+    """Rank `elsewhere` behaves like a process on another machine."""
     boot_id, hostname = boards.boot_id, socket.gethostname
     if rank == elsewhere:
         boards.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
@@ -364,7 +364,7 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
 
 @as_root
 def test_a_rank_out_of_reach_is_named_on_both_sides(fresh_pool: RankPool) -> None:
-    """It is in another network namespace; in a store it can tell rank 0 so."""
+    """It is in another network namespace; through a store it can tell rank 0 so."""
     texts = fresh_pool.run(one_has_a_network_of_its_own, 2, connected=False)
     assert texts[0] == texts[1]
     assert re.search(r"rank 1 \(pid \d+\) cannot reach rank 0 \(pid \d+\) .* namespaces", texts[0])
@@ -382,7 +382,7 @@ def one_has_a_network_of_its_own(rank: int, size: int, path: str) -> str:
 
 
 def hello(key: str, rank: int) -> bytes:
-    """What a rank says first that guesses at the group's key."""
+    """The first message of a rank that guesses the group's key."""
     about = boards.about_me("unisono-" + "0" * 32)
     return json.dumps(about | {"key": key, "rank": rank, "size": 2}).encode()
 
@@ -405,7 +405,8 @@ NOISE: dict[str, bytes] = {
 
 
 def hung_up(door: socket.socket) -> bool:
-    """Whether the owner hangs up without an answer, at the latest when its world ends."""
+    """Whether the owner closes the connection without an answer, at the latest when its world
+    ends."""
     door.settimeout(15)
     try:
         return door.recv(1) == b""
@@ -420,7 +421,7 @@ def test_noise_at_the_door_is_ignored(pool: RankPool, noise: str, stays: bool) -
 
 
 def announced_address(path: str) -> str:
-    """Where rank 0 receives, once it has said so."""
+    """Rank 0's address, once it has announced it."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
         announcement = FileAnnouncements(path).look_up()
@@ -435,7 +436,7 @@ def noise_while_a_group_forms(
 ) -> None:
     before = held_resources()
     made = Path(f"{path}-made")
-    if rank == 2:  # not a member: the one who makes noise
+    if rank == 2:  # not a member: the process that sends garbage
         doors = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(times)]
         for door in doors:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -503,7 +504,8 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
                 return "no answer"
 
     class Whisper(FileAnnouncements):
-        """Word of rank 0 that came another way than by the file, which is not ours to read."""
+        """Rank 0's announcement, which came in another way than by the file: we may not read the
+        file."""
 
         def look_up(self) -> dict[str, Any] | None:
             return announcement

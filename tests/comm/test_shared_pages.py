@@ -1,4 +1,4 @@
-"""Tensors that were made elsewhere, shared where they lie."""
+"""Tensors that were allocated elsewhere, shared in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def everybodys(comm: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_a_tensor_keeps_address_and_elements_and_is_reduced_in_its_place(
     comm: Any, dtype: torch.dtype, offset: int
 ) -> None:
-    """Its address may begin anywhere in a page, on each rank elsewhere."""
+    """It may begin anywhere in a page, at a different offset on each rank."""
     before = torch.full((COUNT + 5000,), 7, dtype=dtype)
     begin = offset * (comm.rank + 1)
     tensor = before[begin : begin + COUNT].copy_(numbers(comm.rank, dtype))
@@ -64,7 +64,7 @@ def test_a_tensor_that_is_let_go_has_memory_of_its_own(comm: Any) -> None:
     assert torch.equal(another, everybodys(comm) + comm.size)
     del pages
     gc.collect()
-    comm.barrier()  # what all have dropped is given back to the system
+    comm.barrier()  # memory that all ranks have dropped is returned to the system
     assert torch.equal(another, everybodys(comm) + comm.size)
     assert not tensor.any()
 

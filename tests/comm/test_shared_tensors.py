@@ -1,4 +1,5 @@
-"""Shared tensors: what is in them, who sees it, when their memory goes, who may die meanwhile."""
+"""Shared tensors: their contents, who sees them, when their memory is freed, and deaths
+meanwhile."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ def random_row(comm: Communicator, count: int, *, seed: int = 0) -> torch.Tensor
 
 
 def turns(comm: Communicator) -> int:
-    """How many turns of moving data this rank has finished, over all calls."""
+    """How many steps of moving data this rank has finished, over all calls."""
     return cast(SharedMemory, comm.transport).group.progress(comm.rank)
 
 
 def mappings() -> int:
-    """How many mappings of nameless memory this process has."""
+    """How many mappings of anonymous memory this process has."""
     return Path("/proc/self/maps").read_text().count("memfd:unisono")
 
 
@@ -100,7 +101,7 @@ def test_ranks_may_want_different_sizes(comm: Communicator) -> None:
 
 
 def every_call(comm: Communicator, make: Any, seed: int) -> list[torch.Tensor]:
-    """The results of every collective on memory that `make` made of a row."""
+    """The results of every collective on memory that `make` allocates for a row."""
     part = LARGE // comm.size
     root = seed % comm.size
     x = make(random_row(comm, LARGE, seed=seed))
@@ -120,7 +121,7 @@ def every_call(comm: Communicator, make: Any, seed: int) -> list[torch.Tensor]:
     keep(out)
     comm.scatter(out[:part], x if comm.rank == root else None, root)
     keep(out[:part])
-    comm.all_gather(x, x[comm.rank * part : (comm.rank + 1) * part])  # in its place already
+    comm.all_gather(x, x[comm.rank * part : (comm.rank + 1) * part])  # already in place
     keep(x)
     x.copy_(random_row(comm, LARGE, seed=seed + 1))
     comm.reduce(x, root, "product")
@@ -165,7 +166,7 @@ def test_a_call_on_them_takes_one_turn(comm: Communicator) -> None:
         lambda: comm.all_gather(out, x[:half]),
         lambda: comm.reduce_scatter(out[:half], x),
         lambda: comm.all_to_all(out, x),
-        lambda: comm.all_to_all(torch.empty(LARGE), x),  # whoever only takes may have any memory
+        lambda: comm.all_to_all(torch.empty(LARGE), x),  # outputs may be in any memory
         lambda: comm.all_reduce(x, async_op=True).wait(),
     ):
         before = turns(comm)
@@ -183,7 +184,7 @@ def test_results_go_into_a_ranks_own_memory(comm: Communicator) -> None:
     error = raised(ValueError, comm.all_reduce, theirs)
     assert f"memory of rank {comm.next}" in str(error)
     raised(ValueError, comm.all_gather, theirs, torch.zeros(4))
-    comm.all_gather(torch.empty(16), theirs)  # what is given, others may have written
+    comm.all_gather(torch.empty(16), theirs)  # inputs may be in memory that others have written
     raised(ValueError, comm.empty, (2, -1))
     raised(TypeError, comm.empty, 2.5)
     raised(TypeError, comm.empty, 2, object)
@@ -214,13 +215,13 @@ def test_the_memory_goes_with_the_last_tensor(comm: Communicator) -> None:
         comm.barrier()
     else:
         comm.barrier()
-        assert theirs[0] == 0  # rank 0 has dropped its own, and it is here still
+        assert theirs[0] == 0  # rank 0 has dropped its own, and it is still here
         del theirs
         gc.collect()
         assert mappings() == before + 1
         del x
         comm.barrier()
-    y = comm.zeros(1)  # whoever let go first notices with its next allocation
+    y = comm.zeros(1)  # the rank that released it first notices at its next allocation
     assert mappings() == before + 1
     del y
 
@@ -340,7 +341,7 @@ def die_within_calls(rank: int, size: int, path: str, call: str) -> int:
             else attempt(comm.all_gather, out, x)
         )
     assert isinstance(error, PeerLost), error
-    seen = theirs.clone()  # the dead rank's memory is this process's, too
+    seen = theirs.clone()  # the dead rank's memory is mapped here, too
     x.fill_(3)
     assert torch.equal(x, torch.full_like(x, 3)), "somebody still writes"
     assert len(seen) == len(x)
@@ -384,7 +385,7 @@ def come_and_go(rank: int, size: int, path: str, cycles: int) -> int:
             comm.all_reduce(x)
             assert x[0] == size
             kept.append(x[3:])
-            if len(kept) > 1 + (cycle + rank) % 3:  # ranks let go at different times
+            if len(kept) > 1 + (cycle + rank) % 3:  # ranks release at different times
                 kept.pop(rank % 2)
             if cycle == cycles // 5:
                 grown = -resident_bytes()
@@ -409,7 +410,7 @@ def test_allocations_come_and_go(fresh_pool: RankPool, cycles: int) -> None:
 
 
 def test_a_rank_without_descriptors_keeps_nobody_waiting(fresh_pool: RankPool) -> None:
-    """Also where what makes the memory is not imported yet, for which it takes one, too."""
+    """Also if the module that allocates is not imported yet, which needs a descriptor, too."""
     texts = fresh_pool.run(allocate_without_descriptors, 2, connected=False)
     for text in texts:
         assert "rank 1 cannot map it: Too many open files" in text
@@ -423,14 +424,14 @@ def allocate_out_of_reach(rank: int, size: int, path: str) -> float:
     comm = connect(path, rank, size)
     x = comm.zeros(0)
     descriptors = held_resources()[0]
-    for process in (1, 2**22):  # in another namespace that is another process's number, or none's
+    for process in (1, 2**22):  # in another namespace that is another process's pid, or none's
         with mock.patch("os.getpid", return_value=process):
             x = comm.empty(LARGE).fill_(1)
         comm.all_reduce(x)
         assert not comm.is_shared(x)
         comm.transport._allocator._is_possible = process == 1  # look for it again
     assert held_resources()[0] == descriptors
-    pages = SharedPages(LARGE, torch.float32, comm)  # nobody looks for memory any more
+    pages = SharedPages(LARGE, torch.float32, comm)  # no rank looks for the memory any more
     pages.hold(x)
     assert pages.middle.data_ptr() - x.data_ptr() == mmap.PAGESIZE  # its own
     total = x.mean().item()
@@ -447,7 +448,7 @@ def allocate_without_descriptors(rank: int, size: int, path: str) -> str:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     error = raised(SegmentError, comm.empty, LARGE)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    comm.all_reduce(x := comm.empty(LARGE).fill_(1))  # the group goes on
+    comm.all_reduce(x := comm.empty(LARGE).fill_(1))  # the group stays usable
     assert x[0] == size
     comm.close()
     return str(error)

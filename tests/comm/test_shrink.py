@@ -1,4 +1,4 @@
-"""After a death the survivors go on in a smaller group: all in the same one, or none."""
+"""After a death the survivors continue in a smaller group: all in the same one, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def die() -> None:
 
 
 def about(comm: Communicator) -> tuple[str, int, tuple[int, ...] | None, float]:
-    """What a group is, and what its all_reduce of global ranks comes to."""
+    """A group's properties, and the result of its all_reduce of global ranks."""
     assert comm.global_ranks is not None
     x = torch.full((50_000,), float(comm.global_ranks[comm.rank]))
     comm.all_reduce(x)
@@ -51,7 +51,7 @@ def lose_and_go_on(rank: int, size: int, path: str, dead: list[int]) -> object:
             found = about(left)
             assert left.timeout_s == 50.0
             assert comm.shrink() is left
-        error = raised(PeerLost, comm.barrier)  # the old group says what it said
+        error = raised(PeerLost, comm.barrier)  # the old group raises the same error as before
     assert error.peer in dead
     assert_given_back(before)
     return found
@@ -73,7 +73,7 @@ def lose_one_after_the_other(rank: int, size: int, path: str) -> object:
     return about(comm)
 
 
-# When a second rank dies: before one of the protocol's own steps, or right after it.
+# When a second rank dies: right before one of the protocol's steps, or right after it.
 MOMENTS = {
     "it comes": (survivors.SegmentBoard, "say"),
     "it chooses": (survivors.SegmentBoard, "choose"),
@@ -108,7 +108,7 @@ def die_at(rank: int, size: int, path: str, moment: str, after: bool, second: in
         usual = getattr(kind, name)
 
         def strike(self: object, *args: object) -> object:
-            if args[-1] is None:  # it only looks
+            if args[-1] is None:  # it only reads
                 return usual(self, *args)
             if after:
                 usual(self, *args)
@@ -119,7 +119,7 @@ def die_at(rank: int, size: int, path: str, moment: str, after: bool, second: in
     left = comm.shrink()
     if rank == second:  # others have decided
         die()
-    while True:  # a death after it was made ends the new group in turn
+    while True:  # a death after the new group was created ends that group in turn
         error = attempt(about, left)
         if error is None:
             break
@@ -294,7 +294,7 @@ def shrink_subgroups(rank: int, size: int, path: str) -> float:
     if rank == 1:
         row = row.shrink()
         assert row.size == 1
-    row.all_reduce(x)  # that of the others has lost nobody
+    row.all_reduce(x)  # the others' group has lost no rank
     left = comm.shrink()
     assert subgroup(left, [2, 1, 0]).name == "world~1[2,1,0]"
     return float(x)
@@ -317,7 +317,7 @@ def read_the_dead(rank: int, size: int, path: str) -> float:
     left = comm.shrink()
     about(left)
     del comm
-    mine.fill_(7)  # nothing is unmapped under whoever holds it
+    mine.fill_(7)  # nothing is unmapped while it is in use
     left.all_reduce(mine)
     assert mine.eq(14).all()
     return float(theirs.mean())

@@ -1,4 +1,4 @@
-"""Transports take what Transport says that they take, and classes stay shallow."""
+"""Transports have the signatures of Transport, and class hierarchies stay shallow."""
 
 from __future__ import annotations
 

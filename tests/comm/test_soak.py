@@ -1,4 +1,4 @@
-"""A million calls on groups that come and go: what a process has at the end is what it had."""
+"""A million calls on groups that come and go: a process has the same resources afterwards."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ranks import RankPool, connect
 from resources import assert_given_back, held_resources
 from unisono.comm.communicator import Communicator
 
-CALLS = 250_000  # of each rank; a million and more in the two tests together
-A_LIFE = 2000  # calls of one set of groups
-GROWTH_BYTES = 8 << 20  # allowed: allocators keep what they have once used
+CALLS = 250_000  # per rank; more than a million in the two tests together
+A_LIFE = 2000  # calls per set of groups
+GROWTH_BYTES = 8 << 20  # allowed: allocators keep memory for reuse
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_a_million_calls_leave_nothing(fresh_pool: RankPool, ranks: int) -> None
 
 
 def live_many_lives(rank: int, size: int, path: str, calls: int) -> int:
-    """How many bytes this process grew by, after a first while in which it may."""
+    """How many bytes this process grew by, after a warm-up in which it may grow."""
     before = held_resources()
     start_bytes = 0
     with connect(path, rank, size) as world:

@@ -1,4 +1,4 @@
-"""Reports say where: the source line of every rank's call, and where a missing rank is."""
+"""Reports have the source line of every rank's call, and say where a missing rank is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from unisono.errors import (
 
 
 def line_of(function: Callable[..., Any], text: str) -> str:
-    """Where in a function of this file the line with this text is, as a report writes it."""
+    """The place of the line with this text in a function of this file, as a report shows it."""
     lines, first = inspect.getsourcelines(function)
     offset = next(index for index, line in enumerate(lines) if text in line)
     return f"test_source_lines.py:{first + offset} in {function.__name__}"
@@ -75,7 +75,7 @@ def test_a_work_that_nobody_waits_for_tells_its_line_too(comm: Communicator) -> 
 
 def begin_and_compute(comm: Communicator) -> None:
     work = comm.barrier(async_op=True)  # submitted
-    time.sleep(1.0)  # computes while the other rank finds the fault
+    time.sleep(1.0)  # computes while the other rank detects the mismatch
     assert work is not None
     assert isinstance(work.exception(), CollectiveMismatch)
 
@@ -144,7 +144,7 @@ def test_abort_ends_every_wait_and_says_why(comm: Communicator) -> None:
     comm.barrier()
     if comm.rank == 1:
         threading.Timer(0.1, comm.abort, ["the loss is not a number"]).start()
-    source = None if comm.rank == 1 else 1  # who waits for anybody is in no deadlock
+    source = None if comm.rank == 1 else 1  # a rank that waits for any source is in no deadlock
     error = attempt(comm.recv, torch.ones(1), source)
     assert isinstance(error, GroupAborted), error
     assert str(error) == f"rank 1 ended group {comm.name} at call #1: the loss is not a number"
@@ -173,7 +173,8 @@ def test_a_closed_group_says_so(comm: Communicator) -> None:
 
 @pytest.mark.ranks(2)
 def test_all_sites_are_kept_on_request(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With UNISONO_SITES=1 a rank that is stuck in a blocking call has told its line before."""
+    """With UNISONO_SITES=1 a rank that is stuck in a blocking call has already recorded its
+    line."""
     monkeypatch.setenv("UNISONO_SITES", "1")
     group = subgroup(comm, [0, 1])
     reduce_and_tell(group)
@@ -190,7 +191,7 @@ def reduce_and_tell(comm: Communicator) -> None:
 
 
 def code_of_its_own(number: int) -> Callable[..., Any]:
-    """A function in a file of its own, as a cell of a notebook is: its second line is the call."""
+    """A function in its own file, like a notebook cell: its second line is the call."""
     source = "def cell(function, *args):\n    return function(*args)\n"
     names: dict[str, Any] = {}
     exec(compile(source, f"/notebook/cell-{number}.py", "exec"), names)
@@ -202,7 +203,7 @@ def code_of_its_own(number: int) -> Callable[..., Any]:
 def test_a_program_with_any_number_of_lines_has_its_lines_shown(
     comm: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A notebook, a service or a run of tests never stops bringing new code."""
+    """A notebook, a service or a test run loads new code again and again."""
     monkeypatch.setenv("UNISONO_SITES", "1")
     group = subgroup(comm, [0, 1])
     for number in range(4500):  # a record has room for 4095
@@ -225,7 +226,7 @@ def test_code_that_is_no_longer_used_is_let_go() -> None:
 
 
 def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch may have called before its files are known to be not the program's."""
+    """torch may call before its files are known not to be the program's."""
     monkeypatch.setattr(engine, "_hidden", list(engine._hidden))
     cell = code_of_its_own(1)
 
@@ -245,7 +246,7 @@ def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) 
 def test_files_that_are_shown_are_a_program_in_a_hidden_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What measures the engine calls it as a program does."""
+    """The benchmark calls the engine as a program does."""
     monkeypatch.setattr(engine, "_hidden", [*engine._hidden, "/notebook"])
     monkeypatch.setattr(engine, "_shown", [])
     cell = code_of_its_own(1)

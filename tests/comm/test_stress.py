@@ -1,6 +1,6 @@
 """Random programs on random groups that overlap and interleave, checked against NumPy.
 
-A program follows from its seed alone, so that every rank can work out what all others do.
+A program depends only on its seed, so every rank knows what all others do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run_program(comm: Communicator, seed: int, length: int) -> int:
     steps = [draw_any_step(chance, groups) for _ in range(length)]
     under_way: list[tuple[int, RankStep]] = []  # when to wait
     own = 0
-    with ExitStack() as stack:  # so that nobody waits for a rank that failed
+    with ExitStack() as stack:  # so that no rank waits for one that failed
         made = [comm.split(members) for members in groups]
         for group in made:
             if group is not None:
@@ -92,7 +92,7 @@ def test_many_long_random_programs(comm: Communicator, seed: int) -> None:
 
 
 def small_calls(comm: Communicator, times: int) -> None:
-    """As fast as they come: what is left of one call must not show in the next."""
+    """Back to back: nothing of one call may leak into the next."""
     for step in range(times):
         count = step % 13
         comm.all_reduce(tensor := torch.full((count,), float(comm.rank + step)))

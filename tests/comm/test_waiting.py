@@ -1,4 +1,4 @@
-"""Ranks that wait for others at the start say for whom, and give up when they were told to."""
+"""Ranks that wait for others at the start say for which, and give up at their deadline."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_timeout_bounds_the_meeting_too(fresh_pool: RankPool, name: str) -> No
 def come_alone(
     number: int, size: int, path: str, name: str, ports: list[int]
 ) -> BaseException | None:
-    """Every process waits in another way for one that never comes."""
+    """Every process waits in a different way for one that never joins."""
     how = list(WAYS)[number]
     if how in ("init", "unisono", "gloo"):
         os.environ.update(torchrun_variables(int(how == "gloo"), 2, ports[number]))
@@ -101,7 +101,7 @@ def joiner(tmp_path: Path) -> Program:
 
 
 def test_whoever_waits_long_says_for_whom(joiner: Program, name: str) -> None:
-    """The one that comes late comes once the others have said that they wait."""
+    """The late one joins once the others have said that they wait."""
     begin_s = time.monotonic()
     early = [joiner.start(name, rank, "1") for rank in ("0", "1")]
     lines = [read_error_line(process) for process in early]
@@ -204,14 +204,14 @@ def split_late(comm: Communicator) -> tuple[str, str] | None:
 
 
 def free_when(records: list[logging.LogRecord], comm: Communicator) -> None:
-    """Let rank 1 go on once rank 0 has said that it waits."""
+    """Let rank 1 continue once rank 0 has said that it waits."""
     while not records:
         time.sleep(0.01)
     comm.send(torch.ones(1), 1)
 
 
 def test_a_store_whose_host_ends_is_named(fresh_pool: RankPool) -> None:
-    """Rank 0 hosts the store, and ends while rank 1 waits for rank 2 in it."""
+    """Rank 0 hosts the store, and exits while rank 1 waits in it for rank 2."""
     _, waited = fresh_pool.outcomes(lose_the_host, 2, free_port(), connected=False)
     assert isinstance(waited.value, RendezvousError), waited
     assert "torch Store of the meeting does not answer" in str(waited.value)
@@ -236,7 +236,7 @@ def end_when_it_exists(path: str) -> None:
 
 
 def test_infinite_patience_is_patience(tmp_path: Path) -> None:
-    """A limit that is no number of seconds for a socket is one for us."""
+    """A timeout that a socket does not accept works here."""
     errors: list[BaseException | None] = []
 
     def come(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the engine cannot run, everything that needs none still works."""
+"""Without the engine, everything that does not need it still works."""
 
 from __future__ import annotations
 

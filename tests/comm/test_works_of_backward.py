@@ -1,4 +1,4 @@
-"""Works on a shared GPU that begin in a backward pass: when, and in what order, they are begun."""
+"""Works on a shared GPU that start in a backward pass: when, and in what order, they run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def backward_with(*hooks: Callable[[], object]) -> None:
 
 
 class Calls:
-    """Works that note when they begin."""
+    """Works that record when they begin."""
 
     def __init__(self) -> None:
         self.works = WorksOfBackward()
@@ -62,7 +62,7 @@ def test_whoever_asks_after_one_begins_those_before_it_too(ask: Callable[[Work],
         assert calls.log == ["first", "second"]
         first.wait()
         calls.add("third")
-        calls.works.begin_all()  # as any other call does
+        calls.works.begin_all()  # like any other call
         assert calls.log == ["first", "second", "third"]
 
     backward_with(begin_three)

@@ -118,7 +118,7 @@ def test_the_command_writes_the_pictures_into_the_report(tmp_path: Path) -> None
 def test_a_wrong_value_makes_the_command_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[RankOutcome]
 ) -> None:
-    """Ranks whose all_reduce forgets a number: the planted fault travels to them by value."""
+    """Ranks whose all_reduce forgets a number: the planted bug is pickled by value."""
     report = tmp_path / "report.md"
     monkeypatch.setattr(scenes, "run_all_scenes", run_with_a_fault)
     done = CliRunner().invoke(main, ["demo", "--no-race", "--report", str(report)])

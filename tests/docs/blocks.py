@@ -1,6 +1,6 @@
-"""The code blocks of the markdown files, and what the comments before them say of how they run.
+"""The code blocks of the markdown files, and the comments before them that say how they run.
 
-A comment stands on the line before its block, or several on the lines before:
+A comment is on the line before its block, or several on the lines before:
 
     <!-- not run: WHY -->         nobody runs it
     <!-- ranks: 4 -->             Python, on each of so many ranks, with `comm`, `torch`, `numpy`
@@ -46,7 +46,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Block:
-    """A block, and what its comments say: by name, with their further lines."""
+    """A block, and its comments: by name, with their further lines."""
 
     page: str
     line: int
@@ -54,7 +54,7 @@ class Block:
     text: str
     marks: dict[str, str] = field(hash=False)
     follows: bool
-    """Whether nothing stands between it and the block before."""
+    """Whether nothing is between it and the block before."""
 
     @property
     def place(self) -> str:
@@ -97,18 +97,18 @@ def further_lines(value: str) -> str:
 
 
 def pattern_of(shown: str) -> str:
-    """A regular expression for text as it is shown, in which white space is one blank."""
+    """A regular expression for shown text, in which white space is one blank."""
     words = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*?")
     return re.sub(r"(?<=pid\\ )\d+|\d{5,}", r"\\d+", words)  # process ids
 
 
 def matches(shown: str, written: str) -> bool:
-    """Whether all of what was written is as shown."""
+    """Whether everything that was written is as shown."""
     return re.fullmatch(pattern_of(shown), " ".join(written.split()), re.S) is not None
 
 
 def lines_missing(shown: str, written: str) -> list[str]:
-    """Lines that are shown and were not written, in this order."""
+    """Lines that are shown but were not written, in this order."""
     rest = [" ".join(line.split()) for line in written.splitlines()]
     missing = []
     for line in filter(str.strip, shown.splitlines()):

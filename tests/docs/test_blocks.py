@@ -33,7 +33,8 @@ from docs.blocks import (
 from unisono.comm.communicator import Communicator
 
 BLOCKS = {page: blocks_of(page) for page in PAGES if page != "docs/communicator.md"}
-"""docs/communicator.md is written from docstrings, whose examples tests/test_docstrings.py runs."""
+"""docs/communicator.md is generated from docstrings, whose examples tests/test_docstrings.py
+runs."""
 EVERY = [block for blocks in BLOCKS.values() for block in blocks]
 TIMEOUT_S = 600
 SHELL = ("sh", "console")
@@ -53,7 +54,7 @@ ON_RANKS = [block for block in EVERY if is_python(block, "ranks")]
 
 
 def is_dear(block: Block) -> bool:
-    """Whether it takes processes of its own."""
+    """Whether it needs processes of its own."""
     if "not run" in block.marks:
         return False
     return (
@@ -98,8 +99,8 @@ def test_every_block_says_how_it_is_run() -> None:
 
 
 def run_python(text: str, names: dict[str, Any], place: str) -> None:
-    """Run a block statement by statement. Where a comment behind one is a value, or begins with a
-    list, that is what it must have given."""
+    """Run a block statement by statement. If the comment after a statement is a value, or begins
+    with a list, the statement must have that value."""
     lines = text.splitlines()
     for statement in ast.parse(text, place).body:
         name = ""
@@ -122,7 +123,7 @@ def run_python(text: str, names: dict[str, Any], place: str) -> None:
 
 
 def value_in(comment: str) -> tuple[Any] | None:
-    """The value that a comment shows: all of it up to a semicolon, or a list at its begin."""
+    """The value that a comment shows: everything up to a semicolon, or a list at its start."""
     bracketed = re.match(r"\[[^\]]*\](?=\s|;|$)", comment)
     shown = bracketed[0] if bracketed else comment.partition(";")[0].strip()
     try:
@@ -176,7 +177,7 @@ def test_runs_on_ranks(
 
 
 class Folder:
-    """A folder in which the commands of a page run, beside the repository's examples."""
+    """A folder in which the commands of a page run, next to the repository's examples."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -192,7 +193,7 @@ class Folder:
         }
 
     def run(self, script: str, place: str, exit_code: int | None = 0) -> tuple[str, str]:
-        """What the script writes to stdout, and to both."""
+        """What the script writes to stdout, and to stdout and stderr."""
         with subprocess.Popen(
             ["bash", "-e", "-o", "pipefail", "-c", script],
             cwd=self.path, env=self._environment, stdin=subprocess.DEVNULL,

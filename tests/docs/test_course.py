@@ -15,7 +15,7 @@ from unisono.learn.command import learn
 SOLUTIONS = ROOT / "examples" / "course"
 NUMBERS = range(1, len(CHECKS) + 1)
 HANDED_OUT = {6: "DeadlockError", 7: "under way", 12: "CollectiveMismatch"}
-"""Exercises that are programs with a bug, and what their check says of it."""
+"""Exercises that are programs with a bug, and what their check says about it."""
 
 
 def run(*words: object) -> Result:

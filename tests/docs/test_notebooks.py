@@ -1,4 +1,4 @@
-"""The chapters of the course run as notebooks, too."""
+"""The chapters of the course also run as notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the documentation's site is made of: a dead link or a name without a docstring ends it."""
+"""The sources of the documentation's site: a dead link or a name without a docstring is an
+error."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def port(root: Path, adapter: str, number: int, **values: str) -> None:
 
 
 def test_the_state_of_infiniband(tmp_path: Path) -> None:
-    """The files of /sys/class/infiniband, as Linux writes them."""
+    """The files in /sys/class/infiniband, as Linux writes them."""
     assert [*machine.infiniband(tmp_path / "none")] == []
     up = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "link_layer": "InfiniBand"}
     for adapter in ("mlx5_10", "mlx5_2"):
@@ -144,7 +144,7 @@ def test_every_variable_that_the_package_reads_is_known() -> None:
 
 
 def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    for secret in ("s" * 32, "swordfish"):  # the second is too short, and a finding says so
+    for secret in ("s" * 32, "swordfish"):  # the second is too short, which a finding says
         monkeypatch.setenv("UNISONO_JOB_SECRET", secret)
         assert known_variables.set_here(os.environ)["UNISONO_JOB_SECRET"] == "(secret)"
         shown = CliRunner().invoke(main, ["doctor", "--variables"]).output
@@ -159,7 +159,7 @@ def test_torch_knows_the_variables_that_we_say_are_its_own() -> None:
 
     folder = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
     headers = "".join(path.read_text() for path in folder.glob("*.hpp"))
-    elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read in a source file, not in a header
+    elsewhere = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}  # read from a source file, not from a header
     for name in known_variables.TORCH:
         if name.startswith(("TORCH_NCCL", "TORCH_FR")):
             assert name in headers or name in elsewhere
@@ -267,11 +267,11 @@ def test_a_wrong_result_is_red_and_fails_the_command(
     assert said.exit_code == 1
     assert re.search(r"^  WRONG broadcast .*rank 0: element 999 is", said.output, re.M)
     assert re.search(r"^  ok +all_to_all ", said.output, re.M)
-    assert said.output.endswith("not well: self-test of unisono\n")
+    assert said.output.endswith("failed: self-test of unisono\n")
 
 
 def run_with_a_fault(backend: str, folder: str) -> SelfTest:
-    """Run by every rank: rank 0 spoils what it receives in a broadcast."""
+    """Run by every rank: rank 0 corrupts what it receives in a broadcast."""
     sound = Communicator.broadcast
 
     def spoiled(self: Communicator, tensor: Any, *args: Any, **keywords: Any) -> Any:

@@ -67,7 +67,7 @@ def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: Write
     assert [call.name for call in late.calls] == [f"all_reduce #{call}" for call in (1, 2, 3)]
     assert waiting.calls[-1].name == "all_reduce #4"
     assert waiting.calls[-1].waits_for == (late.pid,)
-    assert -60 < waiting.calls[-1].arrived_s < -1.9  # of the two seconds that it waited
+    assert -60 < waiting.calls[-1].arrived_s < -1.9  # out of the two seconds that it waited
     (marked,) = [line for line in late.source if line.startswith(">")]
     assert marked.endswith("time.sleep(4)  # a slow disk")
     subprocess.run([*command, "--html", "incident.html"], cwd=tmp_path, check=True)
@@ -78,7 +78,7 @@ def test_the_page_shows_what_its_program_leads_to(tmp_path: Path, program: Write
 
 def plain(text: str) -> list[str]:
     """Without what changes from run to run: process ids, the time, the launcher's frames, and how
-    far the ranks that gave up have come since."""
+    far the ranks that gave up have got since."""
     text = re.sub(r"after \d+ s", "after 2 s", re.sub(r"\(pid \d+\)", "(pid 1)", text))
     text = re.sub(r"^( +\d) +\d+ ", r"\1 1 ", text, flags=re.MULTILINE)
     lines = [re.sub(" +", " ", line).rstrip() for line in text.splitlines()]

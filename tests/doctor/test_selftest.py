@@ -1,4 +1,4 @@
-"""`unisono.self_test`: green on a sound group, red on one with a planted fault."""
+"""`unisono.self_test`: passes on a correct group, fails on one with a planted fault."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_subgroup_and_a_torch_group(process_group: Any) -> None:
 
 
 def faulty(comm: Communicator, method: str, fault: Any) -> Communicator:
-    """The same group, but that one method of this rank goes wrong: `fault` gets the method and
+    """The same group, except that one method of this rank goes wrong: `fault` gets the method and
     its arguments."""
     kind = type(comm)
     sound = getattr(kind, method)
@@ -79,7 +79,7 @@ def spoiled(call: Any, output: Any, *args: Any, **keywords: Any) -> Any:
 
 
 def unmoved(call: Any, output: Any, *args: Any, **keywords: Any) -> Any:
-    """The call takes place, but its result never reaches the caller's tensor."""
+    """The call happens, but its result never reaches the caller's tensor."""
     if output is None:
         return call(output, *args, **keywords)
     result = call(output.clone(), *args, **keywords)
@@ -131,7 +131,7 @@ def test_a_wrong_all_gather_cannot_hide_itself(comm: Any) -> None:
         comm = faulty(comm, "all_gather", unmoved)
     result = unisono.self_test(comm, repeats=1, show=False)
     red = {check.primitive for check in result.checks if not check.ok}
-    if comm.rank == 2:  # it hears from nobody, itself included
+    if comm.rank == 2:  # it hears from no rank, not even itself
         assert "the ranks' verdicts" in red
         assert "all_gather" in red
     else:

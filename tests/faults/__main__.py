@@ -15,7 +15,7 @@ AT_ONCE = 3
 
 
 def main() -> None:
-    """Run them, and print the verdicts and the score, or what every rank said as JSON."""
+    """Run them, and print the verdicts and the score, or every rank's output as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*")
     parser.add_argument("--setup")
@@ -28,7 +28,7 @@ def main() -> None:
         for setup in ([given.setup] if given.setup else fault.setups)
     ]
     score, results = 0, []
-    # Most of their time programs wait. A fork of this process has no threads, so it may fork ranks.
+    # Programs mostly wait. A fork of this process has no threads, so it may fork ranks.
     with multiprocessing.get_context("fork").Pool(min(AT_ONCE, len(chosen))) as pool:
         for (fault, setup), outcome in zip(chosen, pool.imap(run, chosen), strict=True):
             results.append({"name": fault.name, "setup": setup, **dataclasses.asdict(outcome)})
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def run(chosen: tuple[Fault, str]) -> Outcome:
-    """Run one program in one setup, until what was said of it is right."""
+    """Run one program in one setup, until its verdict is right."""
     fault, setup = chosen
     enough = functools.partial(right, fault)
     return run_program(fault.path, fault.ranks, setup, deadline_s=60, grace_s=15, enough=enough)

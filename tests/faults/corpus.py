@@ -1,8 +1,8 @@
-"""The corpus: small buggy programs, and whether what was said about one names rank and line.
+"""The corpus: small buggy programs, and whether a report about one names rank and line.
 
-Each program says in its head whose fault it is and, unless it is 3 ranks on both of ours, on how
-many ranks it runs and in which setups of runner.py it can occur. The line that a good verdict
-names is marked with `# <- here`.
+The comments at the top of each program say which ranks are at fault and, unless it is 3 ranks in
+both of our setups, how many ranks it runs on and in which setups of runner.py the bug can occur.
+The line that a good verdict names is marked with `# <- here`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fault:
 
 
 def read(path: Path) -> Fault:
-    """What a program says of itself."""
+    """What a program's comments say about it."""
     text = path.read_text()
     head = dict(re.findall(r"^# (ranks|culprit|setups): (.*)$", text, re.MULTILINE))
     lines = text.splitlines()
@@ -54,7 +54,7 @@ def corpus() -> list[Fault]:
 
 
 def reports_in(outcome: Outcome) -> list[str]:
-    """Every report that a rank gave: a verdict, and the indented lines under it."""
+    """Every report of a rank: a verdict, and the indented lines under it."""
     reports: list[str] = []
     for text in outcome.said:
         inside = False
@@ -70,7 +70,7 @@ def reports_in(outcome: Outcome) -> list[str]:
 
 
 def names_ranks(fault: Fault, sentence: str) -> bool:
-    """Whether a sentence names all ranks at fault, wherever in it, and beside whomever."""
+    """Whether a sentence names all ranks at fault, anywhere in it, and next to any others."""
     listed = re.findall(r"[Rr]anks? ((?:\d+(?:-\d+)?(?:, | and | -> )?)+)", sentence)
     runs = [run for numbers in listed for run in re.findall(r"(\d+)(?:-(\d+))?", numbers)]
     named = {rank for low, high in runs for rank in range(int(low), int(high or low) + 1)}
@@ -78,7 +78,7 @@ def names_ranks(fault: Fault, sentence: str) -> bool:
 
 
 def names_line(fault: Fault, text: str) -> bool:
-    """Whether a text names the line, as reports do or as tracebacks do."""
+    """Whether a text names the line, in the form of reports or of tracebacks."""
     name, line = fault.path.name, fault.line
     return re.search(rf'{re.escape(name)}(:|", line ){line}\b', text) is not None
 
@@ -89,5 +89,5 @@ def names_rank_and_line(fault: Fault, report: str) -> bool:
 
 
 def right(fault: Fault, outcome: Outcome) -> bool:
-    """Whether somebody named the right rank and line, and the first verdict of all is right."""
+    """Whether some report names the right rank and line, and the very first verdict is right."""
     return any(names_rank_and_line(fault, report) for report in reports_in(outcome))

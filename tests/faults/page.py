@@ -1,6 +1,6 @@
 """Writes docs/diagnosis.md's table: `python -m faults.page --output ../docs/diagnosis.md`.
 
-What stands above the mark in that file is kept.
+Text above the mark in that file is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ERROR = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Failed|terminate called)\w*: .*$", re.MULTILINE
 )
 _SPEAKER = re.compile(r"\[[Rr]ank ?\d+\]:")
-"""How a rank labels what it says itself."""
+"""How a rank labels its own output."""
 _LONGEST = 110
 
 
@@ -37,7 +37,7 @@ def messages_in(outcome: Outcome) -> list[str]:
 
 @dataclass(frozen=True)
 class Named:
-    """What was named of a fault: the ranks, the line."""
+    """What a report named: the ranks at fault, the line."""
 
     rank: bool
     line: bool
@@ -49,7 +49,7 @@ class Named:
 
 
 def named_by_us(fault: Fault, outcome: Outcome) -> Named:
-    """Both have to stand in one report: the ranks in its first sentence."""
+    """Both must be in one report: the ranks in its first sentence."""
     reports = reports_in(outcome)
     if any(names_rank_and_line(fault, report) for report in reports):
         return Named(True, True)
@@ -61,8 +61,8 @@ def named_by_us(fault: Fault, outcome: Outcome) -> Named:
 
 
 def named_by_peer(fault: Fault, outcome: Outcome) -> Named:
-    """The ranks in any one message of any rank; the line in any traceback of any rank, be it that
-    of the exception which is the fault itself."""
+    """The ranks in any one message of any rank; the line in any traceback of any rank, even that of
+    the exception that is the bug itself."""
     lines = [line for text in outcome.said for line in text.splitlines() if line[:2] != "  "]
     return Named(
         any(names_ranks(fault, _SPEAKER.sub("", line)) for line in lines),
@@ -89,7 +89,7 @@ def quote_ours(fault: Fault, outcome: Outcome) -> str:
 
 
 def page(faults: Sequence[Fault]) -> str:
-    """Score, and what every setup said of every program."""
+    """The score, and what every setup said about every program."""
     score: dict[str, list[Named]] = {setup: [] for setup in (*OURS, *PEERS)}
     said = []
     for fault in faults:

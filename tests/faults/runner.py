@@ -1,8 +1,8 @@
-"""Runs one buggy program on several ranks, and brings back what was said about it.
+"""Runs one buggy program on several ranks, and returns what was said about it.
 
-Ranks are forked from a process that has torch loaded, so that a program takes seconds and not a
-minute. Each writes into a file of its own. A run is over when every rank has ended, when what was
-said is enough, or when somebody has given a verdict and the others had time to do so too.
+Ranks are forked from a process that has loaded torch, so that a program takes seconds and not a
+minute. Each writes to its own file. A run ends when every rank has exited, when enough was said, or
+when some rank has given a verdict and the others have had time to give theirs.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _be_rank(
 ) -> int:
     import atexit
 
-    atexit._clear()  # what the parent registered is the parent's
+    atexit._clear()  # what the parent registered belongs to the parent
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.chdir(program.parent)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
@@ -148,7 +148,7 @@ def _be_rank(
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     ours = setup in ("unisono", "watched", "checked", "hosts")
     store: dist.Store = dist.FileStore(f"{folder}/store", ranks)
-    if hosts:  # the lower half of the ranks on one, the others on the other
+    if hosts:  # the lower half of the ranks on one host, the others on the other
         hosts[rank * len(hosts) // ranks].enter()
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
         store = dist.TCPStore(hosts[0].ipv4, PORT, ranks, is_master=rank == 0)
@@ -174,7 +174,7 @@ def _be_rank(
 
 
 def _monitor_every_collective() -> None:
-    """The best use of `monitored_barrier`: before each call, naming all who are missing."""
+    """The best use of `monitored_barrier`: before each call, naming all missing ranks."""
     for name in ("all_reduce", "broadcast", "all_gather", "barrier"):
         setattr(dist, name, functools.partial(_monitored, getattr(dist, name)))
 
@@ -185,7 +185,7 @@ def _monitored(call: Any, *args: Any, **named: Any) -> Any:
     return call(*args, **named)
 
 
-if __name__ == "__main__":  # program, which ends by itself; ranks, setup
+if __name__ == "__main__":  # the program, which ends by itself; ranks, setup
     file, ranks, setup = sys.argv[1:]
     outcome = run_program(Path(file).resolve(), int(ranks), setup, deadline_s=90, grace_s=90)
     print(json.dumps(asdict(outcome)))

@@ -1,5 +1,5 @@
-"""Tests that need a GPU: all ranks share it. `make test-gpu` runs them; without one they are left
-out."""
+"""Tests that need a GPU, which all ranks share. `make test-gpu` runs them; without a GPU they are
+skipped."""
 
 from __future__ import annotations
 

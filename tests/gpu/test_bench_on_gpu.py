@@ -1,4 +1,5 @@
-"""`unisono bench --device cuda`: every collective, right on both, by ranks that share the GPU."""
+"""`unisono bench --device cuda`: every collective is right on both backends, on ranks that share
+the GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every collective on tensors of a GPU that the ranks share: bit for bit what the CPU's engine has.
+"""Every collective on tensors of a GPU that the ranks share: bit for bit the CPU engine's result.
 
-Sizes lie on both sides of what is staged; the expectation is computed on the CPU from all ranks'
-inputs.
+Sizes are on both sides of the staging threshold; the expected result is computed on the CPU from
+all ranks' inputs.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def test_strided_coalesced_and_empty_tensors(comm: Communicator) -> None:
 
 @pytest.mark.parametrize("first", ["strided", "in inference mode"])
 def test_what_the_first_calls_make_serves_in_every_mode(comm: Communicator, first: str) -> None:
-    """Pinned memory is made by a group's first calls, and written to by torch where a row has an
-    odd number of bytes."""
+    """A group's first calls allocate pinned memory, and torch writes to it if a row has an odd
+    number of bytes."""
     with comm.split([0, 1], label=first) as group:
         for is_inference in (first != "strided", False, True, False):
             with torch.inference_mode(is_inference):

@@ -1,4 +1,4 @@
-"""Attention over a cut sequence, of CUDA tensors on one shared GPU: that of one process."""
+"""Attention over a sharded sequence, with CUDA tensors on one shared GPU: equal to one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of ranks that share a GPU: everybody hears of them, and nobody waits."""
+"""Faults of ranks that share a GPU: all ranks learn of them, and none waits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 
 LARGE = 64 << 20
-LONG = 10_000_000_000  # cycles of a GPU: about 5 s
+LONG = 10_000_000_000  # GPU cycles: about 5 s
 
 
 TOLD_S = 0.2
-"""How soon a rank is to hear of another's death."""
+"""How soon a rank must learn of another's death."""
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["the conductor", "another rank"])
@@ -38,8 +38,8 @@ def test_a_killed_rank(
     count: int,
     is_busy: bool,
 ) -> None:
-    """It dies while the others wait for it, and with work on its GPU that it has given it for an
-    earlier call, if that `is_busy`. The others hear of it, and their GPU waits for nothing."""
+    """It dies while the others wait for it and, if it `is_busy`, with work of an earlier call still
+    on its GPU. The others learn of it, and their GPU waits for nothing."""
     outcomes = fresh_pool.outcomes(lose_one, 3, victim, count, is_busy, connected=False)
     told = {}
     for rank in {0, 1, 2} - {victim}:
@@ -65,7 +65,7 @@ def lose_one(
     comm.barrier()
     died, waiting = Path(f"{path}-died"), Path(f"{path}-waiting-{rank}")
     if rank == victim:
-        if is_busy:  # and behind that a call to which its GPU will not come
+        if is_busy:  # followed by a call that its GPU will never reach
             torch.cuda._sleep(LONG)
             if count == LARGE:
                 comm.all_reduce(tensor, "max", async_op=True)
@@ -79,18 +79,18 @@ def lose_one(
     error = attempt(comm.all_reduce, tensor, "max")
     told = time.monotonic()
     assert isinstance(error, PeerLost), repr(error)
-    torch.cuda.synchronize()  # what nobody will do is not awaited
+    torch.cuda.synchronize()  # work that will never happen is not waited for
     done = time.monotonic()
     comm.close()
     closed = time.monotonic()
     still_mapped = len(mappings_of_this_process())
-    torch.ones(4, device="cuda").sum().item()  # the GPU is as good as ever
+    torch.ones(4, device="cuda").sum().item()  # the GPU still works
     died_at = float(died.read_text())
     return str(error), told - died_at, done - died_at, closed - died_at, still_mapped
 
 
 def test_survivors_give_the_memory_of_the_dead_back(fresh_pool: RankPool) -> None:
-    """The conductor has mapped it: what was the dead rank's is free once the group is closed."""
+    """The conductor has mapped it: the dead rank's memory is free once the group is closed."""
     outcomes = fresh_pool.outcomes(lose_memory, 2, connected=False)
     assert outcomes[0].error is None, outcomes[0].error
     before, dead, closed = outcomes[0].value
@@ -186,7 +186,7 @@ def use_expandable_segments(rank: int, size: int, path: str, refuses: bool) -> f
 
 
 def refuse_to_share() -> None:
-    """As MIG and sandboxes do."""
+    """Like MIG and sandboxes."""
 
     def refuse(driver: Driver, base: int) -> NoReturn:
         raise DriverError("export", "refused")

@@ -1,5 +1,5 @@
-"""What calls on CUDA tensors leave behind for `unisono top` and the watch: one record each, of what
-the program called."""
+"""Records of calls on CUDA tensors for `unisono top` and the watch: one per call, of what the
+program called."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_top_shows_a_call_on_cuda_tensors(comm: Communicator) -> None:
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         return "reduce_scatter" in shown.stdout
 
-    assert comm.rank or eventually(is_shown)  # the other one waits for us in its call
+    assert comm.rank or eventually(is_shown)  # the other rank waits for us in its call
     comm.reduce_scatter(output, tensor)
     comm.barrier()

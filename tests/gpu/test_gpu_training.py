@@ -1,4 +1,4 @@
-"""torch's own data and tensor parallelism on one shared GPU trains as one process does."""
+"""torch's own data and tensor parallelism on one shared GPU trains like one process."""
 
 from __future__ import annotations
 

@@ -84,11 +84,11 @@ def test_engines_serve_the_trainers_memory(comm: Communicator) -> None:
     if comm.rank == 0:
         with WeightSender(comm, mine) as sender:
             for step in (10, 20, 30):
-                torch.cuda._sleep(50_000_000)  # the step's work is still under way
+                torch.cuda._sleep(50_000_000)  # the step's work is still in progress
                 for tensor in mine.values():
                     tensor.fill_(step)
                 sender.update()
-                comm.barrier()  # the engines have looked
+                comm.barrier()  # the engines have checked
             mine["large"][3, 4] = -1
             torch.cuda.synchronize()
             comm.barrier()
@@ -117,7 +117,7 @@ def test_engines_serve_the_trainers_memory(comm: Communicator) -> None:
 
 
 def lone_weights(value: float) -> dict[str, torch.Tensor]:
-    """Of whose memory nobody has another view."""
+    """No other view of its memory exists."""
     made = {
         "large": torch.full((2048, 2048), value, device="cuda"),
         "half": torch.full((1000, 333), value, device="cuda", dtype=torch.bfloat16),
@@ -165,7 +165,7 @@ def test_a_trainer_whose_memory_is_elsewhere_now(comm: Communicator) -> None:
             end.update()
             assert mine["w"].eq(step).all()
             assert comm.rank == 0 or count_open() == 1
-            torch.cuda.empty_cache()  # so that memory goes back, and comes back as another
+            torch.cuda.empty_cache()  # so that memory is returned, and reused for something else
             comm.barrier()
         torch.cuda.empty_cache()
         comm.barrier()
@@ -188,7 +188,7 @@ def serve_expandable_segments(rank: int, size: int, path: str) -> None:
             for step in range(1, 7):
                 if rank == 0 and step % 2:
                     mine.clear()
-                    torch.cuda.empty_cache()  # pieces go, and others come to their places
+                    torch.cuda.empty_cache()  # pieces are freed, and others take their places
                     for at in range(4):
                         mine[f"w{at}"] = torch.full((9 << 20,), float(step), device="cuda")
                 elif rank == 0:
@@ -260,17 +260,17 @@ def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
     receiver.close()
     comm.close()
     torch.cuda.empty_cache()
-    others = torch.full((1 << 30,), -1.0, device="cuda")  # memory of the dead is not given out
+    others = torch.full((1 << 30,), -1.0, device="cuda")  # the dead process's memory is not reused
     torch.cuda.synchronize()
     assert mine["w"].eq(5).all()
-    mine["w"].add_(1)  # it is this engine's alone now
+    mine["w"].add_(1)  # only this engine has it now
     assert mine["w"].eq(6).all()
-    del error, others  # an error holds frames, and those the weights
+    del error, others  # an error holds frames, which hold the weights
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     mine.clear()
     assert count_open() == 0
-    # The dead process may take a moment to give its part back.
+    # The dead process may take a moment to release its part.
     assert eventually(lambda: torch.cuda.mem_get_info()[0] - free > 1 << 29, within_s=20)
     return "served"
 

@@ -1,4 +1,4 @@
-"""A call on CUDA tensors takes its place on the stream, and memory lives as long as it must."""
+"""A call on CUDA tensors runs in stream order, and memory lives as long as it must."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.errors import CollectiveMismatch
 
 pytestmark = pytest.mark.ranks(2)
 LARGE = 4 * STAGED_BYTES
-CYCLES = 100_000_000  # of a GPU: about 50 ms
+CYCLES = 100_000_000  # GPU cycles: about 50 ms
 
 
 @pytest.mark.parametrize("count", [100, LARGE])
@@ -49,7 +49,7 @@ def test_a_work_goes_on_beside_the_caller(comm: Communicator, count: int) -> Non
 
 def test_a_large_call_does_not_wait_for_the_gpu(comm: Communicator) -> None:
     tensor = torch.ones(LARGE, device="cuda")
-    comm.all_reduce(tensor)  # so that everything is there
+    comm.all_reduce(tensor)  # so that everything is initialised
     torch.cuda.synchronize()
     comm.barrier()
     torch.cuda._sleep(10 * CYCLES)
@@ -83,7 +83,7 @@ def test_memory_that_was_freed_and_comes_back_is_another(comm: Communicator) -> 
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     small = torch.ones(LARGE, device="cuda")
-    for _ in range(10):  # each call asks after one allocation
+    for _ in range(10):  # each call checks one allocation
         comm.all_reduce(small)
     torch.cuda.synchronize()
     if comm.rank == 0:
@@ -147,7 +147,7 @@ def test_calls_of_a_backward_pass_meet_in_the_order_of_the_program(comm: Communi
     works = []
 
     def reduce_some(_: torch.Tensor) -> None:
-        large.mul_(comm.rank + 1)  # before the call, in the order of the stream
+        large.mul_(comm.rank + 1)  # before the call, in stream order
         works.append(comm.all_reduce(large, async_op=True))
         works.append(comm.all_reduce(other, async_op=True))
         comm.all_reduce(small)

@@ -20,7 +20,7 @@ IN_EVERY_RUN = (
     "test_host_faults.py::test_a_mismatch_is_found_on_every_host",
     "test_host_faults.py::test_a_cut_cable_is_a_loss_within_5_s",
 )
-"""What `make test` runs of this folder; `make test-hosts` runs the rest, too."""
+"""The tests of this folder that `make test` runs; `make test-hosts` runs the rest, too."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def make_network() -> MakeNetwork:
-    """Makes hosts: `with make_network(3) as made: made.hosts`. Skips where that needs root."""
+    """Creates hosts: `with make_network(3) as made: made.hosts`. Skips if that needs root."""
     if why_not():
         pytest.skip(why_not())
     return network

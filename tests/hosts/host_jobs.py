@@ -1,4 +1,4 @@
-"""Ranks of a pool as ranks on hosts: each moves into its host's namespaces, and joins the world."""
+"""A pool's ranks as ranks on hosts: each moves into its host's namespaces and joins the world."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PORT = 29400
 
 @dataclass(frozen=True)
 class Places:
-    """The host of every rank, and by which family of addresses hosts talk."""
+    """The host of every rank, and the address family that hosts use."""
 
     hosts: tuple[Host, ...]
     of_rank: tuple[int, ...]
@@ -53,9 +53,9 @@ def world(
     serial: int = 0,
     join_timeout_s: float = 60.0,
 ) -> Iterator[Any]:
-    """torch's default group over unisono, on this rank's host; what moves its data. Worlds that
-    come one after the other have a serial number each, for rank 0 may still host the store of the
-    one before."""
+    """torch's default group over unisono, on this rank's host; returns what moves its data.
+    Successive worlds have a serial number each, because rank 0 may still host the store of the one
+    before."""
     where.host(rank).enter()
     os.environ |= {
         "RANK": str(rank),
@@ -68,7 +68,7 @@ def world(
     autoload.register()
     dist.init_process_group("unisono", timeout=timedelta(seconds=join_timeout_s))
     comm: Any = dist.group.WORLD.comm  # type: ignore[union-attr]
-    comm.timeout_s = timeout_s  # of calls: all may take their time to come
+    comm.timeout_s = timeout_s  # of calls: ranks may take a while to arrive
     try:
         yield comm
     finally:
@@ -77,14 +77,14 @@ def world(
 
 
 def set_moment(path: str, name: str) -> None:
-    """Note down, for `moment`, when something happens, which is now."""
+    """Record for `moment` that something happens now."""
     draft = Path(f"{path}-{name}-{os.getpid()}")
     draft.write_text(str(time.monotonic()))
     draft.rename(f"{path}-{name}")
 
 
 def moment(path: str, name: str) -> float:
-    """When that happened, by the machine's clock; waits for it. Needs neither group nor store."""
+    """When it happened, by the machine's clock; waits for it. Needs neither group nor store."""
     file = Path(f"{path}-{name}")
     assert eventually(file.exists)
     return float(file.read_text())

@@ -1,9 +1,9 @@
 """Hosts for tests and benchmarks: Linux namespaces on one machine, joined by virtual cables.
 
-Each host has a network, IPC, host name, processes and /dev/shm of its own, and one interface, eth0,
-whose cable ends in a switch, which is a namespace too. Nothing has a name outside: a host ends with
-its first process, that with the process that made it, and the kernel then takes away all processes,
-cables and mounts, whatever has happened. Needs root, ip, tc and unshare.
+Each host has its own network, IPC, host name, processes and /dev/shm, and one interface, eth0,
+whose cable ends in a switch, which is a namespace, too. Nothing has a name outside: a host ends
+with its first process, and that process ends with the one that created it. The kernel then removes
+all processes, cables and mounts, whatever has happened. Needs root, ip, tc and unshare.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMAND_S = 30.0
-"""How long a command that only sets something up may take."""
+"""How long a set-up command may take."""
 
-# The first process says that it is there, and stays until nobody holds the other end of its input.
+# The first process says that it is ready, and stays until the other end of its input is closed.
 _FIRST_PROCESS = "hostname {name} && mount -t tmpfs tmpfs /dev/shm && echo here && exec cat"
 
 
 @functools.cache
 def why_not() -> str:
-    """Why this machine cannot have hosts; "" if it can."""
+    """Why this machine cannot create hosts; "" if it can."""
     if os.geteuid() != 0:
         return "hosts as network namespaces need root"
     missing = [tool for tool in ("ip", "tc", "unshare", "nsenter") if shutil.which(tool) is None]
@@ -48,7 +48,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """What a cable lets through, each way; without a rate as much as the machine can."""
+    """What a cable carries, each way; without a rate, as much as the machine can."""
 
     rate_bits_per_s: int = 0
     burst_bytes: int = 256 * 1024
@@ -75,7 +75,7 @@ class Host:
     switch_pid: int
 
     def command(self, *command: str, folder: str | Path = "/") -> list[str]:
-        """What runs a command on this host."""
+        """The command prefix that runs a command on this host."""
         enter = ["nsenter", "-t", str(self.pid), "--net", "--ipc", "--uts", "--pid", "--mount"]
         return [*enter, "env", "-C", str(folder), *command]
 
@@ -85,7 +85,7 @@ class Host:
 
     def enter(self) -> None:
         """Move this process, which has one thread, to the host: to its network, IPC and name. Its
-        number and parent stay, and with them its life: `kill` does not end it."""
+        pid and parent stay the same, so `kill` does not end it."""
         libc = ctypes.CDLL(None, use_errno=True)
         for kind in ("net", "ipc", "uts"):
             with open(f"/proc/{self.pid}/ns/{kind}") as namespace:
@@ -102,11 +102,11 @@ class Host:
         raise AssertionError(f"{self.name} has no eth0")
 
     def cut(self) -> None:
-        """Nothing passes any more, and nobody is told: as where a switch fails."""
+        """Nothing passes any more, and no host is told: as when a switch fails."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} nomaster\n")
 
     def unplug(self) -> None:
-        """As if somebody pulled the cable: the interface knows that it has no carrier."""
+        """As if the cable were pulled: the interface knows that it has no carrier."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} down\n")
 
     def mend(self) -> None:
@@ -114,17 +114,17 @@ class Host:
         _in_network(self.switch_pid, "ip", f"link set {self.port} master switch up\n")
 
     def send_signal(self, pid: int, number: int = signal.SIGKILL) -> None:
-        """To a process of this host, by the number that it has there."""
+        """Send a signal to a process of this host, by its pid there."""
         self.run("kill", f"-{int(number)}", str(pid))
 
     def kill(self) -> None:
-        """End every process of this host at once, with its network, as where power fails. Its
-        cable goes, too, so that nobody hears of it by a packet."""
+        """End every process of this host at once, with its network, as in a power failure. Its
+        cable goes, too, so that no packet tells the others."""
         self.cut()
-        os.kill(self.holder_pid, signal.SIGKILL)  # its child, the host's first, goes with it
+        os.kill(self.holder_pid, signal.SIGKILL)  # its child, the first process, ends with it
 
     def kill_processes(self) -> None:
-        """End every process but the first; the network stays, and tells the others."""
+        """End every process but the first; the network stays up, and tells the others."""
         script = "for p in /proc/[0-9]*; do p=${p#/proc/}; "
         script += "[ $p = 1 ] || [ $p = $$ ] || kill -9 $p 2>/dev/null; done; true"
         self.run("sh", "-c", script)
@@ -137,7 +137,7 @@ class Network:
     hosts: tuple[Host, ...]
 
     def name_hosts(self, folder: Path) -> None:
-        """Let them find each other by their names, as a cluster's name service does."""
+        """Let them find each other by name, as with a cluster's name service."""
         lines = [f"{host.ipv4} {host.name}\n" for host in self.hosts]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         for host in self.hosts:
@@ -148,9 +148,8 @@ class Network:
 def network(
     count: int, link: Link | None = None, *, ipv4: bool = True, ipv6: bool = True
 ) -> Iterator[Network]:
-    """So many hosts, named host0, host1, ..., of which each reaches the others by eth0.
-
-    They have the addresses 10.77.0.1, ... and fd77::1, ..., which nobody outside can reach.
+    """`count` hosts, named host0, host1, ..., which reach each other by eth0. They have the
+    addresses 10.77.0.1, ... and fd77::1, ..., which are unreachable from outside.
     """
     link = link or Link()
     with contextlib.ExitStack() as stack:
@@ -170,7 +169,7 @@ def network(
             addresses = ""
             if ipv4:
                 addresses += f"addr add {host.ipv4}/24 dev eth0\n"
-            if ipv6:  # without waiting whether another host has it already
+            if ipv6:  # without waiting to see whether another host already has it
                 addresses += f"addr add {host.ipv6}/64 dev eth0 nodad\n"
             _in_network(host.pid, "ip", f"link set lo up\n{addresses}link set eth0 up\n")
             if link.rate_bits_per_s:
@@ -180,13 +179,13 @@ def network(
 
 
 MakeNetwork = Callable[..., AbstractContextManager[Network]]
-"""The fixture `make_network`, which is `network` where there can be one."""
+"""The fixture `make_network`, which is `network` if the machine can create one."""
 
 
 @contextlib.contextmanager
 def _first_process(separate: Sequence[str], script: str) -> Iterator[tuple[int, int]]:
-    """A process with namespaces of its own: the number of its parent, which it does not survive,
-    and its own."""
+    """A process with its own namespaces: the pid of its parent, which it does not survive, and its
+    own."""
     holder = subprocess.Popen(
         ["unshare", *separate, "--fork", "--kill-child", "sh", "-c", script],
         stdin=subprocess.PIPE,
@@ -229,7 +228,7 @@ class HostProcess:
     output: Path
 
     def text(self) -> str:
-        """What it has printed so far, errors too."""
+        """What it has printed so far, including errors."""
         return self.output.read_text(errors="replace")
 
     def wait(self, timeout_s: float = 120.0) -> int:
@@ -243,7 +242,7 @@ class HostProcess:
             ) from None
 
     def send_signal(self, number: int) -> None:
-        """To the process itself, which is a child of the one that entered the host."""
+        """Send a signal to the process itself, a child of the one that entered the host."""
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             os.kill(int(child), number)
@@ -276,8 +275,8 @@ def start_ranks(
     environment: Mapping[str, str],
     master: str = "",
 ) -> list[HostProcess]:
-    """Start one process per rank; `placement` says for each rank the number of its host, so that
-    (0, 0, 1, 1) is in blocks and (0, 1, 0, 1) cyclic. What rank 2 prints is in `folder`/rank2."""
+    """Start one process per rank; `placement` gives the number of each rank's host, so (0, 0, 1, 1)
+    is in blocks and (0, 1, 0, 1) is cyclic. Rank 2's output is in `folder`/rank2."""
     started = []
     for rank, number in enumerate(placement):
         own = {
@@ -301,8 +300,8 @@ def start_torchrun(
     environment: Mapping[str, str],
     master: str = "",
 ) -> list[HostProcess]:
-    """Start torchrun once on each host, for as many ranks as `ranks` says of it; `command` is the
-    script and its arguments. What host 1 prints is in `folder`/node1."""
+    """Start torchrun once on each host, for as many ranks as `ranks` says; `command` is the script
+    and its arguments. Host 1's output is in `folder`/node1."""
     started = []
     for number, (host, count) in enumerate(zip(hosts, ranks, strict=True)):
         torchrun = [sys.executable, "-m", "torch.distributed.run"]

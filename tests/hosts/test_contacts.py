@@ -1,4 +1,4 @@
-"""How ranks of several hosts agree on UCX, before they make a group."""
+"""How ranks of several hosts agree on UCX before they create a group."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SOON_S = 20.0
 
 
 class Talker:
-    """A process with a line to all others, and what these have told it."""
+    """A process with a line to each other process, and what they have told it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ def summon(rank: int, size: int, path: str, caller: int) -> Any:
         assert talker.receive() == (other, {"from": other})
         assert summons.empty()
     else:
-        if caller == 0:  # of two, the higher calls
+        if caller == 0:  # of two, the higher one connects
             assert summons.get(timeout=SOON_S) == other
             lines.connect(other, where, SOON_S)
         assert talker.receive() == (other, {"from": other})
@@ -259,7 +259,7 @@ def test_a_stopped_process_is_not_lost(fresh_pool: RankPool) -> None:
 
 
 def meet_strangers(rank: int, size: int, path: str) -> Any:
-    """Rank 2 is not of the job, and connects wherever it can."""
+    """Rank 2 is not in the job, and connects wherever it can."""
     if rank == 2:
         store = dist.FileStore(path, 2)
         address, port = "127.0.0.1", int(store.get("port"))
@@ -289,7 +289,7 @@ def meet_strangers(rank: int, size: int, path: str) -> Any:
 
 
 def tell_port(path: str) -> None:
-    """As soon as rank 0 has told where it listens."""
+    """As soon as rank 0 has announced where it listens."""
     store = dist.FileStore(path, 2)
     assert eventually(lambda: store.check(["where/0"]))
     store.set("port", str(json.loads(store.get("where/0"))[1]))

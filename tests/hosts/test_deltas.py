@@ -1,4 +1,4 @@
-"""Weight updates between hosts that send what has changed: the same bits, and all or none."""
+"""Weight updates between hosts that send only changes: the same bits, and all or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKET = 3 << 20
 
 
 def whole_weights(version: int) -> dict[str, torch.Tensor]:
-    """What a trainer has at a version, which every rank can compute: a few elements change."""
+    """A trainer's weights at a version, which every rank can compute: a few elements change."""
     weights = {}
     for layer in range(LAYERS):
         made = torch.Generator().manual_seed(layer)
@@ -39,7 +39,7 @@ def whole_weights(version: int) -> dict[str, torch.Tensor]:
 
 
 def shard_of(weights: dict[str, torch.Tensor], part: int, parts: int) -> dict[str, Any]:
-    """Every second layer is cut by columns, the others by rows; small ones are whole."""
+    """Every second layer is split by columns, the others by rows; small ones are whole."""
     held: dict[str, Any] = {}
     for number, (name, whole) in enumerate(weights.items()):
         if whole.dim() == 1:
@@ -67,7 +67,7 @@ def differing(held: dict[str, Any], version: int, part: int, parts: int) -> list
 
 
 class Said(logging.Handler):
-    """What unisono has said on this rank."""
+    """What unisono has logged on this rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def update_often(rank: int, size: int, path: str, where: Places, reuse: bool) ->
         with WeightReceiver(comm, held, **options) as receiver:
             for version in range(1, 7):
                 if version == 4 and rank == 1:
-                    receiver.version = 77  # what an engine says that has loaded something else
+                    receiver.version = 77  # from an engine that has loaded something else
                 if version == 6 and rank == 1:  # an engine that has written to its weights
                     staged: Any = receiver._staging.tensors["layer.7"]
                     (staged if reuse else local(held["layer.7"])).view(-1)[5] += 1
@@ -118,7 +118,8 @@ def update_often(rank: int, size: int, path: str, where: Places, reuse: bool) ->
 def test_bits_are_equal_after_deltas(
     fresh_pool: RankPool, make_network: MakeNetwork, engines: int, reuse: bool
 ) -> None:
-    """All at first; then what changed; all where a version or a checksum is another, said once."""
+    """Everything at first, then only changes; everything again if a version or a checksum differs,
+    logged once."""
     with make_network(2, SLOW) as made:
         where = places(made, (0, *[1] * engines))
         sent, *received = fresh_pool.run(
@@ -138,7 +139,7 @@ def test_bits_are_equal_after_deltas(
 
 
 def update_apart(rank: int, size: int, path: str, where: Places, deltas: bool) -> Any:
-    """Engines beside the trainer and on the other host, in transfers of their own."""
+    """Engines on the trainer's host and on the other host, each in their own transfers."""
     with world(rank, where) as comm:
         weights = whole_weights(0)
         if rank == 0:

@@ -1,4 +1,5 @@
-"""`unisono doctor --hosts` and `unisono bench` under torchrun, on hosts with cables of a rate."""
+"""`unisono doctor --hosts` and `unisono bench` under torchrun, on hosts with rate-limited
+cables."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SLOW_BITS_PER_S = FAST_BITS_PER_S // 10
 
 
 def slow_down(host: Host, towards: Host) -> None:
-    """Let what a host sends to one other pass at a tenth of the rate; all else as before."""
+    """Limit what a host sends to one other host to a tenth of the rate; all else stays the same."""
     for command in (
         "qdisc del dev eth0 root",
         "qdisc add dev eth0 root handle 1: htb default 1",
@@ -31,7 +32,7 @@ def slow_down(host: Host, towards: Host) -> None:
 def run_everywhere(
     hosts: Sequence[Host], ranks: Sequence[int], command: Sequence[str], folder: Path
 ) -> tuple[list[int], str]:
-    """The exit codes of torchrun on each host, and what rank 0 printed."""
+    """torchrun's exit code on each host, and rank 0's output."""
     environment = os.environ | {"COLUMNS": "80"}
     started = start_torchrun(hosts, ranks, ["-m", "unisono", *command], folder, environment)
     codes = [process.wait() for process in started]
@@ -110,7 +111,7 @@ def test_the_link_is_the_floor_of_a_benchmark(make_network: MakeNetwork, tmp_pat
         assert row.size_bytes in sizes
         times = {"all_reduce": 1.0, "all_to_all": 1.0}[row.collective]
         assert row.floor_us is not None
-        if row.size_bytes == sizes[1]:  # where bytes count and not the latency
+        if row.size_bytes == sizes[1]:  # where bandwidth matters, not latency
             bytes_us = times * row.size_bytes / rate * 1e6
             assert bytes_us <= row.floor_us < 1.3 * bytes_us + 20_000
             assert row.time_us.p50 > 0.85 * bytes_us

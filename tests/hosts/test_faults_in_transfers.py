@@ -1,4 +1,4 @@
-"""Faults while much data is on its way between hosts, and what the survivors still hold then."""
+"""Faults while much data is in flight between hosts, and what the survivors still hold."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LARGE = 16 << 20
 
 GIGABIT = Cable(rate_bits_per_s=1_000_000_000)
 SOON_S = 2.0
-"""The promise is 150 ms, which benchmarks/faults.py measures; tests share their cores."""
+"""150 ms are guaranteed, which benchmarks/faults.py measures; tests share their cores."""
 
 
 @contextlib.contextmanager
 def second_world(rank: int, where: Places, timeout_s: float = 60.0) -> Iterator[Any]:
-    """A world in a process that has had one, so that what is made once per process is there. When
-    it is over, everything that it held has been given back, without a collection of garbage."""
+    """A world in a process that has already had one, so that whatever is created once per process
+    exists. Afterwards everything that it held has been released, without garbage collection."""
     with world(rank, where):
         dist.all_reduce(torch.ones(LARGE // 8))
     gc.collect()
@@ -111,8 +111,8 @@ def test_the_death_of_who_others_depend_on(
 def be_stopped(
     rank: int, size: int, path: str, where: Places, stopped: int, pids: list[int]
 ) -> Any:
-    """A rank is stopped in the middle of a call on 64 MiB; once all others have heard of it, it
-    goes on, and hears of it, too."""
+    """A rank is stopped in the middle of a call on 64 MiB; once all others know, it continues and
+    learns of it, too."""
     with second_world(rank, where, timeout_s=3.0):
         dist.barrier()
         if rank == stopped:

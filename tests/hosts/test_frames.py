@@ -1,4 +1,4 @@
-"""Messages on a line: whoever does not know the secret can neither speak nor repeat."""
+"""Messages on a line: a process without the secret can neither send nor replay them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECRET = b"s" * 32
 
 
 def connected(secret: bytes = SECRET) -> tuple[Session, Session]:
-    """Host 3, which calls, and host 1."""
+    """Host 3, which connects, and host 1."""
     caller, called = Session(SECRET, 3, 1), Session(secret, 1)
     answer, _ = called.receive(caller.first_bytes())
     proof, _ = caller.receive(answer)
@@ -62,7 +62,7 @@ def test_the_called_side_wants_a_proof_too() -> None:
 
 
 def test_a_proof_cannot_be_sent_back() -> None:
-    """The called side's own proof is none of the caller's."""
+    """The called side's own proof is not valid for the caller."""
     called = Session(SECRET, 1)
     answer, _ = called.receive(Session(SECRET, 3, 1).first_bytes())
     with pytest.raises(Stranger):

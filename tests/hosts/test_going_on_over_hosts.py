@@ -1,4 +1,4 @@
-"""Over hosts the survivors go on, and never in two groups."""
+"""Over hosts the survivors continue, and never in two groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from user_programs import plain_environment
 
 
 def go_on(comm: Communicator, **how: Any) -> Any:
-    """Fail in a call, and shrink; what the new group is and comes to, or why there is none."""
+    """Fail in a call, then shrink; returns the new group's properties and result, or why there is
+    none."""
 
     def call() -> None:
         while True:
@@ -76,7 +77,7 @@ def test_survivors_of_two_hosts_go_on(
 def test_survivors_of_the_process_that_hosts_the_store(
     fresh_pool: RankPool, make_network: MakeNetwork, victims: tuple[int, ...]
 ) -> None:
-    """It dies with rank 0: the first of those who are left hosts another."""
+    """It dies with rank 0: the first remaining rank hosts another."""
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
         outcomes = fresh_pool.outcomes(lose, 4, where, victims, connected=False)
@@ -101,7 +102,7 @@ def go_on_in_torch(rank: int, size: int, path: str, where: Places) -> Any:
 
 
 def test_torch_goes_on(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
-    """Its default group is made anew over those who are left."""
+    """Its default group is created again over the remaining ranks."""
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
         outcomes = fresh_pool.outcomes(go_on_in_torch, 4, where, connected=False)
@@ -143,7 +144,7 @@ def test_the_majority_goes_on(fresh_pool: RankPool, make_network: MakeNetwork, c
 
 
 def have_an_arbiter(rank: int, size: int, path: str, where: Places) -> Any:
-    """Rank 4 hosts a store on a third host, which no rank of the group is on."""
+    """Rank 4 hosts a store on a third host, which has no rank of the group."""
     at = where.hosts[2]
     if rank == 4:
         at.enter()
@@ -165,7 +166,7 @@ def have_an_arbiter(rank: int, size: int, path: str, where: Places) -> Any:
 
 
 def test_a_store_that_was_named_decides(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
-    """The host of rank 0 and its store is cut off, and the other, no majority, goes on."""
+    """The host of rank 0 and its store is cut off, and the other, without a majority, continues."""
     with make_network(3) as made:
         where = places(made, (0, 0, 1, 1, 2))
         outcomes = fresh_pool.outcomes(have_an_arbiter, 5, where, connected=False)

@@ -1,4 +1,4 @@
-"""New processes come into a group from any host: by a store that outlives every rank."""
+"""New processes join a group from any host, through a store that outlives every rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unisono.comm.shared_memory.memory_transport import SharedMemory
 
 @contextmanager
 def store_of_the_last(rank: int, where: Places) -> Iterator[Any]:
-    """A TCPStore that the last process hosts, on a host of its own; it stays until all are done."""
+    """A TCPStore that the last process hosts, on its own host; it stays until all are done."""
     where.host(rank).enter()
     hosts = rank == where.size - 1
     store = dist.TCPStore(
@@ -49,7 +49,7 @@ def works(comm: Communicator) -> tuple[int, int, int]:
 
 
 def grow_or_come(rank: int, size: int, _: str, where: Places, wanted: dict[int, int]) -> Any:
-    """Two members, who are then three and four; the others come in."""
+    """Two members, then three, then four, as the others join."""
     with store_of_the_last(rank, where) as store:
         if rank == size - 1:
             return None
@@ -79,7 +79,7 @@ def test_processes_of_other_hosts_come_in(fresh_pool: RankPool, make_network: Ma
 
 
 def come_back(rank: int, size: int, _: str, where: Places, dead: tuple[int, ...]) -> Any:
-    """Four ranks lose some, shrink and grow again, by the store that none of them hosts."""
+    """Four ranks lose some, shrink and grow again, through a store that none of them hosts."""
     with store_of_the_last(rank, where) as store:
         if rank == size - 1:
             return None
@@ -104,7 +104,7 @@ def come_back(rank: int, size: int, _: str, where: Places, dead: tuple[int, ...]
 def test_a_host_comes_back(
     fresh_pool: RankPool, make_network: MakeNetwork, dead: tuple[int, ...]
 ) -> None:
-    """Also that of rank 0; those who are left are on one host, or on two."""
+    """Including rank 0; the remaining ranks are on one host, or on two."""
     with make_network(3) as made:
         host_of = (0, 0, 1, 1)
         where = places(made, (*host_of, host_of[dead[0]], host_of[dead[1]], 2))
@@ -120,7 +120,7 @@ def lose_a_newcomer(rank: int, size: int, _: str, where: Places) -> Any:
             return None
         if rank == 2:
             store.add("done", 1)
-            signal.setitimer(signal.ITIMER_REAL, 3.0)  # its SIGALRM ends the process
+            signal.setitimer(signal.ITIMER_REAL, 3.0)  # SIGALRM ends the process
         if rank == 3:
             store.wait(["not enough"])
         if rank >= 2:

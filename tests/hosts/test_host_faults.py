@@ -1,4 +1,5 @@
-"""Programs over hosts in which something fails: every rank of every host hears who and where."""
+"""Programs over hosts in which something fails: every rank of every host learns which rank and
+where."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from unisono.errors import (
 )
 
 SOON_S = 2.0
-SILENT_S = 5.0  # a second after patience ends
+SILENT_S = 5.0  # a second after the link's patience ends
 Story = tuple[str, str, float]
-"""The kind of exception, its text, and when it came."""
+"""The exception's type and text, and when it was raised."""
 
 
 def tell(error: BaseException | None) -> Story:
@@ -54,7 +55,7 @@ def lose_a_rank(
     with world(rank, where):
         dist.all_reduce(torch.ones(count))
         if rank in victims:
-            if os.fork() == 0:  # which keeps whatever it has inherited, for a while
+            if os.fork() == 0:  # which keeps everything it inherited, for a while
                 signal.alarm(15)
                 signal.pause()
             set_moment(path, f"died-{rank}")
@@ -139,7 +140,7 @@ def be_late(rank: int, size: int, _: str, where: Places, late: int) -> Any:
     with world(rank, where, timeout_s=3.0):
         dist.barrier()
         if rank == late:
-            time.sleep(6.0)  # the user's program is somewhere else
+            time.sleep(6.0)  # the user's program is elsewhere
             return None
         began = time.monotonic()
         kind, text, came = tell(attempt(dist.all_reduce, torch.ones(2)))
@@ -213,7 +214,7 @@ def test_a_stopped_rank(fresh_pool: RankPool, make_network: MakeNetwork) -> None
 def drop_large_packets(rank: int, size: int, path: str, where: Places, count: int) -> Any:
     with world(rank, where, timeout_s=3.0) as comm:
         comm.barrier()
-        if rank == size - 1:  # tbf drops what is longer than its burst
+        if rank == size - 1:  # tbf drops packets longer than its burst
             limit = "tbf rate 10gbit burst 600 limit 1000000"
             where.host(rank).run("tc", "qdisc", "add", "dev", "eth0", "root", *limit.split())
             set_moment(path, "dropping")
@@ -242,7 +243,7 @@ def test_where_large_packets_are_dropped_nobody_is_blamed(
 
 def take_the_wrong_interface(rank: int, size: int, path: str, where: Places, culprit: int) -> str:
     host = where.host(rank)
-    if rank == culprit:  # by which nobody else can be reached
+    if rank == culprit:  # by which no other host can be reached
         for command in (
             "link add name wrong0 type veth peer name wrong1",
             "addr add 10.66.0.1/24 dev wrong0",
@@ -366,8 +367,8 @@ def test_two_ranks_that_send_to_each_other_first(
 
 
 def wait_long_and_right(rank: int, size: int, _: str, where: Places) -> None:
-    """Everybody waits for the next one, for seconds, but the last does not; and then again with
-    sends under way."""
+    """Every rank but the last waits for the next one, for seconds; then again with sends in
+    progress."""
     with world(rank, where) as comm:
         comm.barrier()
         number = torch.full((1,), float(rank))
@@ -426,7 +427,7 @@ def lose_patience(*_: object) -> None:
 
 
 def be_interrupted(rank: int, size: int, path: str, where: Places) -> Any:
-    """By whatever a signal handler raises."""
+    """With any exception that a signal handler raises."""
     with world(rank, where):
         dist.barrier()
         if rank == 1:
@@ -435,7 +436,7 @@ def be_interrupted(rank: int, size: int, path: str, where: Places) -> Any:
             with pytest.raises(ZeroDivisionError):
                 dist.all_reduce(torch.ones(1))
             return None
-        if rank == 3:  # does not come
+        if rank == 3:  # never arrives
             moment(path, "over")
             return None
         story = tell(attempt(dist.all_reduce, torch.ones(1)))

@@ -1,4 +1,4 @@
-"""Which ranks share a host: claimed in the store, proved by meeting."""
+"""Which ranks share a host: claimed in the store, proved by connecting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_hosts_of_one_name_are_told_apart() -> None:
 # -- with processes ------------------------------------------------------------------------------
 
 Where = tuple[Host | None, str]
-"""A rank's host, if not the machine itself, and its UNISONO_HOSTID."""
+"""A rank's host, if it is not the machine itself, and its UNISONO_HOSTID."""
 
 
 def find(rank: int, size: int, path: str, where: Sequence[Where], setup: dict[str, str]) -> Hosts:
@@ -101,7 +101,7 @@ def test_the_named_interface_wins(fresh_pool: RankPool, make_network: MakeNetwor
 def test_a_name_that_means_loopback_on_its_own_host(
     fresh_pool: RankPool, two_hosts: Network
 ) -> None:
-    """As where /etc/hosts has 127.0.1.1 for the host's own name: the others' way decides."""
+    """As if /etc/hosts had 127.0.1.1 for the host's own name: the route to the others decides."""
     where = [(host, "") for host in two_hosts.hosts]
     found = fresh_pool.run(find_with_own_master, 2, where, connected=False)
     assert [hosts.address for hosts in found] == ["10.77.0.1", "10.77.0.2"]
@@ -113,7 +113,7 @@ def find_with_own_master(rank: int, size: int, path: str, where: Sequence[Where]
 
 
 def errors_of(pool: RankPool, where: Sequence[Where], setup: dict[str, str]) -> list[str]:
-    """What each rank raises, which must be an error of the rendezvous, in a sentence."""
+    """What each rank raises, which must be a RendezvousError of one sentence."""
     outcomes = pool.outcomes(find, len(where), where, setup, connected=False)
     texts = [str(outcome.error) for outcome in outcomes]
     assert all(RendezvousError.__name__ in text for text in texts), texts
@@ -124,7 +124,7 @@ def errors_of(pool: RankPool, where: Sequence[Where], setup: dict[str, str]) -> 
 def test_machines_with_one_id_are_told_of_the_variable(
     fresh_pool: RankPool, two_hosts: Network, others: int
 ) -> None:
-    """Whether they seem to be all that there is, or one host of several."""
+    """Whether they appear to be all ranks, or one host of several."""
     first, second = two_hosts.hosts
     where = [(first, "a"), (second, "a"), *[(second, "b")] * others]
     texts = errors_of(fresh_pool, where, {"MASTER_ADDR": "10.77.0.1"})
@@ -164,7 +164,7 @@ def find_knowing(rank: int, size: int, path: str, secrets: Sequence[str]) -> byt
 
 
 def find_and_read_the_store(rank: int, size: int, path: str) -> tuple[bytes, bytes]:
-    kept = dist.FileStore(path, size)  # else the file goes with the last one who uses it
+    kept = dist.FileStore(path, size)  # otherwise the file is removed with its last user
     secret = find_knowing(rank, size, path, [SECRET] * size)
     told = Path(path).read_bytes()
     kept.add("readers", 1)

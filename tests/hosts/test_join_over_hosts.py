@@ -1,4 +1,5 @@
-"""`Communicator.join` by a torch Store, wherever the processes run, and weight updates over it."""
+"""`Communicator.join` through a torch Store, wherever the processes run, and weight updates over
+it."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def join_again_and_again(rank: int, size: int, _: str, where: Places) -> None:
                 held = held_resources()
         assert held is not None
         assert_given_back(held)
-        if rank:  # and whoever comes with another size is told so
+        if rank:  # and a process that joins with another size is told so
             error = raised(RendezvousError, Communicator.join, "c", rank, size + 1, store)
         else:
             error = raised(RendezvousError, Communicator.join, "c", rank, size, store)
@@ -80,7 +81,7 @@ def test_the_same_call_joins_ranks_of_one_host_or_many(
 
 def join_after_a_death(rank: int, size: int, path: str, where: Places) -> Any:
     with store_on_host_0(rank, where) as store:
-        if rank == 2:  # comes, and ends while it waits; another takes its place
+        if rank == 2:  # joins, and ends while it waits; another takes its place
             child = os.fork()
             if not child:
                 again = dist.TCPStore(where.host(0).ipv4, PORT, None, False)
@@ -115,7 +116,7 @@ def test_ranks_that_come_back_meet_again(fresh_pool: RankPool, make_network: Mak
 
 
 def meet_beside_two_worlds(rank: int, size: int, path: str, where: Places) -> None:
-    """As a trainer and an engine, each started by a launcher that knows its own host alone."""
+    """As a trainer and an engine, each started by a launcher that knows only its own host."""
     with store_on_host_0(rank, where) as store:
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         autoload.register()
@@ -149,7 +150,8 @@ def weights_of(value: float) -> dict[str, torch.Tensor]:
 
 
 def update_weights(rank: int, size: int, _: str, where: Places) -> tuple[int, int]:
-    """The trainer on host 0 sends to engines on both; what host 0 and host 1 have sent by then."""
+    """The trainer on host 0 sends to engines on both; returns how much host 0 and host 1 have
+    sent."""
     with store_on_host_0(rank, where) as store:
         with Communicator.join("w", rank, size, store, timeout_s=60) as comm:
             weights = weights_of(float(rank == 0))

@@ -90,7 +90,7 @@ def check_structures_and_objects(comm: Communicator) -> None:
 
 
 def check_derivatives(comm: Communicator) -> None:
-    """Of the sum over all ranks of weights times what each has then."""
+    """The gradient of the sum over all ranks of weights times each rank's result."""
     differentiable = unisono.differentiable
     for count in (4, 40_000):
         inputs = [torch.arange(count, dtype=torch.float64) + rank for rank in range(comm.size)]

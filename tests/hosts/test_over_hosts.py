@@ -1,4 +1,4 @@
-"""torch.distributed over hosts: what every rank has afterwards, wherever the ranks are."""
+"""torch.distributed over hosts: every rank's result, for any placement of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZES = (1, 1000, 300_001)  # in one message, in a slot, in pieces
 
 
 def data_of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers whose sums are exact in every type, different on every rank."""
+    """Numbers that differ from rank to rank and whose sums are exact in every type."""
     numbers = (torch.arange(count) * 7 + rank * 3) % 5 - 2
     return numbers.to(dtype)
 
@@ -320,8 +320,8 @@ def make_many_groups(rank: int, size: int, _: str, where: Places) -> tuple[int, 
 
 
 def test_many_groups_share_few_connections(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
-    """A process has two sockets that listen and a store, and for each process of another host that
-    it has to do with one connection for data, one line, and one to the store, which gloo keeps."""
+    """A process has two listening sockets and a store, and for each process of another host that it
+    talks to one connection for data, one line, and one to the store, which gloo keeps."""
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
         counts = fresh_pool.run(make_many_groups, 4, where, connected=False)

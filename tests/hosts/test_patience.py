@@ -30,8 +30,8 @@ def lie_down(
     outage_s: float,
     speaks_s: float | None,
 ) -> Any:
-    """Cut the line between two ranks; who has heard what, and how long after the cut. A message is
-    sent so long after it, if any."""
+    """Cut the line between two ranks; returns which rank learned what, and how long after the cut.
+    A message is sent this long after it, if at all."""
     hosts[rank].enter()
     if patience_s is not None:
         os.environ["UNISONO_LINK_PATIENCE_S"] = str(patience_s)
@@ -40,7 +40,7 @@ def lie_down(
     talker.send_all(lines, {"ready": True})
     talker.receive()
     if rank == 0:
-        time.sleep(0.7)  # the kernels have last asked each other some time ago
+        time.sleep(0.7)  # some time after the kernels' last probe
         hosts[1].cut()
         talker.store.set("cut", str(time.monotonic()))
     cut = float(talker.store.get("cut"))

@@ -1,7 +1,7 @@
-"""Ranks on hosts as clusters start them: by mpirun, and with what srun says to each.
+"""Ranks on hosts, started as on clusters: by mpirun, and with the variables that srun sets.
 
-mpirun is Open MPI's own, which starts its daemon on the other host by a script in place of ssh.
-Slurm itself is not here: each rank is given the variables that srun sets for such a step.
+mpirun is Open MPI's own, which starts its daemon on the other host with a script in place of ssh.
+Slurm itself is not installed: each rank gets the variables that srun sets for such a step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_lines(text: str, placement: str) -> None:
 
 
 def find_mpirun() -> str:
-    """Open MPI's, beside this Python or in PATH; skips without it."""
+    """Open MPI's mpirun, next to this Python or in PATH; skips without it."""
     beside = Path(sys.executable).parent / "mpirun"
     path = str(beside) if beside.exists() else shutil.which("mpirun")
     if path is None:
@@ -75,7 +75,7 @@ def test_mpirun(
     script = program(BY_UNISONO if how == "unisono" else BY_TORCH.format(**names))
     here, there = two_hosts.hosts
     agent = tmp_path / "instead-of-ssh"
-    # What entered the host with its processes would not be seen from the first.
+    # A process that entered the host's PID namespace would not be visible from the first one.
     enter = ["nsenter", "-t", str(there.pid), "--net", "--ipc", "--uts"]
     agent.write_text(f'#!/bin/sh\nshift\nexec {" ".join(enter)} sh -c "$*"\n')
     agent.chmod(0o755)
@@ -134,7 +134,7 @@ def step_variables(rank: int, placement: str) -> dict[str, str]:
 def test_what_srun_says(
     two_hosts: Network, program: WriteProgram, tmp_path: Path, how: str, placement: str
 ) -> None:
-    """With unisono.init() nothing else is needed; torch wants to be told its variables."""
+    """unisono.init() needs nothing else; torch needs its variables."""
     names = {"rank": "SLURM_PROCID", "size": "SLURM_NTASKS"}
     script = program(BY_UNISONO if how == "unisono" else BY_TORCH.format(**names))
     two_hosts.name_hosts(tmp_path)

@@ -1,5 +1,5 @@
-"""torchrun starts ranks again (--nnodes=1:2, --max-restarts), and they meet: in the store of the
-attempts before, of which torchrun does not tell them apart."""
+"""torchrun restarts ranks (--nnodes=1:2, --max-restarts), and they meet in the store of the earlier
+attempts, which torchrun does not keep apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from user_programs import WriteProgram, eventually, plain_environment
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
-# A rank that finds nobody's mark dies, and so do others, when and as they like.
+# A rank that finds no mark dies, and the others end in their own ways.
 PROGRAM = """
     import os, pathlib, signal, socket, sys, time
     import torch, torch.distributed as dist, unisono
@@ -74,7 +74,7 @@ def test_ranks_of_two_hosts_start_again(
 
 def test_a_host_comes_later(two_hosts: Network, program: WriteProgram, tmp_path: Path) -> None:
     """torchrun does not count this restart, and the world has another size. (Without the variable
-    its agents wait in vain for what they have told each other before.)"""
+    its agents wait forever for what they announced before.)"""
     script = program("""
         import os, pathlib, sys
         import torch, torch.distributed as dist

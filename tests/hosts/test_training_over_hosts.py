@@ -1,4 +1,4 @@
-"""Programs as people start them: torchrun on each host, DDP, FSDP2, GradientSync, unisono.init."""
+"""Programs as users start them: torchrun on each host, DDP, FSDP2, GradientSync, unisono.init."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP, FSDP2, DTensor and DeviceMesh wherever the ranks are: losses as in one process."""
+"""DDP, FSDP2, DTensor and DeviceMesh for any placement of ranks: losses as in one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def train(model: nn.Module, batch: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def losses_of_all(model: nn.Module, rank: int) -> list[float]:
-    """The loss over everybody's rows, of each step."""
+    """The loss over all ranks' rows in each step."""
     found = []
     for loss in train(model, rows_of(rank)):
         dist.all_reduce(loss, dist.ReduceOp.AVG)
@@ -84,7 +84,8 @@ def by_hybrid_sharding(rank: int, size: int) -> list[float]:
 
 
 def by_tensor_parallelism(rank: int, size: int) -> list[float]:
-    """DTensor's own: the first layer cut by columns, the second by rows; everybody has all data."""
+    """DTensor's own: the first layer split by columns, the second by rows; every rank has all
+    data."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -119,7 +120,8 @@ def train_in_every_way(rank: int, size: int, _: str, where: Places) -> None:
 
 
 def check_redistribution(rank: int, size: int) -> None:
-    """DTensors from one placement to another, of a length that does not divide by the ranks."""
+    """DTensors from one placement to another, with a length that the number of ranks does not
+    divide."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 

@@ -1,4 +1,5 @@
-"""Which UCX is taken, and what it is told. Libraries are made up where their folder decides."""
+"""Which UCX is chosen, and how it is configured. Libraries are fake where only their folder
+matters."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from unisono.errors import RendezvousError, UnisonoError
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing set, no UCX of the system's, no adapter."""
+    """Nothing set, no system UCX, no adapter."""
     for name in [name for name in os.environ if name.startswith(("UCX_", "UNISONO_UCX"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(ucx, "_system_folders", lambda: [tmp_path / "system"])
@@ -31,7 +32,7 @@ def wheel() -> Path:
 
 
 def make_system(tmp_path: Path, *, rdma: bool = False) -> Path:
-    """The wheel's library as one of the system's, without the note of its version."""
+    """The wheel's library as a system library, without the version in its name."""
     folder = tmp_path / "system"
     (folder / "ucx").mkdir(parents=True)
     for path in (wheel() / "lib").glob("libuc[pstm].so.0"):
@@ -63,7 +64,7 @@ def test_the_systems_where_pip_has_none(tmp_path: Path, monkeypatch: pytest.Monk
     without_pip(monkeypatch)
     found = ucx.find()
     assert (found.path, found.origin) == (path, "the system's UCX")
-    assert found.version == noted  # which the library itself has said
+    assert found.version == noted  # which the library itself reports
 
 
 def test_of_two_that_are_equal_pips(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""UCX in somebody's process: forks, children, other UCXs, signals, threads, and ends of all kinds.
+"""UCX in a user's process: forks, children, other UCXs, signals, threads, and all kinds of exits.
 
-Hosts are made up (UNISONO_HOSTID), so that this needs no root.
+Hosts are simulated (UNISONO_HOSTID), so this needs no root.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from unisono.comm.communicator import Communicator
 from user_programs import WriteProgram, eventually
 
 SMALL, LARGE = 3, 300_000  # elements: in one message, and in lanes
-WITHIN_S = 0.15  # what is promised of a death
+WITHIN_S = 0.15  # the guarantee for a death
 SLACK_S = 2.0  # for a busy machine
 HUGE = 16_000_000
 
 
 def check_group(comm: Communicator) -> None:
-    """It works: small calls and large ones, as works too, and messages of either kind."""
+    """It works: small and large calls, also as works, and messages of either kind."""
     for count in (SMALL, LARGE):
         comm.all_reduce(tensor := torch.full((count,), 2.0**comm.rank))
         assert tensor.unique().tolist() == [2.0**comm.size - 1]
@@ -59,7 +59,7 @@ def check_group(comm: Communicator) -> None:
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Made by a worker, who finds out what a group of its parent's is to it."""
+    """From a worker, which finds out whether it can use its parent's group."""
 
     def __init__(self, group: Communicator | None) -> None:
         self.group = group
@@ -112,7 +112,7 @@ def use_in_children(rank: int, size: int, path: str) -> None:
 
 
 def use_in_child(comm: Communicator, ends_in_order: bool) -> None:
-    """Every use raises; closing, and the end of the process with all its handlers, do nothing."""
+    """Every use raises; closing it, and exiting the process with all its handlers, do nothing."""
     signal.alarm(20)
     tensor = torch.ones(LARGE)
     uses = [
@@ -184,7 +184,7 @@ def test_a_child_that_lives_on_hides_no_death(fresh_pool: RankPool, how: str) ->
 
 
 def folders_of_ucx() -> set[Path]:
-    """Where the libraries are from that this process has loaded, apart from modules."""
+    """The paths of the libraries that this process has loaded, except Python modules."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     paths = [Path(line.split(maxsplit=5)[5]) for line in maps if "/libuc" in line]
     return {path.parent for path in paths if path.parent.name != "ucx"}
@@ -204,7 +204,7 @@ def find_another_ucx(rank: int, size: int, path: str, folder: str, everywhere: b
 def test_a_ucx_that_is_in_the_process_already_serves(
     fresh_pool: RankPool, tmp_path: Path, everywhere: bool
 ) -> None:
-    """As an Open MPI would bring it. It must not be mixed with ours."""
+    """As an Open MPI would load it. It must not be mixed with ours."""
     shutil.copytree(wheel() / "lib", tmp_path / "lib")
     fresh_pool.run(find_another_ucx, 2, str(tmp_path / "lib"), everywhere, connected=False)
 
@@ -218,7 +218,7 @@ def signals_caught() -> int:
 
 
 def code_of_allocators() -> dict[str, bytes]:
-    """How libc's functions begin that UCX would patch."""
+    """The first bytes of the libc functions that UCX would patch."""
     libc = ctypes.CDLL(None)
     names = ("malloc", "free", "mmap", "munmap", "mremap", "madvise", "brk", "sbrk", "shmat")
     code = {}
@@ -254,13 +254,13 @@ def handle_signals(rank: int, size: int, path: str) -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: handled.touch())
     with world(rank, path, "AB") as comm, open(f"{stacks}-{rank}", "w") as file:
         check_group(comm)
-        # Of the other threads it would read what they change meanwhile.
+        # It would read data that other threads are changing.
         faulthandler.register(signal.SIGTERM, file, all_threads=False)
         if rank == 0:
             for number in (signal.SIGTERM, signal.SIGUSR2):
                 threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), number)).start()
             comm.recv(torch.empty(1), 1)
-        else:  # it hears nothing before both have been handled
+        else:  # it learns nothing before both have been handled
             assert eventually(lambda: "in handle_signals" in Path(f"{stacks}-0").read_text(), 20)
             assert eventually(handled.exists, 20)
             comm.send(torch.ones(1), 0)
@@ -322,7 +322,7 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
         tensor = torch.ones(HUGE)
         comm.all_reduce(tensor)
         if rank == 1:
-            while comm.errored is None:  # pressed as a call ended, it harms nothing
+            while comm.errored is None:  # if pressed as a call ends, it does no harm
                 with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
                     repeat(lambda: comm.all_reduce(tensor, "max"))
                 assert time.monotonic() - pressed[0] < 1 + SLACK_S
@@ -330,7 +330,7 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
             error = raised(GroupAborted, repeat, lambda: comm.all_reduce(tensor, "max"))
             assert error.peer == 1
             assert "interrupted" in str(error)
-        tensor.fill_(-1)  # it is ours again
+        tensor.fill_(-1)  # it belongs to us again
         time.sleep(1)
         assert tensor.eq(-1).all()
         raised(GroupAborted, comm.barrier)
@@ -339,7 +339,7 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
 
 @pytest.mark.parametrize("hosts", ["AB", "ABA"])
 def test_an_interrupt_in_a_large_call(fresh_pool: RankPool, hosts: str) -> None:
-    """At once here, soon elsewhere, and nobody writes into a tensor any more."""
+    """At once here, soon elsewhere, and no tensor is written any more."""
     fresh_pool.run(be_interrupted, len(hosts), hosts, connected=False)
 
 
@@ -371,7 +371,7 @@ def end_somehow(rank: int, size: int, path: str, how: str) -> Any:
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("_exit", 3), ("exception", 1)])
 def test_a_process_that_ends_without_closing(fresh_pool: RankPool, how: str, code: int) -> None:
-    """With a work and a receive under way."""
+    """With a work and a receive in progress."""
     first, dead, third = fresh_pool.outcomes(end_somehow, 3, how, connected=False, mortal=True)
     assert dead.exit_code == code
     for outcome in (first, third):
@@ -424,7 +424,7 @@ def test_a_program_that_does_not_destroy_its_groups(program: WriteProgram, tmp_p
 
 
 def see_a_death(rank: int, size: int, path: str) -> Any:
-    with world(rank, path, "AAB") as comm:  # what UCX keeps for good is there now
+    with world(rank, path, "AAB") as comm:  # everything that UCX keeps for good exists now
         check_group(comm)
     before = held_resources()
     with world(rank, f"{path}-again", "AAB") as comm:
@@ -457,7 +457,7 @@ def test_a_death_while_others_wait_leaves_nothing_behind(fresh_pool: RankPool) -
 
 
 def in_threads(*calls: Callable[[], None]) -> None:
-    """Each in a thread of its own; what one raises is raised."""
+    """Each in its own thread; an exception in one is raised here."""
     failures: list[BaseException | None] = []
     threads = [
         threading.Thread(target=lambda call=call: failures.append(attempt(call)))  # type: ignore[misc]
@@ -493,7 +493,7 @@ def test_two_threads_with_a_group_each(fresh_pool: RankPool) -> None:
 
 
 def play(comm: Communicator, tag: int) -> None:
-    """Messages there and back, and from anybody."""
+    """Messages there and back, and from any source."""
     peer = 1 - comm.rank
     for turn in range(25):
         count = (SMALL, 5_000, LARGE)[turn % 3]

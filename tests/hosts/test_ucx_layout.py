@@ -1,4 +1,4 @@
-"""csrc/ucx.h against the headers of pip's UCX, and what loading it leaves behind in a process."""
+"""csrc/ucx.h compared with the headers of pip's UCX, and what loading it leaves in a process."""
 
 import importlib.util
 import os

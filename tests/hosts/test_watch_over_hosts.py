@@ -27,7 +27,7 @@ from user_programs import WriteProgram, plain_environment
 
 
 class Verdicts(logging.Handler):
-    """What the watch says on this rank; the first word of it anywhere is noted down."""
+    """What the watch says on this rank; the first report anywhere is recorded."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -40,7 +40,8 @@ class Verdicts(logging.Handler):
 
 
 def hang(rank: int, size: int, path: str, where: Places, how: str) -> list[str]:
-    """Everybody waits until somebody has said why, then it goes on; what the watch said here."""
+    """All wait until some rank has reported why, then continue; returns what the watch said
+    here."""
     told = Verdicts(path)
     logging.getLogger("unisono").addHandler(told)
     watch.start(hang_s=0.6)
@@ -152,7 +153,7 @@ def test_gloo_under_torchrun_has_one_verdict(
         line.partition("unisono.watch: ")[2]
         for node in nodes
         for line in node.text().splitlines()
-        if "unisono.watch: " in line and " went on after " not in line
+        if "unisono.watch: " in line and " continued after " not in line
     ]
     assert len(said) == 1, said
     assert re.match(OF_GLOO[how], said[0]), said
@@ -162,7 +163,7 @@ def test_gloo_under_torchrun_has_one_verdict(
 
 
 def fail(rank: int, size: int, path: str, where: Places, how: str) -> tuple[str, str]:
-    """The kind of exception that ended the call, and its report."""
+    """The type of the exception that ended the call, and its report."""
     watch.start()
     with world(rank, where, timeout_s=3.0 if how == "cycle" else 40.0) as comm:
         pair = comm.split([1, 2], "pair") if rank in (1, 2) else comm
@@ -270,7 +271,7 @@ dist.destroy_process_group()
 
 
 def test_a_trace_of_all_hosts_is_on_one_clock(make_network: MakeNetwork, tmp_path: Path) -> None:
-    """The clock of host1 is far ahead, as that of a machine which was started long before."""
+    """The clock of host1 is far ahead, like that of a machine that was started long before."""
     program = tmp_path / "traced.py"
     program.write_text(TRACED)
     path = tmp_path / "trace.json"
@@ -305,7 +306,7 @@ def test_a_trace_of_all_hosts_is_on_one_clock(make_network: MakeNetwork, tmp_pat
         if event["args"]["call"]:
             calls.setdefault(event["args"]["call"], []).append(event)
     assert len(calls) == 21
-    for alike in calls.values():  # nobody has left a call before the last one came to it
+    for alike in calls.values():  # no rank has left a call before the last one reached it
         assert sorted(event["pid"] for event in alike) == [0, 1, 2, 3]
         came = max(event["ts"] for event in alike)
         left = min(event["ts"] + event["dur"] for event in alike)
@@ -332,5 +333,5 @@ def test_top_shows_hosts(fresh_pool: RankPool, make_network: MakeNetwork) -> Non
     with make_network(2) as made:
         where = places(made, (0, 1, 0, 1))
         found = fresh_pool.run(look_at_top, 4, where, connected=False)
-    for rows in found:  # of all: these hosts number their processes together
+    for rows in found:  # of all hosts: they share one PID namespace
         assert rows == [(0, "host0"), (1, "host1"), (2, "host0"), (3, "host1")]

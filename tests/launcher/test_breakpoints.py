@@ -39,7 +39,7 @@ SCRIPT = """
 def debug(
     written: Program, commands: str | None, *before: str, **variables: str
 ) -> tuple[str, str]:
-    """What the program wrote, with so many lines to read, or nothing at all."""
+    """The program's output, with these lines as its input, or with none at all."""
     done = subprocess.run(
         [sys.executable, *before, str(written.path)],
         input=commands,
@@ -63,8 +63,8 @@ def test_one_rank_after_the_other_reads_from_a_pipe(program: WriteProgram) -> No
 def test_a_script_is_debugged_and_a_step_over_a_collective_lets_others_come(
     program: WriteProgram,
 ) -> None:
-    """The first rank steps into the barrier, where it waits for the other one, which waits for
-    the debugger."""
+    """The first rank steps into the barrier and waits there for the other one, which waits for the
+    debugger."""
     run = ("-m", "unisono", "run", "-n", "2")
     commands = "n\nc\n" + "c\n" * 3
     out, err = debug(program(SCRIPT), commands, *run)

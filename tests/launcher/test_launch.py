@@ -1,4 +1,4 @@
-"""`unisono.launch`: results, failures, output, ends. Every rank is a real process."""
+"""`unisono.launch`: results, failures, output, exits. Every rank is a real process."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_signal_has_a_name(number: signal.Signals) -> None:
     assert f"rank 1 failed first, of 3 ranks: it was killed by {number.name}" in str(error)
     assert "ranks 0 and 2 raised:" in str(error)
     assert "PeerLost: rank 1 (pid " in str(error)
-    if number == signal.SIGSEGV:  # the crash left a stack
+    if number == signal.SIGSEGV:  # the crash wrote a stack
         assert "in one_is_killed" in ending.stack
 
 
@@ -281,7 +281,7 @@ def test_a_timeout_shows_where_each_rank_was() -> None:
         with pytest.raises(RanksTimedOut) as caught:
             unisono.launch(one_is_late, 3, timeout=timeout_s)
         text = str(caught.value)
-        if "while starting" not in text:  # a busy machine takes long for that
+        if "while starting" not in text:  # this takes long on a busy machine
             break
     assert text.startswith(f"not done within {timeout_s:g} s: ranks 0 and 1 of 3 ranks")
     assert "rank 2 returned" in text
@@ -332,7 +332,7 @@ def test_ctrl_c_ends_all_ranks(program: WriteProgram, how: str) -> None:
     process.send_signal(signal.SIGINT)
     if how == "deaf":
         time.sleep(0.2)
-        process.send_signal(signal.SIGINT)  # the second one kills
+        process.send_signal(signal.SIGINT)  # the second one kills the ranks
     out, err = process.communicate(timeout=180)
     assert out.splitlines()[-1] == "interrupted"
     assert "Traceback" not in err
@@ -354,13 +354,13 @@ def test_a_plain_torch_program_needs_no_address(monkeypatch: pytest.MonkeyPatch)
 
 
 def start_torch_thrice(port: int) -> list[tuple[str, float, int | None]]:
-    """Each time the backend, a sum, and how many ports this process has where it needs none."""
+    """Each time the backend, a sum, and how many ports this process has, although it needs none."""
     import torch
     import torch.distributed as dist
 
     said = []
     for turn, backend in enumerate(("unisono", "gloo", "unisono")):
-        if turn == 2:  # as programs do that were written for mp.spawn
+        if turn == 2:  # like programs written for mp.spawn
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         dist.init_process_group(backend)
         assert os.environ["LOCAL_RANK"] == os.environ["RANK"] == str(dist.get_rank())
@@ -373,7 +373,7 @@ def start_torch_thrice(port: int) -> list[tuple[str, float, int | None]]:
 
 
 def count_ports() -> int:
-    """How many sockets of the network this process has."""
+    """How many network sockets this process has."""
     links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
     tables = [Path(f"/proc/net/{name}").read_text() for name in ("tcp", "tcp6", "udp", "udp6")]
     inodes = {row.split()[9] for table in tables for row in table.splitlines()[1:]}
@@ -411,7 +411,7 @@ def test_lines_come_when_they_are_written() -> None:
 
     def on_line(rank: int, stream: str, line: str) -> None:
         seen.append((rank, stream, line))
-        os.write(writer, b"!")  # the rank goes on only when its line is here
+        os.write(writer, b"!")  # the rank continues only when its line has arrived
 
     path = f"/proc/{os.getpid()}/fd/{reader}"
     try:
@@ -497,7 +497,7 @@ def test_on_a_terminal(program: WriteProgram, plain: bool) -> None:
 
 def read_all(descriptor: int) -> str:
     data = b""
-    with contextlib.suppress(OSError):  # a terminal's way to say the end
+    with contextlib.suppress(OSError):  # how a terminal signals end of file
         while part := os.read(descriptor, 4096):
             data += part
     os.close(descriptor)
@@ -519,7 +519,7 @@ def test_a_line_without_an_end_gives_way_to_others(monkeypatch: pytest.MonkeyPat
     first.feed(b"10 %")
     first.tick()
     assert screen.getvalue() == "[rank 0] 10 %"
-    second.feed("gr\u00fc".encode()[:-1])  # half a letter
+    second.feed("gr\u00fc".encode()[:-1])  # half a character
     second.feed("\u00fc".encode()[-1:] + b"n\nrot\n")
     first.feed(b" 20 %\r\n")
     first.feed(b"", last=True)
@@ -566,7 +566,7 @@ def test_threads_fit_the_cores(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(share, "core_count", lambda: 1)
         share.thread_variables(2, None, {})
-    assert not capfd.readouterr().err  # as many as without us
+    assert not capfd.readouterr().err  # as many as without unisono
     assert unisono.launch(thread_variables, 1, threads=7) == [["7"] * 3]
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert unisono.launch(thread_variables, 2) == [["5", None, None]] * 2
@@ -584,7 +584,7 @@ def test_ranks_reuse_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def count_faults() -> int:
-    """Page faults of buffers that are filled and freed, as FSDP2 does with every layer's."""
+    """Page faults of buffers that are filled and freed, like every layer's buffers in FSDP2."""
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -672,6 +672,6 @@ def test_where_ranks_cannot_be_started(options: dict[str, Any], sentence: str) -
 
 
 def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as an import finds it that is not there
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if the module were not installed
     with pytest.raises(UnisonoError, match=r'needs Ray, .* run `pip install "unisono\[ray\]"`'):
         unisono.launch(os.getpid, 1, on="ray")

@@ -1,6 +1,6 @@
 """`unisono.launch(..., on="ray")` on Ray's own cluster of several nodes, all on this machine.
 
-In a suite of its own (`make test-ray`), for a cluster takes long to start.
+In its own suite (`make test-ray`), because a cluster takes long to start.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of two CPUs, to which this process is connected. Their ranks are on two hosts, for
-    each node has a name of its own for that."""
+    """Two nodes of two CPUs, to which this process is connected. Their ranks are on two hosts,
+    because each node has its own host name."""
     from ray.cluster_utils import Cluster
 
     node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20}
@@ -61,7 +61,7 @@ def _nothing_is_left(cluster: Any) -> Iterator[None]:
 
 
 def all_cpus_are_free() -> None:
-    """Nodes tell Ray a moment later that they have room again."""
+    """Nodes report free resources to Ray a moment later."""
     eventually(lambda: ray.available_resources().get("CPU") == 4)
 
 

@@ -58,13 +58,13 @@ def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> N
 
 
 def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], list[str]]:
-    """The groups that a rank gets, what they add up, and what it is told."""
+    """The groups that a rank gets, their sums, and the messages that it gets."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("unisono").addHandler(handler)
     os.environ["UNISONO_REPLACE"] = "gloo"
-    autoload()  # as at `import torch`, which these ranks have behind them
+    autoload()  # as at `import torch`, which these ranks have already done
     dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=size)
     groups = [
         dist.group.WORLD,
@@ -74,7 +74,7 @@ def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], 
         outside_group("gloo", f"{path}.weights", "weights", 1 - rank, size),
         outside_group("undefined", f"{path}.other", "other", rank, size),
     ]
-    unisono.watch.start()  # which comes between, and is not who asks
+    unisono.watch.start()  # which is in between, and is not the caller
     groups.append(outside_group("gloo", f"{path}.watched", "watched", rank, size))
     unisono.watch.stop()
     sums = []

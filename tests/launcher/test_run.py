@@ -1,4 +1,4 @@
-"""`unisono run`, and programs that others start: torchrun, torch.multiprocessing.spawn."""
+"""`unisono run`, and programs started by others: torchrun, torch.multiprocessing.spawn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN = ("-m", "unisono", "run")
 def run(
     script: Program, ranks: int, *args: str, options: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script on so many ranks."""
+    """Run a script on this many ranks."""
     return script.run(*args, before=(*RUN, "-n", str(ranks), *options))
 
 
@@ -141,7 +141,7 @@ def test_torchrun_starts_ranks_for_unisono_too(program: WriteProgram) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["unisono.init()", 'dist.init_process_group("unisono")'])
 def test_torchrun_starts_ranks_again(program: WriteProgram, way: str) -> None:
-    """Those of a new attempt meet, whatever the one before has left in torchrun's store."""
+    """The ranks of a new attempt meet, whatever the last one has left in torchrun's store."""
     again = program("""
         import os, sys, numpy, unisono, torch.distributed as dist
         attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -222,7 +222,7 @@ def test_two_children_cannot_be_the_same_rank(program: WriteProgram) -> None:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "here\n"
                 selector.register(process.stdout, selectors.EVENT_READ)
-            ((key, _),) = selector.select(30)  # one is refused, one waits for rank 0
+            ((key, _),) = selector.select(30)  # one is rejected, one waits for rank 0
         text = key.fileobj.readline()  # type: ignore[union-attr]
         assert f"another child of process {os.getpid()} is rank 1 right now" in text
     finally:
@@ -313,7 +313,7 @@ def test_a_trace_that_cannot_be_written_does_not_hide_how_the_ranks_ended(
 
 def test_a_timeout_shows_where_each_rank_was(program: WriteProgram) -> None:
     script = program("import time\ndef stuck():\n    time.sleep(600)\nstuck()\n")
-    for limit_s in (2, 10, 50):  # the start of a rank counts, and takes seconds on a busy machine
+    for limit_s in (2, 10, 50):  # includes the start: seconds on a busy machine
         done = run(script, 2, options=("--timeout", str(limit_s)))
         assert done.returncode == 124
         assert f"not done within {limit_s} s: ranks 0 and 1" in done.stderr
@@ -385,7 +385,7 @@ def test_log_files_have_what_each_rank_wrote(tmp_path: Path, program: WriteProgr
     done = run(script, 2, options=("--log-dir", str(logs)))
     assert done.returncode == 1
     for rank in "01":
-        assert f"[rank {rank}] out {rank}\n" in done.stdout  # the terminal has it too
+        assert f"[rank {rank}] out {rank}\n" in done.stdout  # the terminal shows it, too
         assert (logs / rank / "stdout.log").read_text() == f"out {rank}\n"
     assert (logs / "0/stderr.log").read_text() == "err 0"
     written = (logs / "1/stderr.log").read_text()
@@ -428,7 +428,7 @@ WAITS = """
 def test_signals_are_passed_on_and_everything_ends(
     program: WriteProgram, number: signal.Signals, ignored: tuple[signal.Signals, ...]
 ) -> None:
-    """SIGINT counts even where it was ignored at the start, as under torchrun."""
+    """SIGINT works even if it was ignored at the start, as under torchrun."""
     with contextlib.ExitStack() as stack:
         for one in ignored:
             stack.enter_context(ignoring(one))
@@ -436,7 +436,7 @@ def test_signals_are_passed_on_and_everything_ends(
     pids = read_pids(process, 2)
     time.sleep(0.1)
     if signal.SIGHUP in ignored:
-        process.send_signal(signal.SIGHUP)  # nohup has its way
+        process.send_signal(signal.SIGHUP)  # nohup is respected
     process.send_signal(number)
     out, err = process.communicate(timeout=180)
     assert process.returncode == 128 + number
@@ -447,7 +447,7 @@ def test_signals_are_passed_on_and_everything_ends(
 
 @pytest.mark.parametrize("way", ["unisono run", "unisono.launch"])
 def test_a_launcher_that_is_killed_leaves_no_orphan(program: WriteProgram, way: str) -> None:
-    """Neither ranks nor what they have started."""
+    """Neither ranks nor the processes that they have started."""
     script = program("""
         import os, subprocess, unisono
         def work():
@@ -555,7 +555,7 @@ def test_a_reader_that_goes_away_ends_the_run(program: WriteProgram) -> None:
 def test_a_rank_that_was_left_out_of_a_call_is_told_apart_from_one_at_work(
     program: WriteProgram,
 ) -> None:
-    """Rank 1 has come to the end of its program, and is only slow to exit."""
+    """Rank 1 has reached the end of its program, and is only slow to exit."""
     script = program("""
         import atexit, time
         import numpy, unisono

@@ -1,4 +1,4 @@
-"""`unisono run --watch` does not let ranks wait for what the watch knows to be hopeless."""
+"""`unisono run --watch` ends ranks that wait for something that the watch knows cannot happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the engine's protocols by whatever model checkers are installed (make model).
+"""Check the engine's protocols with the model checkers that are installed (make model).
 
     *.c     harnesses: the engine's own functions in two or three threads, for GenMC (genmc.py)
     *.pml   models of what happens between processes, for spin (spin.py)
@@ -16,7 +16,7 @@ import weaken
 
 
 def main() -> int:
-    """Run what is there, and say what is missing."""
+    """Run what is installed, and say what is missing."""
     is_right = True
     if spin.is_installed():
         print("models, by spin:")

@@ -1,7 +1,7 @@
 """Run a harness of this folder under GenMC, over the engine's own files.
 
-The files are used as they are, but for a few sizes (SMALLER): a ring of 256 entries is full after
-257 messages, which no model checker lives to see; one of four is full after five.
+The files are used as they are, except for a few sizes (SMALLER): a ring of 256 entries overflows
+after 257 messages, which is too many for a model checker; one of four overflows after five.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENGINE = ROOT / "csrc"
 LIMIT_S = 300
 _COMPILER_OPTIONS = ["-I.", "-std=gnu11", "-w"]
 _CROSS_HEADERS = "/usr/x86_64-linux-gnu/include"
-if platform.machine() != "x86_64":  # GenMC chokes on what clang makes of copies for Arm
+if platform.machine() != "x86_64":  # GenMC cannot parse the copies that clang generates for Arm
     _COMPILER_OPTIONS += ["--target=x86_64-linux-gnu", "-isystem", _CROSS_HEADERS]
 _FOUND = 42  # what GenMC returns for a counterexample
 
@@ -52,8 +52,8 @@ SMALLER = (
     ("layout.h", "#define DECISIONS 64 ", "#define DECISIONS 2 "),
     ("layout.h", "char payload[280];", "char payload[1];"),
     ("wait.h", "spins < 16;", "spins < 1;"),
-    # GenMC knows no accesses of mixed sizes, and fills nothing that has a double: what has fields
-    # is copied field by field.
+    # GenMC supports neither accesses of mixed sizes nor filling a struct with a double: structs are
+    # copied field by field.
     (
         "receive.c",
         "memcpy(kept, seen, sizeof *kept);",
@@ -94,7 +94,7 @@ SMALLER = (
 
 @dataclass(frozen=True)
 class Change:
-    """In `file`, `old` becomes `new`; it stands there once."""
+    """Replace `old` with `new` in `file`; it must occur once."""
 
     file: str
     old: str
@@ -103,7 +103,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What GenMC found: a counterexample or, where that is "", none in so many executions."""
+    """What GenMC found: a counterexample, or "" if there was none in this many executions."""
 
     counterexample: str
     executions: int

@@ -1,4 +1,4 @@
-"""Check every property of the models in Promela with spin; and that another protocol would violate
+"""Check every property of the Promela models with spin, and that a broken protocol would violate
 it."""
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _LAST_WAIT = "    fi;\n    member[me] = true;"
 _GIVES_UP = "(members & died) || LATE -> settle(FAILED)"
 
 _FEWER_FAULTS = {("shrink.pml", "ends"): 1}
-"""Where two faults take more states than there is time for."""
+"""Models in which two faults would take too many states."""
 
 BREAKS: dict[str, dict[str, tuple[str, str] | list[tuple[str, str]]]] = {
     "vote.pml": {
         "alike": (":: decision == 0 ->", ":: true ->"),  # the last proposal counts
-        "ends": (":: ended -> failed = true", ""),  # nobody is told of a death
+        "ends": (":: ended -> failed = true", ""),  # no rank is told of a death
     },
     "rendezvous.pml": {
         "ends": (f"    :: LATE -> goto dead\n{_LAST_WAIT}", _LAST_WAIT),  # without a deadline
         "whole": ("if :: what == opened -> i++ :: else -> goto raise fi", "i++"),
-        "told": ("lost[me] = true;", "skip;"),  # who raises keeps what it had opened
+        "told": ("lost[me] = true;", "skip;"),  # a rank that raises keeps what it had opened
     },
     "grow.pml": {
         "ends": ("(hung_up & BIT(0)) || LATE -> settle(FAILED)", "false -> settle(FAILED)"),
@@ -39,7 +39,7 @@ BREAKS: dict[str, dict[str, tuple[str, str] | list[tuple[str, str]]]] = {
         "ends": (f"{_GIVES_UP}\n        :: LOST", "false\n        :: LOST"),
         "one_group": [
             ("silent && COUNT(present) <= COUNT(silent)", "false"),  # without a majority
-            ("board = 1;", "SAID(0, me) = WITHDRAWN; board = 1;"),  # silence taken for a farewell
+            ("board = 1;", "SAID(0, me) = WITHDRAWN; board = 1;"),  # silence mistaken for a goodbye
         ],
         "only_chosen": ("opened[AT(board, attempt)] == members -> settle", "true -> settle"),
     },
@@ -58,7 +58,7 @@ def is_installed() -> bool:
 
 
 def check_models() -> bool:
-    """Check them all, and print what was found; whether all is as it should be."""
+    """Check them all, and print what was found; returns whether everything is as expected."""
     is_right = True
     for name, breaks in BREAKS.items():
         text = (HERE / name).read_text()
@@ -80,12 +80,12 @@ def check_models() -> bool:
 
 
 def _check(text: str, claim: str, faults: int) -> tuple[bool, float]:
-    """Whether a property holds in every execution of a model, and how many states that has."""
+    """Whether a property holds in every execution of a model, and the number of states."""
     with tempfile.TemporaryDirectory(prefix="unisono-model-") as folder:
         (Path(folder) / "model.pml").write_text(text)
         _run("spin", f"-DMOST_FAULTS={faults}", "-a", "model.pml", folder=folder)
         _run("cc", "-O2", "-w", "-DCOLLAPSE", "-o", "pan", "pan.c", folder=folder)
-        waits = re.search(rf"^ltl {claim} {{[^}}]*<>", text, re.M)  # somebody must go on
+        waits = re.search(rf"^ltl {claim} {{[^}}]*<>", text, re.M)  # some rank must continue
         fairness = ["-f"] if waits else []
         said = _run("./pan", "-a", *fairness, "-m1000000", "-N", claim, folder=folder)
     assert "max search depth too small" not in said, said

@@ -1,4 +1,4 @@
-"""The models in Promela are of this code: real ranks take their steps, in that order."""
+"""The Promela models match the code: real ranks take the same steps in the same order."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ needs_spin = pytest.mark.skipif(
 
 
 def steps_in(model: str) -> dict[int, list[str]]:
-    """What each process of a model does, in its order, where nothing goes wrong."""
-    with tempfile.TemporaryDirectory() as folder:  # spin leaves files where it runs
+    """What each process of a model does, in order, if nothing goes wrong."""
+    with tempfile.TemporaryDirectory() as folder:  # spin writes files into its current folder
         said = subprocess.run(
             ["spin", "-DQUIET", "-T", Path(__file__).resolve().with_name(model)],
             check=True, capture_output=True, text=True, cwd=folder,
@@ -87,7 +87,7 @@ _KINDS = {
 
 @contextmanager
 def noting_messages(steps: list[str]) -> Iterator[pytest.MonkeyPatch]:
-    """Note what this process sends while groups are made."""
+    """Record what this process sends while groups are created."""
     send = Connection.send
 
     def note_send(self: Connection, message: dict[str, Any], *descriptors: int) -> None:
@@ -124,7 +124,7 @@ def test_a_group_is_made_by_the_messages_of_its_model(
 
 
 def grow(rank: int, size: int, path: str) -> list[str]:
-    """Ranks 0 and 1 are a group, and rank 2 comes into it."""
+    """Ranks 0 and 1 are a group, and rank 2 joins it."""
     steps: list[str] = []
     if rank == 2:
         with noting_messages(steps), Communicator.join(path):
@@ -163,7 +163,7 @@ def test_a_newcomer_is_let_in_by_the_steps_of_the_model(pool: RankPool) -> None:
 
 
 def shrink(comm: Communicator) -> list[str]:
-    """Go on after the group was aborted; all of its ranks live."""
+    """Continue after the group was aborted; all of its ranks are alive."""
     steps: list[str] = []
     say = SegmentBoard.say
 

@@ -3,8 +3,8 @@
     python tests/model/weaken.py               every harness, then every order (make model)
     python tests/model/weaken.py --only abort  rows and harnesses whose name contains the word
 
-Rows are those of the table in docs/architecture.md. An order that could be weaker says why, and why
-it stays as it is.
+Rows are those of the table in docs/architecture.md. An order that could be weaker has a reason, and
+a reason why it stays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _weaken(
 def _order(
     row: str, what: str, harness: str, file: str, around: str, orders: str, would_do: str = ""
 ) -> Weakening:
-    """`around` has {} where the order stands; `orders` is "from -> to"."""
+    """`around` has {} in place of the order; `orders` is "from -> to"."""
     before, after = (f"memory_order_{order}" for order in orders.split(" -> "))
     old, new = around.replace("{}", before), around.replace("{}", after)
     return _weaken(row, f"{what}: {orders}", harness, file, old, new, would_do)
@@ -52,7 +52,8 @@ _PLAIN = re.compile(r"(atomic_\w+|publish_to_peer|read_from_peer)(\((?:[^()]|\([
 def _plain(
     row: str, what: str, harness: str, file: str, old: str, order: str, would_do: str = ""
 ) -> Weakening:
-    """`old` has an operation without an order, which is seq_cst; the rest of it says which one."""
+    """`old` has an operation without an explicit order, which is seq_cst; the rest identifies
+    it."""
 
     def with_order(plain: re.Match[str]) -> str:
         name = {"publish_to_peer": "atomic_store", "read_from_peer": "atomic_load"}
@@ -66,8 +67,8 @@ def _plain(
 def _passed(
     row: str, file: str, old: str, what: str, asleep: str, awake: str
 ) -> tuple[Weakening, Weakening]:
-    """A store or load of publish_to_peer or read_from_peer: `asleep` finds that somebody sleeps
-    through it where it is weaker, `awake` that what it guards is not there where it is relaxed."""
+    """A store or load of publish_to_peer or read_from_peer: `asleep` finds a missed wake-up if it
+    is weaker, `awake` finds that the data it guards is missing if it is relaxed."""
     weaker = "release" if what == "store" else "acquire"
     return (
         _plain(row, what, asleep, file, old, weaker),
@@ -391,7 +392,8 @@ HARNESSES = sorted(path.name for path in HERE.glob("*.c"))
 
 
 def check_harnesses(word: str, pool: ThreadPoolExecutor) -> bool:
-    """Check those that have the word in their names, and print what was found; whether all hold."""
+    """Check those with the word in their names, and print what was found; returns whether all
+    hold."""
     chosen = [name for name in HARNESSES if word in name]
     holds = True
     for name, verdict in zip(chosen, pool.map(check, chosen), strict=True):
@@ -402,7 +404,8 @@ def check_harnesses(word: str, pool: ThreadPoolExecutor) -> bool:
 
 
 def weaken_orders(word: str, pool: ThreadPoolExecutor) -> bool:
-    """Weaken the orders of those rows and harnesses; whether each was noticed, or need not be."""
+    """Weaken the orders of those rows and harnesses; returns whether each was detected, or need not
+    be."""
     chosen = [w for w in WEAKENINGS if word in w.row or word in w.harness]
     verdicts = pool.map(lambda w: check(w.harness, *w.changes), chosen)
     is_right = True

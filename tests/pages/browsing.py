@@ -1,4 +1,4 @@
-"""What tests of pages share: how a page is opened, and waited for."""
+"""Opening pages in tests, and waiting for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OpenPage = Callable[..., Any]
 
 
 def until(page: Any, condition: str, seconds: float = 30) -> None:
-    """Wait until an expression of the page is true. (Playwright's own way is an eval, which the
+    """Wait until an expression of the page is true. (Playwright's own function uses eval, which the
     pages forbid.)"""
     end = time.monotonic() + seconds
     while not page.evaluate(condition):

@@ -1,7 +1,7 @@
 """Pages in a real browser: Debian's Chromium, driven by Playwright.
 
-`make test-pages` runs all of it, `make test` test_at_a_glance.py; where there is no browser, both
-say that they skip it.
+`make test-pages` runs all of it, `make test` runs test_at_a_glance.py; without a browser, both say
+that they skip it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
-    """Opens a page from its text or file. At the end of the test it must have complained of nothing
-    and asked nobody for anything."""
+    """Opens a page from its text or file. By the end of the test the page must have reported no
+    error and made no request."""
     troubles: list[str] = []
     contexts = []
 

@@ -1,4 +1,4 @@
-"""Schedules that play, in a browser: what the page shows at the end is what the schedule does."""
+"""Animated schedules in a browser: what the page shows at the end is the schedule's result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def ready(page: Any) -> Any:
 
 
 def held_at_the_end(schedule: Schedule) -> list[list[int]]:
-    """How many ranks' contributions each chunk of each rank has after the last step, by sets."""
+    """How many ranks' contributions each chunk of each rank has after the last step, computed with
+    sets."""
     held: list[dict[int, frozenset[int]]] = [
         {chunk: frozenset([rank]) for chunk in holds_before(schedule, rank)}
         for rank in range(schedule.ranks)
@@ -145,7 +146,7 @@ def test_is_drawn_at_every_size(ranks: int, width: int, scheme: str, open_page: 
         )
         assert colours > 5  # something is drawn
     box = page.locator("[data-do=play]").bounding_box()
-    assert min(box["width"], box["height"]) >= 40  # for a finger
+    assert min(box["width"], box["height"]) >= 40  # by touch
 
 
 def test_a_finger_says_what_a_buffer_holds(open_page: OpenPage) -> None:

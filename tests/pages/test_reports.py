@@ -23,7 +23,7 @@ def run() -> Run:
 
 
 def column(page: Any, name: str) -> list[str]:
-    """The texts of a column, of the rows that are seen, from top to bottom."""
+    """The texts of a column in the visible rows, from top to bottom."""
     cells: list[str] = page.locator(f"#figures tbody tr:not([hidden]) td.{name}").all_inner_texts()
     return cells
 

@@ -1,4 +1,4 @@
-"""The documentation's site in a browser: search, links, players; it asks nobody for anything."""
+"""The documentation's site in a browser: search, links, players; it makes no external request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site: DOCS_SITE names one that is built, else it is built now."""
+    """The site: DOCS_SITE names one that exists; otherwise it is built now."""
     pytest.importorskip("sphinx", reason="needs Sphinx: make docs")
     if "DOCS_SITE" in os.environ:
         return Path(os.environ["DOCS_SITE"])
@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Visit:
-    """A page of the site in a browser. Whatever leaves the folder, or goes wrong, is kept."""
+    """A page of the site in a browser. Requests outside the folder, and errors, are recorded."""
 
     def __init__(self, browser: Any, site: Path, scheme: str = "light", width: int = 1280) -> None:
         self.troubles: list[str] = []
@@ -110,7 +110,7 @@ def test_the_ring_of_the_start_page_plays(visit: Visit) -> None:
 
 
 def test_every_link_leads_somewhere(visit: Visit, site: Path) -> None:
-    """From the start page on, by what the browser makes of each link, its anchor too."""
+    """From the start page on, as the browser resolves each link, including its anchor."""
     todo, anchors, links = ["index.html"], {}, []
     while todo:
         name = todo.pop()

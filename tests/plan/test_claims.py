@@ -1,4 +1,4 @@
-"""What course notes claim of rings, trees and switches; docs/schedules.md says what holds."""
+"""What course notes claim about rings, trees and switches; docs/schedules.md says what holds."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_each_rank_is_a_leaf_in_one_of_the_two_trees_and_each_carries_half() -> 
 
 
 def test_which_tree_at_which_scale() -> None:
-    """Below 32 ranks a plain tree, above 512 two of them: so for some sizes, not for all."""
+    """Below 32 ranks a plain tree, above 512 two of them: true for some sizes, not for all."""
     assert time_s("binomial", 16, TINY) < time_s("double_tree", 16, TINY)
     assert time_s("ring", 16, LARGE) < time_s("binomial", 16, LARGE)  # no tree at all
     best = min(time_s("double_tree", 1024, 64 << 20, pieces=p) for p in (8, 64))

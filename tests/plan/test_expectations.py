@@ -1,4 +1,4 @@
-"""What each rank has after a collective, against results that are written out here."""
+"""What each rank has after a collective, compared with results written out here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from unisono.plan.expectations import CUT_INPUTS, compute, origins
 
 WHOLE = {0: [1, 2, 3], 1: [10, 20, 30], 2: [100, 200, 300]}
-"""What ranks 0, 1 and 2 bring: a part of one number for each rank, or all three as one part."""
+"""The inputs of ranks 0, 1 and 2: a part of one number for each rank, or all three as one part."""
 
 RESULTS: dict[str, list[list[int] | None]] = {
     "all_reduce": [[111, 222, 333]] * 3,

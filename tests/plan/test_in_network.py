@@ -1,4 +1,4 @@
-"""Switches that add: their tree, their times, and what ranks no longer have to do."""
+"""Switches that reduce: their tree, their times, and what ranks no longer have to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_node_is_counted_once_and_hears_the_sum() -> None:
 
 
 def test_one_switch_takes_what_the_formula_says() -> None:
-    """A piece up and a piece down, and the others a piece apart."""
+    """One piece up and down, and the others one piece apart."""
     latency, rate, overhead = 10e-6, 1e9, 2e-6
     pair = Topology(
         "pair", 1, 1e-6, 100e9, between_latency_s=latency, card_bytes_per_s=rate,
@@ -85,7 +85,7 @@ def test_which_ways_there_are() -> None:
 
 @pytest.mark.parametrize("way", ["nvls", "nvls_tree", "collnet_direct", "collnet_chain"])
 def test_no_way_is_faster_than_its_bytes(way: str) -> None:
-    """What the table of in_network.py says that a port, a card and a rank carry."""
+    """What a port, a card and a rank carry, by the table in in_network.py."""
     for nodes in (2, 3, 8, 128):
         for size in (8, 1 << 20, 1 << 30):
             found = reduce_in_network(8 * nodes, H100, size, way)
@@ -106,7 +106,7 @@ def test_no_way_is_faster_than_its_bytes(way: str) -> None:
 
 
 def test_each_to_each_is_what_the_schedules_say() -> None:
-    """One piece: reduce_scatter, up and down, all_gather; ours adds when all have come."""
+    """One piece: reduce_scatter, up and down, all_gather; our model adds when all have arrived."""
     for size in (8, 1 << 16):
         found = reduce_in_network(16, A100, size, "collnet_direct")
         scatter = simulate(find("reduce_scatter", "direct").schedule(8), A100, size).time_s
@@ -121,9 +121,9 @@ def test_each_to_each_is_what_the_schedules_say() -> None:
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one rank, not 0"):
         reduce_in_network(0, H100, 8)
-    with pytest.raises(ValueError, match="the switches of topology a100 do not add here"):
+    with pytest.raises(ValueError, match="the switches of topology a100 cannot reduce"):
         reduce_in_network(8, PRESETS["a100"], 8)
-    with pytest.raises(ValueError, match="topology h100 do not add by collnet_chain here"):
+    with pytest.raises(ValueError, match="topology h100 cannot reduce by collnet_chain"):
         reduce_in_network(16, PRESETS["h100"], 8, "collnet_chain")
     with pytest.raises(ValueError, match="at least 4 ports, not 2"):
         switch_tree(8, 2)

@@ -1,4 +1,4 @@
-"""Where ranks stand on the page of a schedule, and what the command refuses."""
+"""Where ranks are drawn on the page of a schedule, and what the command rejects."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_there_is_a_page_for_every_algorithm() -> None:
 
 
 def test_what_is_too_large_is_refused() -> None:
-    with pytest.raises(ValueError, match="too large to be played; a page has room for 2,000,000"):
+    with pytest.raises(ValueError, match="too large for a page, which has room for 2,000,000"):
         schedule_page(find("all_reduce", "ring").schedule(2048))
     shown = find("all_reduce", "ring").schedule(2048)._repr_html_()
-    assert "too large to be played" in shown
+    assert "too large for a page" in shown
     assert "<iframe" not in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--against", "ring"], "--against goes with --algorithm"),
+        (["--against", "ring"], "--against needs --algorithm"),
         (["--html", "/nowhere/a.html"], "the folder of /nowhere/a.html does not exist"),
         (["--html", "a.html", "--algorithm", "rnig"], "all_reduce has no algorithm 'rnig', only"),
     ],

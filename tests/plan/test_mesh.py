@@ -75,7 +75,7 @@ def test_a_mesh_is_a_value() -> None:
     mesh = Mesh({"dp": 2, "tp": 4})
     assert mesh == Mesh({"dp": 2, "tp": 4})
     assert hash(mesh) == hash(Mesh({"dp": 2, "tp": 4}))
-    assert mesh != Mesh({"tp": 4, "dp": 2})  # another order, other neighbours
+    assert mesh != Mesh({"tp": 4, "dp": 2})  # a different order, different neighbours
     assert repr(mesh) == "Mesh({'dp': 2, 'tp': 4})"
     assert (mesh.axes, mesh.shape, mesh["tp"]) == (("dp", "tp"), (2, 4), 4)
     with pytest.raises(AttributeError):
@@ -92,7 +92,7 @@ def test_a_mesh_is_a_value() -> None:
         ({"d p": 2}, "'d p' cannot name an axis"),
     ],
 )
-def test_sizes_that_make_no_sense(sizes: dict[str, int], sentence: str) -> None:
+def test_invalid_sizes(sizes: dict[str, int], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Mesh(sizes)
 
@@ -204,7 +204,7 @@ tp: 0 1 | 2 3 | 4 5
 dp: 0 2 4 | 1 3 5"""
     nodes = ["beta", "beta", "alpha", "alpha", "beta", "beta"]
     assert Mesh({"dp": 3, "tp": 2}).describe(nodes=nodes) == text
-    with pytest.raises(ValueError, match="2 nodes were named for 6 ranks"):
+    with pytest.raises(ValueError, match="2 nodes for 6 ranks"):
         Mesh({"dp": 3, "tp": 2}).describe(nodes=["a", "b"])
 
 

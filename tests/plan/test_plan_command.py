@@ -108,7 +108,7 @@ def test_as_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "PAT")
     refused = plan(*asked)
     assert refused.exit_code == 2
-    assert "NCCL_ALGO=PAT and NCCL_PROTO=^LL leaves nothing for all_reduce" in refused.stderr
+    assert "NCCL_ALGO=PAT and NCCL_PROTO=^LL leaves no algorithm for all_reduce" in refused.stderr
 
 
 def test_the_same_for_programs() -> None:
@@ -157,7 +157,7 @@ def test_sizes_are_drawn(tmp_path: Path) -> None:
     for name in ("one.svg", "two.svg"):
         save_chart(tmp_path / name, [8, 64], {"ring": [1e-6, 2e-6]}, "the same every time")
     assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
-    with pytest.raises(ValueError, match=r"a \.png or \.svg file, not c\.pdf"):
+    with pytest.raises(ValueError, match=r"c\.pdf: give -o a \.png or \.svg file"):
         save_chart(tmp_path / "c.pdf", [1, 2], {"a": [1, 2]}, "")
 
 
@@ -239,14 +239,14 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("all_reduce -n 0", "-n must be at least 1, not 0"),
         ("show ring -n -3", "-n must be at least 1, not -3"),
         ("show circle", "there is no algorithm 'circle': "),
-        ("show", "say which algorithm: "),
+        ("show", "name an algorithm: "),
         ("all_reduce --size 64Q", "'64Q' is not a size: sizes are written like 8, 64K"),
         ("all_reduce --sizes 1G:8", "write the smaller one first"),
         ("all_reduce --sizes 8", "--sizes needs a range"),
         ("all_reduce --topology moon", "there is no topology 'moon': h100, a100, summit"),
         ("all_reduce -n 8 --nodes 3", "8 ranks do not fill 3 nodes evenly"),
         ("all_reduce -n 8 --nodes 0", "8 ranks do not fill 0 nodes evenly"),
-        ("", "say what to plan: all_reduce, "),
+        ("", "name what to plan: all_reduce, "),
         ("shout", "cannot plan 'shout': all_reduce, "),
         ("allreduce", "show ALGORITHM, --table. Did you mean all_reduce?\n"),
         ("--table all-gather", ", barrier. Did you mean all_gather?\n"),
@@ -254,26 +254,32 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("all_reduce --algorithm Rings", ", ring, nccl_tree, ring_2d. Did you mean ring?\n"),
         ("all_reduce ring", "to see ring, write: unisono plan show ring"),
         ("--table shout", "there is no collective 'shout', only all_reduce"),
-        ("show ring -o ring.png", "a schedule is drawn as .svg, not ring.png"),
+        ("show ring -o ring.png", "ring.png: give -o a .svg file"),
         ("show ring -o nowhere/ring.svg", "the folder of nowhere/ring.svg does not exist"),
-        ("show chain --pieces 0", "at least one piece, not 0"),
+        ("show chain --pieces 0", "pieces must be at least 1, not 0"),
         ("show ring --pieces 3", "all_reduce by ring has no pieces: leave out --pieces"),
         ("show ring --root 1", "all_reduce by ring has no root: leave out --root"),
         ("show binomial --nodes 2", "all_reduce by binomial has no nodes: leave out --nodes"),
         ("show binomial --topology a100", "binomial is the same on every topology: leave out"),
         ("show binomial --channels 2", "all_reduce by binomial has no channels: leave out"),
-        ("show ring --channels 0", "a ring has at least one channel, not 0"),
+        ("show ring --channels 0", "channels must be at least 1, not 0"),
         ("all_reduce --channels 2", "--channels has no effect on a ranking: leave it out"),
-        ("all_reduce --as nccl -n 5", "known here for h100 and a100 (also _sharp), with 2, 4 or 8"),
-        ("all_reduce --as nccl --topology summit", "not for 8 ranks on 2 nodes of summit"),
-        ("all_to_all --as nccl", "NCCL chooses among algorithms for all_reduce, "),
+        ("all_reduce --as nccl -n 5", "take h100 or a100 (also _sharp), with 2, 4 or 8"),
+        (
+            "all_reduce --as nccl --topology summit",
+            "8 ranks on 2 nodes of summit are unknown",
+        ),
+        (
+            "all_to_all --as nccl",
+            "an algorithm for all_to_all, only for all_reduce, ",
+        ),
         ("all_reduce --as nccl --pieces 2", "--pieces has no effect on --as nccl: leave it out"),
         ("all_reduce --as nccl --size 8 --sizes 8:64", "give one"),
         ("show ring --size 8", "--size has no effect on show: leave it out"),
-        ("show hierarchical -n 12", "do not fill nodes of 8: --nodes says how many there are"),
+        ("show hierarchical -n 12", "do not fill nodes of 8; set the number of nodes with --nodes"),
         ("--table -o x.svg", "--output has no effect on --table: leave it out"),
         ("--table --size 8 --root 1", "--root and --size have no effect on --table"),
-        ("--table all_reduce ring", "--table shows all algorithms, of one collective at most"),
+        ("--table all_reduce ring", "--table shows all algorithms: name one collective"),
         ("--table --sizes 8:64", "--sizes has no effect on --table"),
         ("all_reduce -o x.svg", "--output has no effect on a ranking: leave it out"),
         ("all_reduce --pieces 8", "--pieces has no effect on a ranking: leave it out"),
@@ -283,16 +289,16 @@ def test_a_chart_without_matplotlib_is_refused_before_the_work(
         ("all_reduce --sizes 8:64 --pieces 8", "--pieces has no effect on --sizes"),
         ("show binomial --collective broadcast --root 9", "root 9 is not among 8 ranks"),
         ("all_reduce --algorithm circle", "all_reduce has no algorithm 'circle', only"),
-        ("all_reduce --algorithm lanes --pieces 0", "at least one piece, not 0"),
+        ("all_reduce --algorithm lanes --pieces 0", "pieces must be at least 1, not 0"),
         (
             "all_reduce --algorithm lanes -n 2048",
-            "lanes is too large to write down beyond 1,024 ranks",
+            "lanes is too large beyond 1,024 ranks",
         ),
         (
             "show lanes -n 2048 --nodes 2",
-            "lanes is too large to write down beyond 1,024 ranks",
+            "lanes is too large beyond 1,024 ranks",
         ),
-        ("show ring -n 40 -o ring.svg", "a picture has room for 32 ranks, not 40"),
+        ("show ring -n 40 -o ring.svg", "room for 32 ranks, not 40"),
         (
             "all_reduce --topology bad.toml",
             "of topology 'bad' must be more than 0, not -5",

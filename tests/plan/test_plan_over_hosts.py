@@ -47,7 +47,7 @@ def test_any_placement_verifies(placement: str) -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_who_talks_between_hosts_is_who_does_in_the_engine(placement: str) -> None:
-    """Lanes and mates by comm/hosts' own rules, for each rank of each placement."""
+    """Lanes and mates, by the rules of comm/hosts, for each rank of each placement."""
     hosts = PLACEMENTS[placement]
     ranks = sum(map(len, hosts))
     host_of = {rank: number for number, host in enumerate(hosts) for rank in host}
@@ -74,7 +74,7 @@ def test_who_talks_between_hosts_is_who_does_in_the_engine(placement: str) -> No
 
 
 Shares = Callable[[int, int], float]
-# What leaves a host of g ranks, of h, in tensors; steps with p pieces.
+# What leaves each of h hosts of g ranks, in tensors; the steps with p pieces.
 COSTS: dict[tuple[str, str], tuple[Callable[[int, int], int], Shares]] = {
     ("all_reduce", "lanes"): (lambda h, p: p + 3, lambda h, g: 2 * (h - 1) / h),
     ("reduce", "lanes"): (lambda h, p: p + 2, lambda h, g: 1),
@@ -118,10 +118,10 @@ def test_64_hosts_of_8_are_simulated_in_seconds() -> None:
     assert time.process_time() - began < 10
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"node_size": 0}, "a host has at least one rank, not 0"),
-        ({"pieces": 0}, "a tensor is cut into at least one piece, not 0"),
+        ({"node_size": 0}, "at least one rank, not 0"),
+        ({"pieces": 0}, "pieces must be at least 1, not 0"),
         ({"root": 4}, "root 4 is not among 4 ranks"),
     ]
     for options, message in cases:

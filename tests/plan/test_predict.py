@@ -1,4 +1,4 @@
-"""The model of what a collective should take: exact for its own shape, near elsewhere."""
+"""The model of expected times: exact for data of its own form, close elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CACHES = (64 << 10, 1 << 20, 32 << 20)
 
 
 def machine_s(size: int) -> float:
-    """A machine with a latency of 1 us and three caches, the last step down being the steepest."""
+    """A machine with a latency of 1 us and three caches, with the steepest drop after the last."""
     ns_per_byte = 0.05 if size <= CACHES[0] else 0.1 if size <= CACHES[2] else 0.4
     return 1e-6 + size * ns_per_byte * 1e-9
 
@@ -54,7 +54,7 @@ def test_calibration_sizes() -> None:
     assert calibration_sizes([64]) == (64,)
     assert calibration_sizes([0]) == (0,)
     assert calibration_sizes([]) == ()
-    assert calibration_sizes([8, 1 << 30]) == (8, 1 << 30)  # nothing lies between
+    assert calibration_sizes([8, 1 << 30]) == (8, 1 << 30)  # there is nothing in between
 
 
 def test_what_has_no_size_is_all_latency() -> None:

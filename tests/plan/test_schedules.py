@@ -1,4 +1,4 @@
-"""Every algorithm keeps its promise, costs what its page says, and any damage to it is noticed."""
+"""Every algorithm is correct, costs what its page says, and any damage to it is detected."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ALGORITHMS = [pytest.param(entry, id=f"{entry.collective}-{entry.name}") for ent
 
 
 def variants(entry: Algorithm, ranks: int) -> Iterator[Schedule]:
-    """The schedule with every root and node size, and some numbers of pieces, channels and chunks
-    in a message that it takes."""
+    """The schedule with every root and node size, and with some of the pieces, channels and chunks
+    per message that it takes."""
     roots = range(ranks) if "root" in entry.options else [0]
     sizes = [size for size in range(1, ranks + 1) if ranks % size == 0]
     if ranks > 16:
@@ -93,7 +93,8 @@ def test_the_double_tree_verifies_on_24576_ranks() -> None:
 
 @pytest.mark.parametrize("entry", ALGORITHMS)
 def test_with_numbers_the_result_is_right(entry: Algorithm) -> None:
-    """The same by another way: numbers instead of contributions, and no table of promises."""
+    """The same in another way: with numbers instead of contributions, and without the table of
+    guarantees."""
     for ranks in (1, 2, 3, 5, 8, 12):
         for schedule in variants(entry, ranks):
             run_with_numbers(schedule)
@@ -154,7 +155,7 @@ def lg(ranks: int) -> int:
 
 
 def folded(ranks: int) -> int:
-    """The steps that a number of ranks which is not a power of two costs more."""
+    """The extra steps if the number of ranks is not a power of two."""
     return 0 if ranks & (ranks - 1) == 0 else 2
 
 
@@ -229,7 +230,7 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int], int], Callable[[int], float]]
     ("all_to_all", "bruck"): (lg, bits),
     ("barrier", "dissemination"): (lg, lambda n: 0),
 }
-# Where the page says "at most", or names powers of two.
+# For pages that say "at most", or name powers of two.
 AT_MOST = {"double_tree", "nccl_tree", "reduce_scatter_gather"}
 POWERS_OF_TWO = {"recursive_doubling", "halving_doubling", "recursive_halving", "hierarchical"}
 
@@ -279,7 +280,7 @@ def test_hierarchical_sends_little_between_nodes() -> None:
 
 
 def sent_between(schedule: Schedule, node_size: int, cards: int) -> np.ndarray:
-    """Tensors that go from each card of each node to each card of any other node."""
+    """Tensors sent from each card of each node to each card of any other node."""
     sent = np.zeros((schedule.ranks // node_size, cards, cards))
     for step in schedule.steps:
         for transfer in step:
@@ -318,10 +319,10 @@ def test_channels_need_equal_nodes() -> None:
     with pytest.raises(ValueError, match="nodes of equal size: 10 ranks do not fill nodes of 4"):
         ring.schedule(10, node_size=4, channels=2)
     for name in ("ring", "nccl_tree"):
-        with pytest.raises(ValueError, match="at least one channel, not 0"):
+        with pytest.raises(ValueError, match="channels must be at least 1, not 0"):
             find("all_reduce", name).schedule(8, channels=0)
     for collective, name in (("all_gather", "ring"), ("all_reduce", "nccl_tree")):
-        with pytest.raises(ValueError, match=f"{name} with channels is too large .* 1,024 ranks"):
+        with pytest.raises(ValueError, match=f"{name} with channels .* too large .* 1,024 ranks"):
             find(collective, name).schedule(2048, node_size=8, channels=8)
     assert ring.schedule(4096, node_size=8, channels=8).rounds == 2 * 4095
 
@@ -368,7 +369,7 @@ def test_pat_with_small_buffers_takes_more_steps_and_no_more_bytes(collective: s
                 assert len(set(pairs)) == ranks  # each rank sends one message, and gets one
     first = find("all_gather", "pat").schedule(8).steps[0]
     assert {(t.source - t.destination) % 8 for t in first} == {4}  # the farthest first
-    with pytest.raises(ValueError, match="a power of two of chunks, or 0 for all, not 3"):
+    with pytest.raises(ValueError, match="a power of two, or 0 for all chunks, not 3"):
         entry.schedule(8, aggregate=3)
 
 
@@ -395,7 +396,7 @@ def test_the_old_name_of_the_binomial_tree() -> None:
 
 
 def test_rows_of_a_ring_2d_stay_inside_nodes() -> None:
-    """A node is a row; of two tensors that a ring's rank sends on, 1/w leaves its node."""
+    """A node is a row; of the two tensors that a rank of a ring sends, 1/w leaves its node."""
     ring_2d = find("all_reduce", "ring_2d")
     for ranks, node_size, width in ((24, 8, 8), (24, 6, 6), (20, 8, 4), (9, 8, 3), (16, 16, 4)):
         schedule = ring_2d.schedule(ranks, node_size=node_size)
@@ -432,7 +433,7 @@ def test_the_two_trees() -> None:
 
 
 def damaged(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
-    """Every schedule that differs in one transfer, or has two of them exchanged."""
+    """Every schedule that differs in one transfer, or has two steps swapped."""
     steps = [list(step) for step in schedule.steps]
 
     def with_steps(changed: list[list[Transfer]]) -> Schedule:
@@ -463,14 +464,13 @@ def damaged(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 
 @pytest.mark.parametrize("entry", ALGORITHMS)
 def test_damage_is_noticed_or_harmless(entry: Algorithm) -> None:
-    """verify objects exactly where the numbers come out wrong, or are read before they are there.
-
-    Where it lets a damaged schedule pass, running it with numbers must give the right result.
+    """verify raises exactly if the numbers are wrong, or are read before they exist. If it accepts
+    a damaged schedule, running it with numbers must give the right result.
     """
     noticed = 0
     for ranks in (2, 3, 4, 5):
         options = {"node_size": 2 if ranks % 2 == 0 else 1, "pieces": 2, "root": ranks - 1}
-        options["channels"] = 1 if entry.name == "nccl_tree" else 2  # it has two trees in each
+        options["channels"] = 1 if entry.name == "nccl_tree" else 2  # each has two trees
         for how, schedule in damaged(entry.schedule(ranks, **options)):
             error = objection(schedule)
             if error is None:
@@ -527,7 +527,7 @@ def test_errors_name_rank_chunk_and_step() -> None:
         ),
         (
             all_reduce([(1, 0, 0, "copy"), (2, 0, 0, "reduce")]),
-            "rank 0 gets chunk 0 twice, and one of them overwrites it (step 0)",
+            "rank 0 gets chunk 0 twice, and one copy overwrites it (step 0)",
         ),
         (
             Schedule.from_steps("broadcast", "test", 2, 1, [[(0, 1, 0, "reduce")]]),
@@ -565,7 +565,7 @@ def test_schedules_are_compared_hashed_printed_and_written_down() -> None:
     lines = str(find("all_reduce", "ring").schedule(4)).splitlines()
     assert lines[0] == "all_reduce by ring: 4 ranks, 4 chunks, 6 steps"
     assert lines[1] == "step 0: 0 +> 1 c3, 1 +> 2 c0, 2 +> 3 c1, 3 +> 0 c2"
-    with pytest.raises(ValueError, match="not a schedule's JSON"):
+    with pytest.raises(ValueError, match="not a schedule in JSON"):
         Schedule.from_json("{}")
     with pytest.raises(AttributeError):
         schedule.ranks = 3  # type: ignore[misc]
@@ -596,7 +596,7 @@ def test_regular_schedules_are_small() -> None:
     assert schedule.steps[24_574].chunk[7] == 7 - 24_575 + 24_576
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_schedules_are_rejected() -> None:
     step = Step.listing([(0, 1, 0, "copy")])
     good = {"collective": "broadcast", "algorithm": "x", "ranks": 2, "chunks": 1}
     cases: list[tuple[dict[str, object], list[object], str]] = [
@@ -608,8 +608,8 @@ def test_nonsense_is_refused() -> None:
         ({"chunks": 0}, [], "a multiple of 1 chunks, not 0"),
         ({}, [[(0, 2, 0, "copy")]], "0 -> 2 c0: its destination is not among 2 ranks"),
         ({}, [[(-1, 0, 0, "copy")]], "its source is not among 2 ranks"),
-        ({}, [[(0, 1, 1, "copy")]], "not all of it is among 1 chunks"),
-        ({}, [[Transfer(0, 1, 0, "copy", 2)]], "0 -> 1 c0-1: not all of it is among 1 chunks"),
+        ({}, [[(0, 1, 1, "copy")]], "not all .* among 1 chunks"),
+        ({}, [[Transfer(0, 1, 0, "copy", 2)]], "0 -> 1 c0-1: not all .* among 1 chunks"),
         ({}, [[(1, 1, 0, "copy")]], "rank 1 would send chunk 0 to itself"),
         ({}, [Phase(step, times=2, turn=1)], "to itself"),
         ({}, [Phase(step, times=-1)], "at least once"),
@@ -641,7 +641,7 @@ def test_the_catalog_lists_what_has_costs() -> None:
 
 
 def test_an_algorithm_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    # `unisono.plan.catalog` is the function; its module is found among the modules.
+    # `unisono.plan.catalog` is the function; its module is in sys.modules.
     monkeypatch.setattr(sys.modules["unisono.plan.catalog"], "_registered", _registry())
 
     @algorithm("broadcast", "all_at_once")
@@ -652,10 +652,10 @@ def test_an_algorithm_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     verify(find("broadcast", "all_at_once").schedule(5, root=2))
     assert "all_at_once" in {entry.name for entry in catalog("broadcast")}
-    with pytest.raises(ValueError, match="broadcast has an algorithm binomial already"):
+    with pytest.raises(ValueError, match="broadcast already has an algorithm binomial"):
         algorithm("broadcast", "binomial")(all_at_once)
     algorithm("broadcast", "misnamed")(all_at_once)
-    with pytest.raises(ValueError, match="misnamed for broadcast makes all_at_once"):
+    with pytest.raises(ValueError, match=r"broadcast by misnamed .* by all_at_once"):
         find("broadcast", "misnamed").schedule(2)
 
 

@@ -1,4 +1,4 @@
-"""The simulator: closed formulas where they hold, laws that always hold, and size."""
+"""The simulator: closed formulas where they apply, laws that always hold, and scale."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_rest(n: int) -> None:
     assert time_s("all_to_all", "pairwise", n) == pytest.approx(pairwise)
     if n & (n - 1) == 0:
         assert time_s("broadcast", "binomial", n) == pytest.approx(lg * (ALPHA + SIZE * BETA))
-    # one port: everything passes the root's, one message after the other
+    # one port: everything passes the root's, one message after another
     linear = ALPHA + SIZE * (n - 1) / n * BETA
     assert time_s("scatter", "linear", n) == pytest.approx(linear)
     assert time_s("gather", "linear", n) == pytest.approx(linear)
@@ -109,7 +109,7 @@ def test_nccls_latency_of_a_ring(protocol: str) -> None:
 
 
 def test_the_published_scale() -> None:
-    """What the constants of NCCL's tuner give for 4,096 nodes of 6."""
+    """The result of NCCL's constants for 4,096 nodes of 6."""
     ring = [ring_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
     tree = [tree_latency_us(24_576, 4096, protocol) / 1e3 for protocol in PROTOCOLS]
     # 2(N - 1) - 2(M - 1) = 40,960 hops inside nodes, 2(M - 1) = 8,190 between them; a hop takes at
@@ -166,7 +166,7 @@ def test_no_all_reduce_is_faster_than_can_be() -> None:
 
 
 def test_more_of_anything_bad_is_never_faster() -> None:
-    """Where no card is shared: queues for one that is can be luckier when somebody is late."""
+    """Where no card is shared: a shared card's queue can be faster when a rank is late."""
     for schedule, topology in everything():
         if schedule.ranks < 5 or topology.name not in ("h100", "flat"):
             continue
@@ -219,7 +219,7 @@ def test_a_slow_rank_adds_slowly() -> None:
 def test_what_is_not_there_cannot_be_slow() -> None:
     ring = find("all_reduce", "ring").schedule(8)
     h100 = PRESETS["h100"]
-    with pytest.raises(ValueError, match="more than 0"):
+    with pytest.raises(ValueError, match="above 0"):
         simulate(ring, h100, 8, slow_ranks={1: 0.0})
     with pytest.raises(ValueError, match="rank 9 is not among 8 ranks"):
         simulate(ring, h100, 8, slow_ranks={9: 2.0})
@@ -231,11 +231,11 @@ def test_what_is_not_there_cannot_be_slow() -> None:
 
 
 def every_step(*_: Any) -> None:
-    """As `on_step`: no step is left out because it repeats."""
+    """With `on_step`: no repeated step is skipped."""
 
 
 def test_rounds_that_repeat_need_not_be_simulated() -> None:
-    """The short cut for long rings gives what simulating every step gives."""
+    """The shortcut for long rings gives the same result as simulating every step."""
     for name, ranks, late in (("ring", 96, {}), ("ring_2d", 96, {}), ("ring", 96, {7: 1e-4})):
         for topology in (*PRESETS.values(), FLAT):
             schedule = find("all_reduce", name).schedule(ranks)
@@ -286,9 +286,7 @@ def test_what_is_left_out_says_why() -> None:
         for name in ("hierarchical", "nccl_tree")
     }
     ranking = rank_algorithms("all_gather", 2048, 8, PRESETS["h100"])
-    assert (
-        dict(ranking.left_out)["direct"] == "direct is too large to write down beyond 1,024 ranks"
-    )
+    assert "direct is too large beyond 1,024 ranks" in dict(ranking.left_out)["direct"]
 
 
 def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> None:
@@ -296,7 +294,7 @@ def test_a_schedule_too_large_to_write_down_is_refused_whoever_asks_for_it() -> 
     assert find("all_reduce", "lanes") in limited
     for entry in limited:
         assert entry.most_ranks is not None
-        with pytest.raises(ValueError, match=f"{entry.name} is too large to write down beyond"):
+        with pytest.raises(ValueError, match=f"{entry.name} is too large beyond"):
             entry.schedule(entry.most_ranks + 8, node_size=8)
 
 
@@ -334,10 +332,13 @@ def test_topologies_come_from_files(tmp_path: Path) -> None:
         ("card_bytes_per_s = nan", "card_bytes_per_s of topology 'bad' must be more than 0"),
         ("overhead_s = -1e-6", "overhead_s of topology 'bad' must be 0 or more, not -1e-06"),
         ("overhead_s = inf", "overhead_s of topology 'bad' must be 0 or more, not inf"),
-        ("node_size = 2.5", "node_size of topology 'bad' must be a whole number from 1, not 2.5"),
-        ("cards = true", "cards of topology 'bad' must be a whole number from 1, not True"),
+        (
+            "node_size = 2.5",
+            "node_size of topology 'bad' must be an integer of at least 1",
+        ),
+        ("cards = true", "cards of topology 'bad' must be an integer of at least 1, not True"),
         ("call_s = 'a'", "call_s of topology 'bad' must be a number"),
-        ("speed = 3", "has speed, which no topology has; it may have name, node_size"),
+        ("speed = 3", "has unknown keys: speed; the known ones are name, node_size"),
         ("node_size =", "is not TOML"),
     ],
 )

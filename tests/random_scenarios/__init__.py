@@ -1,1 +1,2 @@
-"""Random scenarios with one fault each: how they are drawn, run on ranks that may die, and told."""
+"""Random scenarios with one fault each: how they are drawn, run on ranks that may die, and
+described."""

@@ -1,4 +1,4 @@
-"""One rank of a scenario with a fault: it takes its part and says how every step of it ended."""
+"""One rank of a scenario with a fault: it does its part and reports how every step ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_CODE = 3
 
 @dataclass(frozen=True)
 class StepEnd:
-    """How a step ended on this rank: `error` is None, or names what it raised."""
+    """How a step ended on this rank: `error` is None, or the name of what it raised."""
 
     step: int
     began_s: float
@@ -43,7 +43,7 @@ class StepEnd:
 
 
 def run_scenario(rank: int, size: int, path: str, scenario: Scenario) -> list[StepEnd] | str:
-    """A job for mortal ranks: how this one's steps ended, or what has failed beside them."""
+    """A job for mortal ranks: returns how this one's steps ended, or what else failed."""
     fault = scenario.fault
     try:
         return ScenarioRank(scenario, rank, path).run()
@@ -54,12 +54,12 @@ def run_scenario(rank: int, size: int, path: str, scenario: Scenario) -> list[St
 
 
 def fault_note(folder: Path, scenario: Scenario) -> Path:
-    """Where the culprit writes down when its fault happens, and its process id."""
+    """The file in which the culprit records when its fault happens, and its process id."""
     return folder / f"notes-{scenario.seed}-fault"
 
 
 class ScenarioRank:
-    """A rank. What others wait for it writes down in a file beside `path`, where they meet."""
+    """A rank. What others wait for, it writes to a file next to `path`, where they meet."""
 
     def __init__(self, scenario: Scenario, rank: int, path: str) -> None:
         self.scenario = scenario
@@ -68,8 +68,8 @@ class ScenarioRank:
         self._fault_note = fault_note(Path(path).parent, scenario)
 
     def run(self) -> list[StepEnd]:
-        """The scenario, then a new world among those who are left; how the scenario's steps
-        ended."""
+        """Run the scenario, then a new world of the remaining ranks; returns how the scenario's
+        steps ended."""
         before = held_resources()
         self._open()
         self._ends: list[StepEnd] = []
@@ -200,7 +200,7 @@ class ScenarioRank:
                 group.close()
 
     def _interrupted(self, group: Communicator, number: int) -> None:
-        """Ctrl-C while this rank waits for those who hold back until it has come."""
+        """Ctrl-C while this rank waits for ranks that hold back until it has been interrupted."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main = threading.get_native_id()
         caller = threading.Thread(target=self._interrupt_once_asleep, args=(main,))
@@ -212,7 +212,7 @@ class ScenarioRank:
             error = error or attempt(work.wait)
         caller.join()
         self._note("over").touch()
-        if part.works:  # which have gone on
+        if part.works:  # which have continued
             assert isinstance(error, KeyboardInterrupt), error
             self._finish(number, part, began_s)
         else:
@@ -233,7 +233,7 @@ class ScenarioRank:
     # -- afterwards ----------------------------------------------------------------------------
 
     def _wake_the_stopped(self) -> None:
-        """It goes on once all others have come to their end without it."""
+        """It continues once all others have finished without it."""
         others = [rank for rank in range(self.scenario.ranks) if rank != self.scenario.fault.rank]
         self._note(f"ended-{self.rank}").touch()
         if self.rank == others[0]:
@@ -261,7 +261,7 @@ class ScenarioRank:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """The pool's deadline ends a wait in vain."""
+    """The pool's deadline ends a wait that never succeeds."""
     while not condition():
         time.sleep(0.001)
 

@@ -1,7 +1,7 @@
-"""Random scenarios with one fault in them: made from a seed alone, so that a seed replays them.
+"""Random scenarios with one fault in them: they depend only on a seed, which replays them.
 
-A scenario is one list of steps. Every rank carries out those that it takes part in, in the list's
-order, so that no scenario can deadlock by itself; works are waited for a few steps later.
+A scenario is one list of steps. Every rank runs the steps that it takes part in, in order, so no
+scenario can deadlock by itself; ranks wait for works a few steps later.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FAULTS = (*ENDINGS, "stop", "close", "interrupt", "differ", "skip")
 
 @dataclass(frozen=True)
 class Fault:
-    """What `rank` does when it comes to `step`, which it takes part in.
+    """What `rank` does when it reaches `step`, which it takes part in.
 
-    `within`: while it is at the step, and not before. `drained`: after it has waited for all that
-    it had under way. `closed`: the groups that it closes. `instead`: what it calls instead.
-    `held`: the step that the others begin only once the culprit was interrupted.
+    `within`: during the step, not before. `drained`: after it has waited for everything in
+    progress. `closed`: the groups that it closes. `instead`: what it calls instead. `held`: the
+    step that the others begin only once the culprit was interrupted.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Scenario:
         return self.groups[group].index(rank)
 
     def members(self, step: Step) -> tuple[int, ...]:
-        """Who takes part in a step, as ranks of the world."""
+        """The ranks of the world that take part in a step."""
         return step.members(self.groups)
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ def make_scenario(seed: int) -> Scenario:
         closed = tuple(sorted(chance.sample(of_culprit, chance.randint(1, len(of_culprit)))))
     held = at if kind == "interrupt" else -1
     if kind == "interrupt" and not drained:
-        # something of the same group waits already, so that the step itself waits for its turn
+        # another call of the same group already waits, so the step itself waits for its turn
         ahead = _step(chance, groups, "all_reduce", steps[at].group)
         steps.insert(at, replace(ahead, later=9))
         at += 1
@@ -119,7 +119,7 @@ def _differing(
     kind: str,
     culprit: int,
 ) -> Scenario:
-    """One rank calls something else, or leaves a call out, and then calls what comes next."""
+    """One rank makes another call, or skips one, and then makes the next."""
     group = chance.choice([number for number, ranks in enumerate(groups) if culprit in ranks])
     at = chance.randint(0, len(steps))
     usual = _step(chance, groups, chance.choice(COLLECTIVES), group)

@@ -1,7 +1,7 @@
-"""Steps of random scenarios: how they are drawn, what one rank does in one, and what it must have
+"""Steps of random scenarios: how they are drawn, what one rank does, and what it must have
 afterwards.
 
-Every rank's data follow from the step's seed, so that all know the result.
+Every rank's data depends only on the step's seed, so all ranks know the result.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ COLLECTIVES = (
     "all_to_all",
 )
 SMALL, FLOOD = 60, 600
-"""In a ring, messages of fewer elements come by so many."""
+"""In a ring, messages with fewer elements are sent in this number."""
 
 
 @dataclass(frozen=True)
 class Step:
     """Something that ranks of one group do. `root` and `peer` are ranks of the group.
 
-    A "message" goes from `root` to `peer`; in a "ring" everybody sends to the next one; small
-    ones by the hundred; "coalesced" reduces many tensors at once. `counts` is a table: how many
-    elements each rank has for each. `later` is how many steps afterwards the work is waited for;
-    0: it blocks. The receiver of a message has `peer_later`.
+    A "message" goes from `root` to `peer`; in a "ring" every rank sends to the next one, hundreds
+    of messages if they are small; "coalesced" reduces many tensors at once. `counts` is a table:
+    how many elements each rank has for each. `later` is the number of steps after which the rank
+    waits for the work; 0: it blocks. The receiver of a message has `peer_later`.
     """
 
     group: int
@@ -60,11 +60,11 @@ class Step:
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks have as many elements for each."""
+        """Whether all ranks have the same number of elements for each."""
         return len(set(self.counts)) == 1
 
     def members(self, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Who takes part, as ranks of the world."""
+        """The ranks of the world that take part."""
         group = groups[self.group]
         return (group[self.root], group[self.peer]) if self.kind == "message" else group
 
@@ -81,7 +81,7 @@ def draw_step(
     kinds: Sequence[str] = (*COLLECTIVES, "message", "message", "message", "ring"),
     group: int | None = None,
 ) -> Step:
-    """A step in which all ranks have as many elements for each: one of `counts`."""
+    """A step in which all ranks have the same number of elements for each: one of `counts`."""
     if group is None:
         group = chance.randrange(len(groups))
     size = len(groups[group])
@@ -103,7 +103,8 @@ def draw_step(
 
 
 class RankStep:
-    """This rank's part in a step. Once begun, `works` are to be waited for; none: it is over."""
+    """This rank's part in a step. Once it has begun, `works` are still to be waited for; if empty,
+    it is over."""
 
     def __init__(self, group: Communicator, step: Step) -> None:
         self.group = group
@@ -117,7 +118,7 @@ class RankStep:
         self._expected: list[torch.Tensor] = []
 
     def begin(self) -> None:
-        """Start the step; carry it out, if it blocks."""
+        """Start the step; finish it if it blocks."""
         if self.step.kind == "message":
             begun = [self._message()]
         elif self.step.kind == "ring":
@@ -129,12 +130,12 @@ class RankStep:
         self.works = [work for work in begun if work is not None]
 
     def check(self) -> None:
-        """The step has ended well: the result must be right."""
+        """The step has succeeded: the result must be right."""
         for output, expected in zip(self._outputs, self._expected, strict=True):
             assert_same(output.contiguous(), expected, f"{self.step}"[:300])
 
     def check_untouched(self) -> None:
-        """The ranks differed: nothing may have changed."""
+        """The ranks' calls differed: nothing may have changed."""
         for output, before in zip(self._outputs, self._untouched, strict=True):
             assert_same(output.contiguous(), before, f"changed by {self.step}"[:300])
 
@@ -154,7 +155,7 @@ class RankStep:
         return table
 
     def _lay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy, in one piece or with gaps."""
+        """A copy, contiguous or strided."""
         if not self.step.strided:
             return tensor.clone()
         gaps = torch.zeros(tensor.numel(), 2, dtype=tensor.dtype)
@@ -164,7 +165,7 @@ class RankStep:
     def _expect(
         self, expected: list[torch.Tensor], outputs: list[torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
-        """Note what `outputs`, or new tensors, must hold; return them."""
+        """Record what `outputs`, or new tensors, must hold; return them."""
         if outputs is None:
             outputs = [self._lay(torch.zeros_like(tensor)) for tensor in expected]
         self._outputs, self._expected = outputs, expected
@@ -172,7 +173,7 @@ class RankStep:
         return outputs
 
     def _join(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Parts for all ranks: one tensor where all are as long."""
+        """Parts for all ranks: one tensor if all have the same length."""
         return [torch.cat(parts)] if self._even else parts
 
     def _argument(self, parts: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
@@ -197,7 +198,7 @@ class RankStep:
     def _ring(self) -> list[Work | None]:
         group, count = self.group, self._count
         before, after = (group.rank - 1) % group.size, (group.rank + 1) % group.size
-        # small ones by the hundred: more than may be announced at once
+        # hundreds of small ones: more than can be announced at once
         rows = FLOOD if count < SMALL else 1
         expected = self._values(before, rows * count).reshape(rows, count)
         (output,) = self._expect([expected], [torch.zeros_like(expected)])

@@ -1,4 +1,4 @@
-"""From what ranks have measured to one figure, and to the table of docs/programs.md.
+"""From the ranks' measurements to one number, and to the table of docs/programs.md.
 
 python tests/real/figures.py steps.json runs.json
 """
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def step_times(found: dict[str, Any], backend: str) -> list[float]:
-    """Milliseconds; of trainers those of all runs in a row."""
+    """Milliseconds; for trainers those of all runs in sequence."""
     times = found[backend]["step_ms"]
     return list(itertools.chain(*times)) if isinstance(times[0], list) else times
 
 
 def ratio_of_steps(found: dict[str, Any]) -> float:
-    """How many times as long gloo's steps took: the median over the pairs of neighbours in time,
-    which are steps, or whole runs where a trainer owns the loop."""
+    """How many times as long gloo's steps took: the median over pairs that are next to each other
+    in time, of steps, or of whole runs if a trainer owns the loop."""
     if isinstance(found["gloo"]["step_ms"][0], list):
         pairs = zip(
             map(statistics.median, found["gloo"]["step_ms"]),

@@ -1,8 +1,8 @@
-"""A small GPT on torch.distributed alone, in the shapes in which such programs are written.
+"""A small GPT on plain torch.distributed, in the forms in which such programs are written.
 
-`DataParallelGPT` is nanoGPT's: one model, wrapped by DDP. `GridGPT` is picotron's: ranks in a
-grid of data, pipeline, context and tensor parallelism, each axis with groups of its own. Both take
-one step at a time, so that two of them, on two backends, can take turns in one process.
+`DataParallelGPT` is nanoGPT's: one model, wrapped by DDP. `GridGPT` is picotron's: ranks in a grid
+of data, pipeline, context and tensor parallelism, each axis with its own groups. Both take one step
+at a time, so that two of them, on two backends, can take turns in one process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Grid:
                     self.members[name], self.group[name] = members, group
 
     def neighbour(self, axis: str, distance: int) -> int:
-        """The global rank so many places further along an axis, which is a ring."""
+        """The global rank this many places further along an axis, which is a ring."""
         return self.members[axis][(self.rank[axis] + distance) % self.size[axis]]
 
 
@@ -93,7 +93,7 @@ class _SumOfShards(torch.autograd.Function):
 
 
 class _Shift(torch.autograd.Function):
-    """A tensor of the previous rank on the ring, while ours goes to the next."""
+    """The tensor of the previous rank in the ring, while ours goes to the next."""
 
     @staticmethod
     def forward(context: Any, tensor: Tensor, grid: Grid) -> Tensor:
@@ -173,14 +173,14 @@ class _Block(nn.Module):
 
 
 class _Stage(nn.Module):
-    """What one rank has of the model: its stage's blocks, and its shard of each of them."""
+    """One rank's part of the model: its stage's blocks, and its shard of each."""
 
     def __init__(self, grid: Grid, sizes: Sizes) -> None:
         super().__init__()
         stages, stage = grid.size["pp"], grid.rank["pp"]
         self.is_first, self.is_last = stage == 0, stage == stages - 1
         self.grid = grid
-        torch.manual_seed(0)  # every rank makes the whole model, and keeps its part
+        torch.manual_seed(0)  # every rank creates the whole model, and keeps its part
         tokens = nn.Embedding(sizes.vocabulary, sizes.width)
         positions = nn.Embedding(sizes.sequence, sizes.width)
         blocks = [_Block(grid, sizes) for _ in range(sizes.layers)]
@@ -213,7 +213,7 @@ class GridGPT:
         self.optimizer = torch.optim.SGD(self.parameters, lr=0.05, momentum=0.9)
 
     def step(self, number: int) -> float:
-        """Train on batch `number`; the loss of this rank's part, 0 where it has none."""
+        """Train on batch `number`; returns the loss of this rank's part, 0 if it has none."""
         micro_batches = self._own_micro_batches(number)
         held = [self._forward(*micro_batch) for micro_batch in micro_batches]
         for inputs, outputs in held:
@@ -289,7 +289,7 @@ class _Alone:
 
 
 class DataParallelGPT:
-    """The whole model on every rank, under DDP, on a batch of each rank's own."""
+    """The whole model on every rank, under DDP, with each rank's own batch."""
 
     def __init__(self, backend: str, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -317,7 +317,7 @@ class DataParallelGPT:
 
 
 def make_batch(sizes: Sizes, number: int) -> list[Tensor]:
-    """Inputs and targets of one batch: the alphabet, from changing places on."""
+    """Inputs and targets of one batch: the alphabet, from different starting letters."""
     generator = torch.Generator().manual_seed(number)
     first = torch.randint(sizes.vocabulary, (sizes.batch, 1), generator=generator)
     stride = torch.randint(1, 4, (sizes.batch, 1), generator=generator)
@@ -326,7 +326,7 @@ def make_batch(sizes: Sizes, number: int) -> list[Tensor]:
 
 
 def losses_alone(sizes: Sizes, steps: int) -> list[float]:
-    """What one process finds that trains the model of `GridGPT` by itself."""
+    """The losses of one process that trains the model of `GridGPT` by itself."""
     alone: Any = _Alone()
     stage = _Stage(alone, sizes)
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.05, momentum=0.9)

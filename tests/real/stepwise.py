@@ -1,10 +1,9 @@
-"""Run by every rank: a program's steps on gloo and on unisono by turns, in one process.
+"""Run by every rank: a program's steps on gloo and on unisono, taking turns in one process.
 
     unisono run -n 4 tests/real/stepwise.py --steps 20 --json steps.json "nanoGPT, DDP"
 
-Both have a model, an optimizer and groups of their own; batches are the same. Before every step the
-ranks meet, outside of what is timed; a step takes as long as its slowest rank. Rank 0 writes losses
-and times.
+Both have their own model, optimizer and groups; batches are the same. The ranks meet before every
+step, outside the timing; a step takes as long as its slowest rank. Rank 0 writes losses and times.
 """
 
 from __future__ import annotations

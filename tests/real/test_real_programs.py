@@ -1,4 +1,4 @@
-"""Other people's trainers, and programs of their shapes, on unisono as on gloo (`make real`).
+"""Other people's trainers, and programs of their form, on unisono as on gloo (`make real`).
 
 Four ranks, on however few cores: the same losses as on gloo, and steps that take no longer.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
 LONGEST_S = 900
 SLOWEST = 0.95
-"""gloo's step time over ours, the median of all turns: what differs less from 1 is noise."""
+"""gloo's step time over ours, the median of all turns: a smaller difference from 1 is noise."""
 
 SHAPES = [
     "nanoGPT, DDP",
@@ -43,7 +43,7 @@ SHAPES = [
 
 
 def measure(folder: Path, script: str, *args: str) -> dict[str, Any]:
-    """What four ranks of a script have found of one program."""
+    """The measurements of four ranks of a script for one program."""
     found = folder / "found.json"
     run = [sys.executable, "-m", "unisono", "run", "-n", "4", "--threads", "1"]
     ended = subprocess.run(

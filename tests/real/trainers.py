@@ -1,10 +1,10 @@
-"""Run by every rank: trainers that own the loop, on gloo and on unisono by turns of whole runs.
+"""Run by every rank: trainers that own the loop, on gloo and on unisono, in turns of whole runs.
 
     unisono run -n 4 tests/real/trainers.py --runs 3 --steps 20 --json runs.json lightning
 
-Every run makes torch's default group, trains the same model on the same data, and destroys the
-group: what a program does, several times in one process. Rank 0 writes the losses and how long
-each step took, the first three of a run left out.
+Every run creates torch's default group, trains the same model on the same data, and destroys the
+group: like a program, several times in one process. Rank 0 writes the losses and the time of each
+step, without the first three of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH = 16
 
 
 class Clock:
-    """The losses of this rank and the moments at which its steps were over."""
+    """The losses of this rank, and when its steps ended."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -55,7 +55,7 @@ def make_model() -> nn.Module:
 
 
 def make_data(steps: int) -> TensorDataset:
-    """As much as all ranks need for so many steps."""
+    """As much as all ranks need for this many steps."""
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randn(steps * BATCH * dist.get_world_size(), 64, generator=generator)
     return TensorDataset(inputs, inputs.pow(2).mean(1, keepdim=True))
@@ -173,7 +173,7 @@ def run_transformers(backend: str, steps: int, clock: Clock) -> None:
 
 
 def forget_state() -> None:
-    """Let the next run find Accelerate as a new process does; it keeps its state in classes."""
+    """Reset Accelerate for the next run, as in a new process; it keeps its state in classes."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -189,8 +189,8 @@ RUNS: dict[str, Callable[[str, int, Clock], None]] = {
 
 
 def run_by_turns(name: str, runs: int, steps: int, folder: str) -> dict[str, Any]:
-    """The losses and step times of both backends, run by run. The ranks of a run meet in a file of
-    its own in `folder`: in one that two runs use gloo finds the addresses of the first."""
+    """The losses and step times of both backends, run by run. The ranks of each run meet in its own
+    file in `folder`: in a shared file gloo would find the addresses of an earlier run."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     found: dict[str, Any] = {"program": name, "ranks": size}
     for backend in BACKENDS:
@@ -207,7 +207,7 @@ def run_by_turns(name: str, runs: int, steps: int, folder: str) -> dict[str, Any
             losses = torch.tensor(clock.losses, dtype=torch.float64)
             dist.all_reduce(losses)
             moments = torch.tensor(clock.moments[WARM_UP:], dtype=torch.float64)
-            dist.all_reduce(moments, dist.ReduceOp.MAX)  # a step is over with its last rank
+            dist.all_reduce(moments, dist.ReduceOp.MAX)  # a step ends with its last rank
             found[backend]["losses"].append((losses / dist.get_world_size()).tolist())
             found[backend]["step_ms"].append((moments.diff() * 1e3).tolist())
             dist.barrier()

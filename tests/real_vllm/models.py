@@ -30,8 +30,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 
 def save(folder: Path, seed: int = 0) -> LlamaForCausalLM:
-    """The folder of a model with random weights, and of a tokenizer that has a word for each
-    token."""
+    """The folder of a model with random weights, and of a tokenizer with a word for each token."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -47,7 +46,7 @@ def save(folder: Path, seed: int = 0) -> LlamaForCausalLM:
 
 
 def train(model: LlamaForCausalLM, steps: int = 3) -> None:
-    """Some steps that change what it would say."""
+    """A few steps that change what it generates."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(steps):
         tokens = torch.randint(1, 512, (4, 16))
@@ -58,7 +57,7 @@ def train(model: LlamaForCausalLM, steps: int = 3) -> None:
 
 @torch.no_grad()
 def greedy(model: LlamaForCausalLM) -> list[list[int]]:
-    """What the trainer itself makes of the prompts."""
+    """What the trainer itself generates for the prompts."""
     answers = []
     for prompt in PROMPTS:
         tokens = list(prompt)

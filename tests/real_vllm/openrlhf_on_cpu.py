@@ -1,4 +1,5 @@
-"""OpenRLHF's worker as it is, on a machine without a GPU: what it wants on one lies on the CPU."""
+"""OpenRLHF's worker, unchanged, on a machine without a GPU: what it wants on a GPU is on the
+CPU."""
 
 from __future__ import annotations
 
@@ -22,6 +23,6 @@ class _OnCpu(TorchFunctionMode):
 
 class OnCpu(WorkerWrap):
     def update_weight(self, name: str, dtype: str, shape: Any, empty_cache: bool = False) -> None:
-        dtype = getattr(torch, dtype.removeprefix("torch."))  # types do not travel to workers here
+        dtype = getattr(torch, dtype.removeprefix("torch."))  # types cannot be sent to workers here
         with _OnCpu(), mock.patch("torch.cuda.current_stream", return_value=None):
             super().update_weight(name, dtype, shape, empty_cache)

@@ -1,4 +1,4 @@
-"""vLLM's HTTP servers on a CPU, and what tests ask of them."""
+"""vLLM's HTTP servers on a CPU, and the requests that tests make."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def environment() -> dict[str, str]:
 
 
 def plug_in(folder: Path, source: str) -> str:
-    """A folder for PYTHONPATH with a plug-in that runs `source` in every process of vLLM's."""
+    """A folder for PYTHONPATH with a plug-in that runs `source` in every vLLM process."""
     about = folder / "of_a_test-0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of_a_test\nVersion: 0\n")
@@ -47,7 +47,7 @@ def plug_in(folder: Path, source: str) -> str:
 
 
 class Server:
-    """An engine of some workers behind a port."""
+    """An engine of several workers behind a port."""
 
     health = "health"
 
@@ -84,7 +84,7 @@ class Server:
                 time.sleep(1)
 
     def answers(self) -> list[list[int]]:
-        """What it makes of the prompts, without what it remembers of older weights."""
+        """What it generates for the prompts, without its cache from older weights."""
         requests.post(f"{self.url}/reset_prefix_cache", timeout=ANSWER_S).raise_for_status()
         return [self.answer(prompt) for prompt in PROMPTS]
 

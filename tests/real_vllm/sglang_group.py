@@ -1,6 +1,6 @@
 """A rank of a group that SGLang's own helper makes: `sglang_group.py RANK SIZE PORT`.
 
-The function is taken out of SGLang's file, for its other imports need a GPU.
+The function is extracted from SGLang's file, because its other imports need a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TRL's server, worker and client and OpenRLHF's worker, with engines of vLLM; SGLang's helper.
 
-Their sources are the published ones, but for one line each, in which PyNcclCommunicator is imported
+Their sources are the published ones, except for one line each, which imports PyNcclCommunicator
 from unisono (Makefile, docs/weights-in-frameworks.md).
 """
 
@@ -84,7 +84,7 @@ def test_trl(tmp_path: Path) -> None:
             assert answers["completion_ids"] == greedy(model)
         os.kill(server.worker_pids()[0], signal.SIGKILL)
         begin_s = time.monotonic()
-        with pytest.raises(PeerLost):  # TRL's own would wait for ever
+        with pytest.raises(PeerLost):  # TRL's own would wait forever
             client.update_named_param("model.norm.weight", model.model.norm.weight.data)
         assert time.monotonic() - begin_s < SOON_S
         client.communicator = None
@@ -129,7 +129,7 @@ def test_openrlhf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def call(method: str, *args: Any) -> threading.Thread:
-        """As OpenRLHF does by Ray: the worker's call runs while the trainer makes its own."""
+        """As OpenRLHF does with Ray: the worker's call runs while the trainer makes its own."""
         thread = threading.Thread(target=llm.collective_rpc, args=(method,), kwargs={"args": args})
         thread.start()
         return thread

@@ -1,7 +1,7 @@
 """Weights in real engines of vLLM, by its own registry and clients (`make real-vllm`).
 
-Two HTTP servers, one of which is cut over two workers. After every update both must generate the
-very tokens that the trainer's own model does.
+Two HTTP servers, one of which is split over two workers. After every update both must generate
+exactly the tokens of the trainer's own model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
 SIZES = [1, 2]
 SOON_S = 10.0
-"""What is noticed is noticed long before the limit of a minute, on a busy machine, too."""
+"""Detected long before the limit of a minute, even on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_what_a_model_cannot_load_is_noticed_before_the_vote(servers: list[Serve
 
 @pytest.mark.parametrize("when", ["while it sends", "after the vote"])
 def test_a_trainer_that_is_killed(servers: list[Server], when: str) -> None:
-    """All engines serve one version, and take the next one from another trainer."""
+    """All engines serve one version, and accept the next one from another trainer."""
     before = make_model(4)
     engine = connected(servers, before)
     engine.send_weights()

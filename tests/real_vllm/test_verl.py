@@ -1,4 +1,4 @@
-"""unisono in verl's registry: the calls that verl's manager makes, in its order, by processes."""
+"""unisono in verl's registry: the calls of verl's manager, in its order, in real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 
 ACTORS = 2
 IMPORTS_S = 400.0
-"""verl imports vLLM: four ranks at once take minutes for it on two busy cores."""
+"""verl imports vLLM, which takes minutes for four ranks at once on two busy cores."""
 SHAPES = {"embed": (64, 32), "norm": (32,), "large": (300, 70), "scalar": ()}
 
 
@@ -30,7 +30,7 @@ def weights_of(version: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def start(comm: Communicator, rank: int) -> Any:
-    """An engine by verl's own registry."""
+    """An engine from verl's own registry."""
     from verl.checkpoint_engine.base import CheckpointEngineRegistry
     from verl.utils.import_utils import import_external_libs
 

@@ -1,4 +1,4 @@
-"""A trainer in a process of its own, which kills itself: `trainer.py PORT WHEN URL...`."""
+"""A trainer in its own process, which kills itself: `trainer.py PORT WHEN URL...`."""
 
 from __future__ import annotations
 

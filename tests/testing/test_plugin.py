@@ -1,4 +1,4 @@
-"""The pytest plugin: each test writes a small project and runs pytest on it, as a user would."""
+"""The pytest plugin: each test writes a small project and runs pytest in it, as a user would."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
 
 
 def notes_in(pytester: pytest.Pytester, name: str = "log") -> list[str]:
-    """What tests have appended to a file."""
+    """What tests have written to a file."""
     return (pytester.path / name).read_text().split()
 
 
 @pytest.fixture
 def notes(pytester: pytest.Pytester) -> None:
-    """A module that tests of a project write with."""
+    """A module with which a project's tests write notes."""
     pytester.makepyfile(
         notes="""
         import os
@@ -62,7 +62,7 @@ assert {name for name in new if "unisono" in name} == {"unisono", "unisono.pytes
 def test_ranks_share_a_world_and_each_test_has_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")  # where ranks start, too
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")  # ranks start there, too
     pytester.makepyfile(
         test_world="""
         import gc, os, pathlib, numpy, pytest, unisono
@@ -601,7 +601,7 @@ def test_ranks_do_not_survive_their_controller(pytester: pytest.Pytester) -> Non
     controller.kill()
     controller.communicate()
     assert eventually(lambda: not any(lives(pid) for pid in pids[::2]), 5)
-    for child in pids[1::2]:  # a test's own children are its own
+    for child in pids[1::2]:  # a test's own children are its own business
         os.kill(child, signal.SIGKILL)
 
 
@@ -668,8 +668,8 @@ def test_coverage_has_what_only_ranks_run(
 
 @pytest.mark.usefixtures("notes")
 def test_a_worker_s_ranks_keep_nothing_of_a_test_that_is_over(pytester: pytest.Pytester) -> None:
-    """Nobody knows whether the worker will have another test for three ranks: their group and the
-    test's own fixtures go all the same, and what a whole file shares stays."""
+    """It is unknown whether the worker will get another test for three ranks: their group and the
+    test's own fixtures are torn down anyway, and what a whole file shares stays."""
     pytest.importorskip("xdist")
     pytester.makepyfile("""
         import os, pytest

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch_names import all_gather_single, reduce_scatter_single, since_2_13
 from unisono.errors import CollectiveMismatch
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # about old names
 RANKS = [1, 2, 3]
 SEVERAL = [2, 3]
 
@@ -24,7 +24,7 @@ def full(value: float, count: int = 3) -> torch.Tensor:
 
 
 def total(size: int) -> float:
-    """What the ranks 0, 1, ... add up to when each brings its number and one."""
+    """The sum of the ranks 0, 1, ... if each contributes its number plus one."""
     return float(sum(range(1, size + 1)))
 
 
@@ -77,7 +77,8 @@ def test_collectives_of_tensors(process_group: Any, async_op: bool) -> None:
 def test_autograd_counts_what_a_call_writes_and_nothing_else(
     process_group: Any, async_op: bool
 ) -> None:
-    """By torch's own count of writes to a tensor, which backward compares with the one it saw."""
+    """By torch's own version counter of a tensor, which backward compares with the value it
+    saved."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x, part, wide = full(1), full(1, 1), full(1, size)
     parts, others = [full(1, 1) for _ in range(size)], [full(1, 1) for _ in range(size)]
@@ -138,7 +139,7 @@ def test_autograd_counts_what_a_call_writes_and_nothing_else(
 @pytest.mark.ranks([2, 3])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_lazily_negated_tensor_reads_as_it_is(process_group: Any, async_op: bool) -> None:
-    """gloo takes one as input, too; a result in place it drops."""
+    """gloo also accepts one as input, but drops a result in place."""
     rank, size = dist.get_rank(), dist.get_world_size()
     imaginary = torch.arange(1.0, 4) * (rank + 1)
     mine = torch.complex(torch.zeros(3), imaginary).conj().imag
@@ -288,7 +289,7 @@ def test_many_tensors_in_one_call(process_group: Any, async_op: bool) -> None:
     outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
     reduced = dist.all_reduce_coalesced(tensors, async_op=async_op)
     gathered = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
-    if async_op:  # torch hands out the futures here
+    if async_op:  # torch returns the futures here
         torch.futures.wait_all([reduced, gathered])
     assert [tensor.tolist() for tensor in tensors] == [[total(size)] * n for n in (1, 0, 5)]
     for peer, (first, second) in enumerate(outputs):
@@ -329,7 +330,7 @@ def test_the_coalescing_manager(
 @pytest.mark.ranks(SEVERAL)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_coalesced_messages_wait_for_nobody(process_group: Any, async_op: bool) -> None:
-    """Every rank sends first: what blocks does so at the end."""
+    """Every rank sends first: calls that block do so at the end."""
     rank, size = dist.get_rank(), dist.get_world_size()
     taken, everybody = torch.zeros(3), [torch.zeros(2) for _ in range(size)]
     with _coalescing_manager(device=torch.device("cpu"), async_ops=async_op) as manager:

@@ -1,4 +1,4 @@
-"""Programs of torch in which a rank fails: the others raise our exceptions, wherever they wait."""
+"""torch programs in which a rank fails: the others raise our exceptions, wherever they wait."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fsdp(model: Any) -> Any:
 
 
 def with_idle_cores(model: torch.nn.Module) -> Any:
-    """On a group of its own, which takes the machine for one with more cores than it has."""
+    """On its own group, which assumes that the machine has more cores than it has."""
     usual, leading._cores = leading._cores, lambda everyone, sharers: 4 * len(everyone)
     try:
         return ddp(model, process_group=dist.new_group(backend="unisono"))
@@ -72,7 +72,7 @@ WRAPS = [ddp, static, with_fp16, with_power_sgd, fsdp]
 
 
 def warm(wrap: Wrap, steps: int = 3) -> tuple[Any, Any]:
-    """A model of six layers, and itself wrapped, after some steps."""
+    """A model of six layers, and the wrapped model, after some steps."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
     wrapped = wrap(model)
@@ -87,7 +87,7 @@ def loss(model: Any) -> torch.Tensor:
 
 
 def in_the_middle(model: Any, fault: Callable[[], Any]) -> None:
-    """Let this rank do something when backward has come to its fourth layer."""
+    """Make this rank do something when backward reaches its fourth layer."""
     model[3].register_full_backward_hook(lambda *_: fault() and None)
 
 
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
     dist.all_gather_object(pids, os.getpid())
     if dist.get_rank() == 1:
         in_the_middle(model, lambda: os.kill(os.getpid(), signal.SIGSTOP))
-        with suppress(GroupAborted, PeerLost):  # what rank 0 has begun goes on
+        with suppress(GroupAborted, PeerLost):  # what rank 0 has started continues
             loss(wrapped).backward()
         return
     try:
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
 
 @contextmanager
 def interrupted_while_waiting() -> Iterator[list[float]]:
-    """Press Ctrl-C once this rank's latest call waits for its peers and goes on waiting."""
+    """Press Ctrl-C once this rank's latest call waits for its peers and keeps waiting."""
     moment: list[float] = []
 
     def press() -> None:

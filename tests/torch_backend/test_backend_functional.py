@@ -17,13 +17,13 @@ from torch_names import (
     functional_reduce_scatter_coalesced,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # about old names
 RANKS = [1, 2, 3]
 
 
 def grad_of(output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """The gradient of this rank's input where the loss is the sum over ranks of
-    (rank + 1) * output.sum()."""
+    """The gradient of this rank's input if the loss is the sum over ranks of (rank + 1) *
+    output.sum()."""
     (output.sum() * (dist.get_rank() + 1)).backward()
     assert input.grad is not None
     return input.grad
@@ -67,7 +67,7 @@ def test_functional_collectives(process_group: Any) -> None:
 def test_gradients_flow_back_through_collectives(process_group: Any) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     total = float(sum(range(1, size + 1)))
-    world = process_group  # the default is the group that there was when torch imported them
+    world = process_group  # the default is the group that existed when torch imported them
 
     def fresh(count: int = 2) -> torch.Tensor:
         return torch.full((count,), float(rank + 1), requires_grad=True)
@@ -102,7 +102,7 @@ def test_gradients_flow_back_through_collectives(process_group: Any) -> None:
 def test_gradients_pass_through_functional_collectives(process_group: Any) -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     output = functional.all_gather_tensor_autograd(weight * dist.get_rank(), 0, dist.group.WORLD)
-    (output * 1.0).sum().backward()  # torch 2.11 takes no expanded gradient
+    (output * 1.0).sum().backward()  # torch 2.11 does not accept an expanded gradient
     assert weight.grad is not None
     assert float(weight.grad) == 2.0 * dist.get_rank()
 

@@ -1,4 +1,5 @@
-"""Groups of torch.distributed on the backend "unisono": making, naming, ending, starting again."""
+"""Groups of torch.distributed on the backend "unisono": creating, naming, ending, starting
+again."""
 
 from __future__ import annotations
 
@@ -252,7 +253,7 @@ def test_a_process_may_start_again(process_group: Any, shared_tmp_path: Path) ->
 
 @pytest.mark.ranks(2)
 def test_the_timeout_of_init_counts_for_joining(process_group: Any, tmp_path: Path) -> None:
-    """Each rank waits for the other in a folder of its own."""
+    """Each rank waits for the other in its own folder."""
     rank = dist.get_rank()
     dist.barrier()
     dist.destroy_process_group()

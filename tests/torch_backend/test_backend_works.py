@@ -1,4 +1,4 @@
-"""Works of torch.distributed on the backend "unisono": waiting, futures, limits in time."""
+"""Works of torch.distributed on the backend "unisono": waiting, futures, timeouts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_future_does_not_wait_for_another(process_group: Any) -> None:
         assert message is not None
         last = message.get_future()
         first = dist.all_reduce(summed, async_op=True).get_future()
-        dist.send(full(5), 1)  # now rank 1 goes on
+        dist.send(full(5), 1)  # now rank 1 continues
         first.wait()
         assert not last.done()
         time.sleep(0.3)  # long enough for a search for deadlocks

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on "unisono": what many ranks learn is what one process would."""
+"""DistributedDataParallel on "unisono": many ranks learn what one process would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY_BUCKETS = {"bucket_cap_mb": 0.0005}
 
 
 class Net(torch.nn.Module):
-    """A small net; with `lazy` one of its layers takes part only in some steps."""
+    """A small net; with `lazy` one of its layers is used only in some steps."""
 
     def __init__(self, lazy: bool = False) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_parameters_that_a_step_does_not_use(process_group: Any) -> None:
 
 def test_a_parameter_that_only_one_rank_uses(process_group: Any) -> None:
     model = Net(lazy=True)
-    model.calls = dist.get_rank()  # one step apart
+    model.calls = dist.get_rank()  # one step late
     wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     wrapped(torch.ones(1, 6, dtype=torch.float64)).sum().backward()
     assert model.sometimes.weight.grad is not None
@@ -146,7 +146,7 @@ def test_a_parameter_that_only_one_rank_uses(process_group: Any) -> None:
 
 
 def test_no_sync_gathers_gradients_first(process_group: Any) -> None:
-    """Two halves of a batch, of which only the second is followed by a reduction."""
+    """Two halves of a batch; only the second is followed by a reduction."""
     model = Net()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
     optimizer = adam(model)
@@ -163,7 +163,7 @@ def test_no_sync_gathers_gradients_first(process_group: Any) -> None:
 
 @pytest.mark.ranks([1, 3])
 def test_join_lets_ranks_run_out_of_inputs(process_group: Any) -> None:
-    """Rank r has r + 1 inputs; a step is the average over those that still have one."""
+    """Rank r has r + 1 inputs; a step averages over the ranks that still have one."""
     world = range(dist.get_world_size())
     data = [(inputs[:1], targets[:1]) for inputs, targets in batches()]
     model = Net()
@@ -194,7 +194,7 @@ HOOKS: dict[str, tuple[Any, float]] = {
 
 
 def full_rank() -> powerSGD_hook.PowerSGDState:
-    """So many directions that nothing is lost: the result is that without compression."""
+    """The rank is so high that nothing is lost: the result is that without compression."""
     return powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=16, start_powerSGD_iter=2, min_compression_rate=0.01
     )
@@ -222,7 +222,7 @@ def test_hooks_that_torch_allows_on_nccl_alone_are_refused_by_torch(process_grou
 
 @pytest.fixture
 def roomy_group(process_group: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A group that takes the machine for one with idle cores."""
+    """A group that assumes idle cores."""
     monkeypatch.setattr(leading, "_cores", lambda everyone, sharers: 4 * len(everyone))
     return dist.new_group(backend="unisono")
 
@@ -240,7 +240,7 @@ class Embedder(torch.nn.Module):
 
 
 def test_sparse_gradients(process_group: Any) -> None:
-    tokens = torch.arange(BATCH).remainder(7) * 2  # ranks share some rows, and leave others out
+    tokens = torch.arange(BATCH).remainder(7) * 2  # ranks share some rows, and skip others
     model = Embedder(sparse=True)
     wrapped = DistributedDataParallel(model)
     alone = Embedder(sparse=False)
@@ -268,11 +268,11 @@ def test_buffers_are_those_of_rank_0(process_group: Any) -> None:
 
 
 def test_buckets_are_reduced_while_backward_runs(process_group: Any) -> None:
-    """When the gradient comes to the first layer, those of the last are on their way."""
+    """When the gradient reaches the first layer, those of the last are in flight."""
     model = Net()
     wrapped = DistributedDataParallel(model, **MANY_BUCKETS)
     inputs = torch.ones(2, 6, dtype=torch.float64)
-    wrapped(inputs).sum().backward()  # buckets are made anew after the first step
+    wrapped(inputs).sum().backward()  # buckets are rebuilt after the first step
     begun: list[int] = []
     model.first.register_full_backward_pre_hook(lambda *_: begun.append(len(reductions())))
     before = len(reductions())
@@ -301,7 +301,7 @@ def test_compiled(process_group: Any) -> None:
 
 
 def wide_net() -> torch.nn.Module:
-    """One whose buckets are worth sharing."""
+    """A model whose buckets are large enough to share."""
     torch.manual_seed(5)
     return torch.nn.Sequential(*(torch.nn.Linear(150, 150) for _ in range(4)))
 
@@ -324,7 +324,7 @@ def wrap_widely(options: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("options", [PLAIN, {"gradient_as_bucket_view": True}])
 def test_buckets_in_shared_memory(process_group: Any, options: dict[str, Any]) -> None:
     comm = process_group.comm
-    reduced: list[bool] = []  # whether each large all_reduce was of shared memory
+    reduced: list[bool] = []  # whether each large all_reduce used shared memory
     original = comm.all_reduce
 
     def all_reduce(tensor: Any, *more: Any, **named: Any) -> Any:
@@ -358,8 +358,8 @@ class Scaled(torch.nn.Module):
 def test_buckets_under_way_are_left_to_a_thread_where_cores_are_idle(
     roomy_group: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moving the bucket takes much longer than a backward pass to come to its end, at least on the
-    rank that comes last."""
+    """Moving the bucket takes much longer than the rest of the backward pass, at least on the last
+    rank."""
     left: list[bool] = []
     add = futures.Completer.add
 

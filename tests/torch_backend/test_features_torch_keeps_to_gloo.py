@@ -1,7 +1,7 @@
-"""What torch's own suite keeps to gloo, mpi or nccl by their names, on unisono.
+"""Features that torch's own suite tests only on gloo, mpi or nccl, by name; here on unisono.
 
-Messages in batches, coalesced calls, all_to_all of CPU tensors, time limits of barriers, sparse
-sums, futures.
+Messages in batches, coalesced calls, all_to_all of CPU tensors, timeouts of barriers, sparse sums,
+futures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def filled(rows: int, value: complex, dtype: torch.dtype) -> torch.Tensor:
 
 
 def wait_for(*works: Any) -> None:
-    """Of calls that are not asynchronous there is none."""
+    """Blocking calls have none."""
     for work in works:
         if work is not None:
             work.wait()
@@ -42,7 +42,7 @@ def wait_for(*works: Any) -> None:
 @pytest.mark.ranks([2, 3])
 @pytest.mark.parametrize("elements", [1, 100_000])
 def test_a_batch_with_everybody(process_group: Any, elements: int) -> None:
-    """And with oneself."""
+    """And with the rank itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     received = [torch.zeros(elements) for _ in range(size)]
     sent = [torch.full((elements,), 10.0 * rank + peer) for peer in range(size)]
@@ -124,7 +124,7 @@ def test_all_reduce_coalesced(
 def test_all_to_all_single(
     process_group: Any, even: bool, dtype: torch.dtype, async_op: bool
 ) -> None:
-    """Unequal: rank r sends r + peer rows to each peer: none at all from rank 0 to itself."""
+    """Uneven: rank r sends r + peer rows to each peer, so none from rank 0 to itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     rows = [2 if even else rank + peer for peer in range(size)]
     splits = () if even else (rows, rows)
@@ -137,7 +137,7 @@ def test_all_to_all_single(
 
 @pytest.mark.ranks(3)
 def test_all_to_all_single_with_splits_on_one_side(process_group: Any) -> None:
-    """Every rank gives one row to each, which is also an even cut."""
+    """Every rank sends one row to each, which is also an even split."""
     rank, size = dist.get_rank(), dist.get_world_size()
     output = torch.zeros(size, 2)
     dist.all_to_all_single(output, torch.full((size, 2), float(rank)), [1] * size)
@@ -175,7 +175,7 @@ def test_all_to_all_in_a_subgroup(process_group: Any) -> None:
 
 @contextmanager
 def late(seconds: float) -> Iterator[None]:
-    """What is inside reaches a timeout, and not before so many seconds."""
+    """The block must time out, and not before this many seconds."""
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=" timeout ") as caught:
         yield
@@ -219,7 +219,7 @@ def test_monitored_barrier_names_the_missing(process_group: Any, wait_all_ranks:
 
 @pytest.mark.ranks(3)
 def test_monitored_barrier_takes_every_kind_of_group(process_group: Any) -> None:
-    """Members alone wait: rank 0 is in neither group and returns at once."""
+    """Only members wait: rank 0 is in neither group and returns at once."""
     few = dist.new_group([1, 2])
     unisono.monitored_barrier(few, timeout_s=20)
     if dist.get_rank():
@@ -245,7 +245,7 @@ def test_monitored_barrier_of_the_world(comm: Any) -> None:
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("async_op", [False, True])
 def test_a_sum_of_sparse_tensors(process_group: Any, async_op: bool) -> None:
-    """Rank r has the entries (r, r) and (0, 1); ranks bring different numbers of them."""
+    """Rank r has the entries (r, r) and (0, 1); ranks have different numbers of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     indices = torch.tensor([[rank, 0], [rank, 1]])[:, : 2 if rank else 1]
     tensor = torch.sparse_coo_tensor(
@@ -259,7 +259,7 @@ def test_a_sum_of_sparse_tensors(process_group: Any, async_op: bool) -> None:
 
 @pytest.mark.ranks(2)
 def test_a_future_of_a_call_on_the_group(process_group: Any) -> None:
-    """Calls on the group itself take no options, as on torch's own."""
+    """Calls on the group itself need no options, as with torch's own groups."""
     future = process_group.allreduce([torch.ones(3)]).get_future()
     doubled = future.then(lambda done: [tensor * 2 for tensor in done.wait()])
     assert doubled.wait()[0].eq(4).all()
@@ -315,7 +315,7 @@ def test_every_short_signature_of_a_call_on_the_group(process_group: Any) -> Non
 
 @pytest.mark.ranks(2)
 def test_uneven_inputs_with_unused_parameters(process_group: Any) -> None:
-    """DDP's join tells the map of used parameters by a short signature."""
+    """DDP's join reduces the map of used parameters through a short signature."""
     model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
     model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
     wrapped = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
@@ -332,7 +332,7 @@ def test_uneven_inputs_with_unused_parameters(process_group: Any) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", [torch.autograd.profiler.profile, torch.profiler.profile])
 def test_a_profile_shows_the_calls(process_group: Any, kind: Any) -> None:
-    for _ in range(2):  # calls that were made before may take a shorter way
+    for _ in range(2):  # earlier calls may take a shorter path
         dist.all_reduce(torch.ones(3, 4))
         dist.barrier()
     with kind(record_shapes=True) as profile:

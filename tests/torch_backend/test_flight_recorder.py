@@ -1,4 +1,4 @@
-"""torch's Flight Recorder on groups of ours: what it has of our calls, and what it costs nobody."""
+"""torch's Flight Recorder on our groups: what it records, and that it costs nothing when off."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _last = -1
 
 
 def entries() -> list[dict[str, Any]]:
-    """What the recorder has heard since it was last asked; it is the process's."""
+    """What the recorder has recorded since the last call; there is one per process."""
     global _last
     dump = pickle.loads(_distributed_c10d._dump_fr_trace(backend="unisono"))
     new = [entry for entry in dump["entries"] if entry["record_id"] > _last]

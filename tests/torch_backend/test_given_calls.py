@@ -1,5 +1,5 @@
-"""Blocking calls of torch.distributed that are one call into the engine: what the engine reads in
-torch's options, which calls it leaves to the long way, and that both come to the same."""
+"""Blocking calls of torch.distributed that are one call into the engine: what the engine reads from
+torch's options, which calls take the general path, and that both give the same result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from unisono.comm.engine import Operation, Status
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of old names
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # about old names
 OPTIONS: dict[Operation, type] = {
     Operation.ALL_REDUCE: AllreduceOptions,
     Operation.REDUCE: ReduceOptions,
@@ -57,7 +57,8 @@ def options_of(operation: Operation, **fields: Any) -> Any:
 def rehash(
     process_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Callable[[Any], int]], None]]:
-    """Give torch's reductions other hashes, as other numbers would, and have them learned anew."""
+    """Give torch's reductions other hashes, as other numbers would, and have them looked up
+    again."""
 
     def learn() -> None:
         reductions_by_hash.cache_clear()
@@ -133,7 +134,7 @@ def test_plain_calls_go_straight(process_group: Any) -> None:
 
 @pytest.mark.ranks(2)
 def test_other_calls_are_left_to_the_long_way(process_group: Any) -> None:
-    """They return ASK_AGAIN on this rank alone: had anybody heard of them, the last call would not
+    """They return ASK_AGAIN on this rank alone: had a peer seen them, the last call would not
     match."""
     x, wide, straight = torch.ones(2), torch.ones(4), process_group._run_given
     sums = options_of(Operation.ALL_REDUCE, reduceOp=dist.ReduceOp.SUM)
@@ -156,7 +157,7 @@ def test_other_calls_are_left_to_the_long_way(process_group: Any) -> None:
         assert straight(Operation.ALL_GATHER, [wide], [x], gathers) == Status.ASK_AGAIN
         assert straight(Operation.ALL_GATHER, torch.ones(5), x, gathers) == Status.ASK_AGAIN
         assert straight(Operation.ALL_GATHER, [x, x], x, gathers) == Status.ASK_AGAIN
-        rows = torch.ones(1, 4)  # four elements, but one row, which cannot be cut
+        rows = torch.ones(1, 4)  # four elements, but one row, which cannot be split
         assert straight(Operation.ALL_TO_ALL, rows, rows, exchanges) == Status.ASK_AGAIN
     assert straight(Operation.ALL_REDUCE, [x], None, sums) == Status.OK
     assert x.tolist() == [2.0, 2.0]
@@ -164,7 +165,7 @@ def test_other_calls_are_left_to_the_long_way(process_group: Any) -> None:
 
 @pytest.mark.ranks(3)
 def test_both_ways_come_to_the_same(process_group: Any) -> None:
-    """Averages go the long way, the rest straight."""
+    """Averages take the general path, the rest the fast path."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for _ in range(2):
         x = torch.tensor([rank + 1, -rank])
@@ -201,5 +202,5 @@ def test_a_timeout_of_a_straight_call_is_told(process_group: Any) -> None:
         with pytest.raises(CollectiveTimeout, match="all_gather"):
             all_gather_single(torch.zeros(2), torch.ones(1))
     else:
-        while process_group.comm.errored is None:  # it comes too late
+        while process_group.comm.errored is None:  # it is too late
             pass

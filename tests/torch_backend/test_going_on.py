@@ -1,5 +1,5 @@
-"""After a death torch.distributed goes on over the group of the survivors, and over a grown one:
-by `set_world`, and by torch's own shrink_group and reconfigure."""
+"""After a death torch.distributed continues on the group of the survivors, and on a grown one: with
+`set_world`, and with torch's own shrink_group and reconfigure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unisono import GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
 from unisono.training import catch_up
 
-MIXED = "cpu:unisono,meta:gloo"  # torch asks the backend of an accelerator, where there is one
+MIXED = "cpu:unisono,meta:gloo"  # torch asks the accelerator's backend, if there is one
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:
@@ -31,7 +31,8 @@ def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -
 
 
 def go_on_with_ddp(rank: int, size: int, path: str) -> object:
-    """Ranks 0 to 2 begin, rank 1 dies, and rank 3 takes its number. What each world counted."""
+    """Ranks 0 to 2 start, rank 1 dies, and rank 3 takes its place. Returns the sum in each
+    world."""
     found = []
     model, optimizer = make(rank)
     step = 0
@@ -66,7 +67,7 @@ def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    synced = DDP(model)  # what is dropped before backward averages nothing
+    synced = DDP(model)  # a model dropped before backward averages nothing
     synced(torch.randn(4, 3)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -94,7 +95,7 @@ def after_shrink_group(rank: int, size: int, path: str, flags: int) -> object:
     assert unisono.get_world().size == dist.get_world_size() == 3
     found = [(dist.get_rank(), count())]
     train(*make(rank))
-    if dist.get_rank() == 0:  # lives on, and takes no part
+    if dist.get_rank() == 0:  # lives on, but does not take part
         dist.destroy_process_group()
         return found
     dist.shrink_group([0])
@@ -137,7 +138,7 @@ def test_torch_does_not_shrink_a_group_that_is_ours_alone(process_group: Any) ->
 
 
 def meet(store: dist.Store, step: int, names: list[str], name: str) -> None:
-    """The processes of these names, as the ranks of the default group."""
+    """The processes with these names, as the ranks of the default group."""
     store.set(f"{step} {name}", dist._get_reconfigure_handle())
     handles = [store.get(f"{step} {name}").decode() for name in names]
     dist._reconfigure(step, handles, timeout=timedelta(seconds=20)).wait()
@@ -146,7 +147,7 @@ def meet(store: dist.Store, step: int, names: list[str], name: str) -> None:
 
 @since_2_15
 def test_members_are_named_anew_after_a_death(fresh_pool: RankPool) -> None:
-    """Ranks a, b and c begin; b dies, a and c go on; d comes in the place of b."""
+    """Ranks a, b and c start; b dies, a and c continue; d takes the place of b."""
     outcomes = fresh_pool.outcomes(reconfigure, 4, connected=False)
     for rank, found in {
         0: [(0, 3, 6.0), (0, 2, 3.0), (0, 3, 6.0)],
@@ -162,7 +163,7 @@ def reconfigure(rank: int, size: int, path: str) -> object:
     dist.init_process_group(
         "unisono", store=store, rank=rank, world_size=size, enable_reconfigure=True
     )
-    raised(GroupClosed, dist.barrier)  # before anybody has said who is in it
+    raised(GroupClosed, dist.barrier)  # before its members are known
     for step, names in enumerate(("abc", "ac", "adc")):
         if name in names:
             meet(store, step, list(names), name)
@@ -178,7 +179,7 @@ def reconfigure(rank: int, size: int, path: str) -> object:
     assert "already used" in str(error)
     error = raised(UnisonoError, dist._reconfigure, 3, ["nobody"])
     assert "own handle" in str(error)
-    assert count() == 6  # as it was
+    assert count() == 6  # unchanged
     dist._reconfigure(4 + rank, {handle}).wait()
     assert (dist.get_world_size(), count()) == (1, 1.0)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Groups that have a rank, a size and members of their own, as trainers make them."""
+"""Groups with their own ranks, size and members, as trainers create them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start(path: str, rank: int, size: int) -> None:
 
 
 def use(group: Any, kind: type) -> None:
-    """Collectives and messages go by the group's own ranks, and know of no others."""
+    """Collectives and messages use only the group's own ranks."""
     comm = resolve(group)
     assert isinstance(comm.transport, kind), comm
     assert (comm.rank, comm.size) == (group.rank(), group.size())
@@ -37,7 +37,7 @@ def use(group: Any, kind: type) -> None:
 
 
 def test_members_are_not_taken_for_those_of_the_world(fresh_pool: RankPool) -> None:
-    """Rank 0 of the world dies on the way: whoever is not in the new group does not matter."""
+    """Rank 0 of the world dies meanwhile: ranks outside the new group do not matter."""
     dead, *others = fresh_pool.outcomes(make_groups, 4, connected=False)
     assert dead.exit_code == -signal.SIGKILL
     for outcome in reversed(others):

@@ -1,4 +1,4 @@
-"""A rank dies before or while `dist.new_group` makes a group: the others learn it at once."""
+"""A rank dies before or while `dist.new_group` creates a group: the others learn of it at once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def die_before(rank: int, size: int, path: str, victim: int) -> Any:
 
 
 def test_a_mesh_with_a_dead_rank(fresh_pool: RankPool) -> None:
-    """Rank 0 is in no row or column with it, but with those who are."""
+    """Rank 0 shares no row or column with it, but does with ranks that do."""
     outcomes = fresh_pool.outcomes(mesh_with_a_dead_rank, 4, connected=False)
     check_losses(outcomes, 3, "new_group(", creation.LATECOMERS_S + WITHIN_S)
 
@@ -101,7 +101,7 @@ def go_on_without(rank: int, size: int, path: str) -> float:
         die(path)
     assert isinstance(attempt(dist.barrier), PeerLost)
     if rank == 1:
-        time.sleep(0.5)  # longer than a leader looks away
+        time.sleep(0.5)  # longer than a leader's check interval
     group = dist.new_group([0, 1], use_local_synchronization=True)
     tensor = torch.tensor([float(rank + 1)])
     dist.all_reduce(tensor, group=group)
@@ -113,7 +113,7 @@ def go_on_without(rank: int, size: int, path: str) -> float:
 
 
 def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
-    """Let this process die when it comes to a method, or has left it."""
+    """Make this process die when it enters a method, or has left it."""
     original = getattr(owner, name)
 
     def method(*args: Any, **named: Any) -> Any:
@@ -125,7 +125,7 @@ def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
     setattr(owner, name, staticmethod(method) if is_static else method)
 
 
-POINTS = {  # and for whom they come: the leader is rank 0
+POINTS = {  # and the one they join: the leader is rank 0
     "before it announces itself": (StoreAnnouncements, "announce", False, [0]),
     "announced": (StoreAnnouncements, "announce", True, [0]),
     "connected": (Connection, "connect", True, [2]),

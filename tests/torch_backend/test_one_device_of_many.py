@@ -1,4 +1,4 @@
-"""Groups in which unisono serves one device and other backends the others: from torch 2.15 on."""
+"""Groups in which unisono serves one device and other backends the others: since torch 2.15."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def use_everything(rank: int, size: int, path: str) -> None:
         work.wait()
     assert x.equal(everybody[rank - 1])
 
-    assert unisono.get_world().size == size  # by our engine, not around torch
+    assert unisono.get_world().size == size  # by our engine, through torch
     assert our_group(dist.new_group([0, 1])) is not None or rank == 2
     dist.destroy_process_group()
 

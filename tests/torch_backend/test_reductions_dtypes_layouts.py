@@ -1,7 +1,7 @@
 """Every collective with every reduction, dtype and layout, through torch.distributed.
 
-What is expected is computed from Python's own numbers (torch_parity/arithmetic.py). A combination
-without a meaning raises on every rank, and the group goes on with the next.
+The expected result is computed with Python's own numbers (torch_parity/arithmetic.py). An undefined
+combination raises on every rank, and the group continues with the next.
 """
 
 from __future__ import annotations

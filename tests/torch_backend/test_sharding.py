@@ -1,4 +1,4 @@
-"""Models and optimizers cut into parts, on "unisono": FSDP2, DTensor, pipelines, ZeRO, checkpoints.
+"""Sharded models and optimizers on "unisono": FSDP2, DTensor, pipelines, ZeRO, checkpoints.
 
 What the ranks learn together is compared with what one process learns from the whole batch.
 """
@@ -100,7 +100,7 @@ def test_fully_shard(process_group: Any) -> None:
 
 
 def mappings() -> int:
-    """How many mappings of nameless memory this process has."""
+    """How many mappings of anonymous memory this process has."""
     return Path("/proc/self/maps").read_text().count("memfd:unisono")
 
 
@@ -135,7 +135,7 @@ def test_fully_shard_has_its_buffers_in_shared_memory(process_group: Any) -> Non
     comm = process_group.comm
     gathered: list[bool] = []  # whether the input of each all_gather was shared
     blocks: list[int] = []  # after each step
-    original = process_group._run_given  # the way of every call of `dist`
+    original = process_group._run_given  # the path of every `dist` call
 
     def run_given(operation: Operation, output: Any, given: Any, options: Any) -> int:
         is_large = isinstance(given, torch.Tensor) and given.nbytes >= 16 * 1024
@@ -174,10 +174,10 @@ def test_buffers_are_used_again_when_nobody_looks_at_them(process_group: Any) ->
     first, second = ask(), ask()
     assert comm.is_shared(first)
     assert comm.is_shared(second)
-    assert not comm.is_shared(ask())  # no third one: this is ordinary memory
+    assert not comm.is_shared(ask())  # there is no third one: this is ordinary memory
     address, part = first.data_ptr(), first.view(1000, 100)[3:]
     del first
-    if dist.get_rank():  # ranks may differ in what is free
+    if dist.get_rank():  # ranks may differ in which are free
         del part
     again = ask()
     assert comm.is_shared(again) == bool(dist.get_rank())

@@ -1,5 +1,5 @@
-"""What a process imports for its first group, and for its failures in time; and how one ends that
-still has a group at hand."""
+"""What a process imports for its first group, and later for failures; and how a process exits that
+still has a group."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ atexit.register(fail, PeerLost)
 
 
 def test_a_group_imports_what_it_needs_and_is_let_go_in_silence(tmp_path: Path) -> None:
-    """To make a dataclass takes a millisecond, and a module that nobody needs a quarter."""
+    """Creating a dataclass takes a millisecond, and an unneeded module a quarter of one."""
     program = write_program(tmp_path, LOADED)
     ranks = [program.start(str(rank), str(tmp_path / "meeting")) for rank in range(2)]
     for process in ranks:
@@ -139,6 +139,6 @@ print("first" in sys.modules)
 
 
 def test_a_fork_and_the_end_wait_for_an_import_that_a_thread_has_begun(tmp_path: Path) -> None:
-    """The child, for one, would wait for ever for the thread to finish it."""
+    """Otherwise the child would wait forever for the thread to finish the import."""
     ended = write_program(tmp_path, PRELOADING).run()
     assert (ended.stdout, ended.stderr, ended.returncode) == ("True\n", "", 0)

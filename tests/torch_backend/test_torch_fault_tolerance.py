@@ -1,4 +1,4 @@
-"""torch's own tests of reconfigurable groups, on ours: its file is not in the wheel.
+"""torch's own tests of reconfigurable groups, on ours: they are not in torch's wheel.
 
 PYTORCH_TESTS is a folder with PyTorch's test_c10d_fault_tolerance.py, of the tag of this torch.
 """

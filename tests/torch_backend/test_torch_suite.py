@@ -1,4 +1,4 @@
-"""The driver of torch's own suite: what is known is kept, the rest is run."""
+"""The driver of torch's own suite: known results are kept, the rest is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parents[1]
 
 
 def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
-    """Run a few tests on unisono; what is known afterwards."""
+    """Run a few tests on unisono; returns the known results."""
     command = [sys.executable, "-m", "torch_suite", "--backend", "unisono", "--ranks", "3"]
     subprocess.run(
         [*command, *arguments],
@@ -39,7 +39,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("build/conformance/*/unisono-3.jsonl")
     path.write_bytes(path.read_bytes()[:-10])
     again = run(tmp_path, "--only", "test_get_rank")
-    assert again[:2] == known[:2]  # kept, not run again: the seconds are the same
+    assert again[:2] == known[:2]  # kept, not run again: the times are the same
     assert [result["test"] for result in again] == names
     assert again[2]["status"] == "passed"
 

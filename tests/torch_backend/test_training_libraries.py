@@ -1,4 +1,4 @@
-"""Libraries that train on torch.distributed, on "unisono". Skipped where not installed."""
+"""Libraries that train with torch.distributed, on "unisono". Skipped if not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from user_programs import write_program
 
 pytestmark = pytest.mark.slow
 
-# What one process learns from the whole batches, and whether the ranks have learned it.
+# What one process learns from the whole batches, and a check that the ranks have learned the same.
 AROUND = """
 import torch
 import torch.distributed as dist

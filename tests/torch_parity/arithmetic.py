@@ -1,8 +1,7 @@
-"""What each rank brings and what a reduction must give: Python's numbers, exact, rounded once.
+"""Each rank's input and the expected result of a reduction: exact Python numbers, rounded once.
 
-Integers run over the type's whole range and wrap around. Floating numbers are small multiples of a
-half, so that neither the order nor the precision of a sum or product can show before the last
-rounding.
+Integers use the type's whole range and wrap around. Floating-point numbers are small multiples of a
+half, so neither the order nor the precision of a sum or product matters before the last rounding.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ CARRIERS = {
     8: torch.int64,
     16: torch.complex128,
 }
-"""Types of each size that torch can do everything with; they carry the bits of the others."""
+"""Types of each size that torch fully supports; they carry the bits of the others."""
 
 Row = tuple[Any, ...]
 
 
 @cache
 def numbers(dtype: torch.dtype, count: int, seed: str) -> Row:
-    """So many numbers of a type; bits where the type is only moved."""
+    """This many numbers of a type; bits if the type is only moved."""
     random = Random(f"{dtype} {seed}")
     if dtype is torch.bool:
         return tuple(random.random() < 0.6 for _ in range(count))
@@ -64,7 +63,7 @@ def combined(op: str, dtype: torch.dtype, rows: tuple[Row, ...]) -> Row:
     columns = zip(*rows, strict=True)
     if dtype is torch.bool:
         return tuple(_combine_bools(op, column) for column in columns)
-    if dtype in INTEGERS and op == "AVG":  # NCCL's: the sum divided, towards zero
+    if dtype in INTEGERS and op == "AVG":  # as in NCCL: the sum divided, rounded towards zero
         sums = combined("SUM", dtype, rows)
         return tuple(abs(value) // len(rows) * (-1 if value < 0 else 1) for value in sums)
     values = [_combine(op, column, factor_of(dtype)) for column in columns]

@@ -1,4 +1,4 @@
-"""One case, run by one rank through torch.distributed on whatever backend the group has."""
+"""One case, run by one rank through torch.distributed on the group's backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_parity.memory import ScratchedError, Slab, WrongResultError, distinct
 
 
 def check_call(case: Case, async_op: bool = False) -> None:
-    """Make the call, then check every tensor of this rank, those that are only read too."""
+    """Make the call, then check every tensor of this rank, including those that are only read."""
     _Rank(case, dist.get_rank(), dist.get_world_size(), async_op).call_and_check()
 
 
@@ -36,8 +36,7 @@ class _Rank:
     # -- numbers and tensors ---------------------------------------------------------------------
 
     def _row(self, rank: int, part: int = 0, size_of: int = 0) -> Row:
-        """What a rank brings as one of its parts; `size_of` tells whose part it is where parts
-        differ in size."""
+        """One part of a rank's input; `size_of` says whose part it is if parts differ in size."""
         count = part_size(self.case.layout, size_of)
         few = distinct(self.case.layout, count)
         seed = f"{rank} {0 if self.case.layout == 'expanded' else part}"
@@ -51,7 +50,7 @@ class _Rank:
         return Slab(self.outer, self.case.dtype, part_size(self.case.layout, part), parts)
 
     def _expect(self, slab: Slab, *rows: Row, read: Iterable[Slab] = ()) -> None:
-        """The slab holds these rows, and those that were only read are as they were."""
+        """The slab holds these rows, and rows that were only read are unchanged."""
         slab.must_hold(bits_of(self.case.dtype, sum(rows, ())))
         for input in read:
             input.must_be_unchanged()
@@ -138,7 +137,7 @@ class _Rank:
         self._expect(taken, self._reduced(self.rank), read=[given])
 
     def _all_to_all(self) -> None:
-        # Where parts differ, the one from i to j has the size of part i + 2j.
+        # If parts differ, the one from i to j has the size of part i + 2j.
         given = [
             self._given(self._row(self.rank, peer, self.rank + 2 * peer))
             for peer in range(self.size)

@@ -37,10 +37,10 @@ MOVING = (
 
 LAYOUTS = (
     "contiguous",
-    "strided",  # base[::2]: its neighbours must stay as they are
+    "strided",  # base[::2]: its neighbours must not change
     "transposed",
     "mixed",  # contiguous on even ranks, transposed on odd ones
-    "expanded",  # as an input; what receives is contiguous
+    "expanded",  # as an input; outputs are contiguous
     "empty",
     "one",  # an element in the middle of others
     "odd",  # seven elements from the second on
@@ -50,7 +50,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One call on every rank; `op` is empty where nothing is combined."""
+    """One call on every rank; `op` is empty if nothing is combined."""
 
     collective: str
     op: str
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def has_meaning(self) -> bool:
-        """Whether there is a result to expect; otherwise every rank must raise."""
+        """Whether a result is defined; otherwise every rank must raise."""
         if self.layout == "expanded" and self.collective in IN_PLACE:
             return False  # several elements of the result would share one address
         return not self.op or _combines(self.op, self.dtype, self.collective)
@@ -73,7 +73,7 @@ def _combines(op: str, dtype: torch.dtype, collective: str) -> bool:
     if dtype in ONLY_MOVED:
         return False
     if dtype in COMPLEXES:
-        # torch itself refuses products of complex numbers, but in all_reduce alone
+        # torch itself rejects products of complex numbers, but only in all_reduce
         return op in ("SUM", "AVG", "PREMUL_SUM") or (
             op == "PRODUCT" and collective != "all_reduce"
         )
@@ -85,7 +85,7 @@ def _combines(op: str, dtype: torch.dtype, collective: str) -> bool:
 
 
 def cases(collectives: tuple[str, ...] = (*REDUCING, *MOVING)) -> Iterator[Case]:
-    """Every case of these collectives, those without a meaning too."""
+    """Every case of these collectives, including undefined ones."""
     for collective in collectives:
         layouts = [name for name in LAYOUTS if name != "uneven" or collective in LISTS]
         for op in OPS if collective in REDUCING else ("",):

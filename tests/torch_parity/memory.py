@@ -1,4 +1,4 @@
-"""Tensors laid out in memory with neighbours that a collective must leave alone."""
+"""Tensors in memory whose neighbours a collective must leave alone."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PART = 12
 
 
 class WrongResultError(AssertionError):
-    """The elements are not what they should be."""
+    """The elements are wrong."""
 
 
 class ScratchedError(WrongResultError):
-    """A rank that gets no result has not kept its own tensor."""
+    """A rank that gets no result did not keep its own tensor."""
 
 
 class OverwrittenError(AssertionError):
-    """Memory beside the elements has changed."""
+    """Memory next to the elements has changed."""
 
 
 def part_size(layout: str, part: int = 0) -> int:
@@ -35,7 +35,7 @@ def distinct(layout: str, count: int) -> int:
 
 
 class Slab:
-    """A tensor of `parts` parts in some layout, filled with `row` or with rubbish."""
+    """A tensor of `parts` parts in some layout, filled with `row` or with garbage."""
 
     def __init__(
         self,
@@ -55,7 +55,8 @@ class Slab:
         self.tensor = self._view(self._base.view(dtype))
 
     def must_hold(self, row: torch.Tensor) -> None:
-        """The elements are these, bit for bit, and nothing beside them has changed."""
+        """Check that the elements are these, bit for bit, and that nothing next to them has
+        changed."""
         outside = torch.ones(self._base.shape, dtype=torch.bool)
         self._view(outside).fill_(False)
         if not torch.equal(self._base[outside], self._before[outside]):

@@ -12,7 +12,7 @@ from torch_parity.matrix import DTYPES, LAYOUTS, MOVING, OPS, REDUCING, Case
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case, one of MEANINGS, and what was said."""
+    """The outcome of a case, one of MEANINGS, and its message."""
 
     what: str
     text: str = ""
@@ -80,7 +80,7 @@ def _findings(every: Sequence[Case], outcomes: list[Outcome]) -> list[str]:
 
 
 def _said(case: Case, outcome: Outcome) -> str:
-    """What tells one finding from another: the message, or else the layout."""
+    """What distinguishes findings: the message, or else the layout."""
     if outcome.what not in ("refuses", "dies"):
         return "" if outcome.what == "accepts" else f"({case.layout})"
     text = re.sub(r"\[[^\]]*\]:?\d*", "", outcome.text.splitlines()[0])

@@ -1,8 +1,8 @@
 """Run the parity matrix on gloo and on unisono, and write what happened to docs/parity.md.
 
-gloo ends the process in some cases and writes over its memory in others, so ranks are forked and
-expendable: they write the outcome of each case to a pipe, and after one that did not go well on
-every rank, new ranks go on with the next. Nothing that goes wrong in one case can show in another.
+gloo ends the process in some cases and overwrites its memory in others, so ranks are forked and
+expendable: they write the outcome of each case to a pipe, and after a case that did not succeed on
+every rank, new ranks continue with the next. No failure in one case can affect another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch_parity.page import MEANINGS, Outcome, page
 
 LIMIT_S = 10.0
 PEER_LIMIT_S = 0.5
-"""How long the other ranks may take once one of them has not gone well."""
+"""How long the other ranks may take once one has failed."""
 
 
 def outcome_of(case: Case) -> Outcome:
@@ -56,10 +56,10 @@ def outcome_of(case: Case) -> Outcome:
 def _be_a_rank(
     backend: str, store: str, rank: int, size: int, first: int, pipe: int, permits: int
 ) -> None:
-    """Run the cases from `first` on and write a line about each. After one that did not go well,
-    wait until told to go on: a peer may still be in it."""
+    """Run the cases from `first` on and write a line about each. After a failure, wait until told
+    to continue: a peer may still be in the case."""
     silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 2)  # gloo tells of its end there
+    os.dup2(silence, 2)  # gloo reports its abort there
     dist.init_process_group(
         backend,
         store=dist.FileStore(store, size),
@@ -108,7 +108,7 @@ class _Rank:
         return self.said[number] if len(self.said) > number else None
 
     def end(self) -> str:
-        """End it, if it has not ended; the name of its signal."""
+        """End it, if it is still running; returns the name of its signal."""
         if not self.is_over:
             os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -118,8 +118,8 @@ class _Rank:
 
 
 def _run_from(backend: str, size: int, first: int, last: int) -> list[Outcome]:
-    """The outcomes of cases from `first` on, as far as they can be trusted: what goes wrong in
-    ranks that have refused something else before is left to new ones."""
+    """The outcomes of cases from `first` on, as far as they can be trusted: a failure on ranks that
+    have raised before is repeated on new ones."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [_Rank(backend, store, rank, size, first) for rank in range(size)]
@@ -145,7 +145,7 @@ def _run_from(backend: str, size: int, first: int, last: int) -> list[Outcome]:
 
 
 def _read_outcomes(ranks: list[_Rank], number: int) -> list[Outcome]:
-    """What the ranks say of a case; whoever waits for a rank that has failed says nothing."""
+    """What the ranks report about a case; ranks that wait for a failed one report nothing."""
     heard_s = time.monotonic()
     while True:
         found = [outcome for rank in ranks if (outcome := rank.outcome(number)) is not None]
@@ -169,7 +169,7 @@ def _worst(outcomes: list[Outcome]) -> Outcome:
 
 
 def run(backend: str, size: int) -> list[Outcome]:
-    """What became of each case of the matrix."""
+    """The outcome of each case of the matrix."""
     last = len(list(cases()))
     found: list[Outcome] = []
     while len(found) < last:

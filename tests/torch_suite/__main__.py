@@ -1,4 +1,4 @@
-"""`make conformance`: run the suite on each backend, and write down how it went."""
+"""`make conformance`: run the suite on each backend, and write the results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch_suite.records import FOLDER, TORCH, Job, Result
 BACKENDS, RANKS, HOSTS = ("gloo", "unisono"), (3, 4), (1, 2)
 """What the page shows."""
 TEST_LIMIT_S = 120
-"""What torch's suite allows a test."""
+"""The timeout of a test in torch's suite."""
 SILENCE_LIMIT_S = TEST_LIMIT_S + 60
-"""After so long without a line the process that runs the tests is ended."""
+"""After this long without a line, the process that runs the tests is ended."""
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _jobs(backends: Sequence[str], ranks: Sequence[int], hosts: Sequence[int]) -> list[Job]:
-    """Every combination that makes sense: what several hosts change, they change on unisono."""
+    """Every useful combination: several hosts make a difference only on unisono."""
     return [
         Job(backend, size, count)
         for backend in backends
@@ -77,7 +77,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _run(job: Job, options: argparse.Namespace) -> None:
-    """Run the tests that have no result yet, in as many runners as it takes."""
+    """Run the tests that have no result yet, in as many runners as needed."""
     finished = False
     while not finished:
         finished, started, total = True, "", 0
@@ -103,7 +103,7 @@ def _keep(job: Job, result: Result, total: int) -> None:
 
 
 def _lines(job: Job, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Start a runner and yield what it says; end it, with its ranks, when it falls silent."""
+    """Start a runner and yield its output; end it, with its ranks, when it falls silent."""
     part, parts = options.part
     done = list(job.results())
     instructions = {"done": done, "only": options.only, "part": part - 1, "parts": parts}
@@ -142,7 +142,7 @@ def _environment(job: Job) -> dict[str, str]:
         "BACKEND": job.backend,
         "WORLD_SIZE": str(job.ranks),
         "HOSTS": str(job.hosts),
-        "INIT_METHOD": "file://",  # what torch's own suite is run with; each test makes its own
+        "INIT_METHOD": "file://",  # as torch's own suite is run; each test creates its own
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_LIMIT_S),

@@ -1,8 +1,8 @@
-"""Which of torch's tests cannot run here, known before a process is started for them.
+"""Which of torch's tests cannot run here, found before a process is started for them.
 
-torch's tests are gated by decorators: some look at the backend's name, some at the number of GPUs,
-the latter only once all ranks have started. `install` replaces them by others, which note down
-every reason for which a gate is shut.
+torch's tests are gated by decorators: some check the backend's name, some the number of GPUs, the
+latter only once all ranks have started. `install` replaces them with others, which record every
+reason why a test is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIFTED = (
     "to be one of {'gloo'}",
     "Only Nccl & Gloo backend support DistributedDataParallel",
 )
-"""Ends of the reasons that speak of a backend's name alone: these tests run on every backend."""
+"""Suffixes of reasons that concern only a backend's name: these tests run on every backend."""
 
 UNSUITED = dict.fromkeys(
     (
@@ -39,11 +39,11 @@ UNSUITED = dict.fromkeys(
     "torch refuses monitored_barrier for every backend but gloo; unisono.monitored_barrier is "
     "tested in tests/torch_backend/test_features_torch_keeps_to_gloo.py",
 )
-"""Tests that ask for what only gloo can be, and why; they run on gloo."""
+"""Tests of what only gloo can do, and why; they run on gloo."""
 
 
 def gate(shut: bool, reason: str) -> Decorator:
-    """A decorator that notes down `reason` where the gate is shut."""
+    """A decorator that records `reason` if the test is to be skipped."""
 
     def decorate(test: Any) -> Any:
         if shut:
@@ -54,7 +54,8 @@ def gate(shut: bool, reason: str) -> Decorator:
 
 
 def install() -> None:
-    """Replace the gates; before `distributed_test` is imported, which takes them by name."""
+    """Replace the gates; call it before `distributed_test` is imported, which imports them by
+    name."""
     skips = common_distributed.TEST_SKIPS
     gpus, ranks = torch.cuda.device_count(), int(os.environ["WORLD_SIZE"])
 
@@ -69,17 +70,17 @@ def install() -> None:
     distributed.skip_if_no_gpu = gate(gpus < ranks, skips["no_cuda"].message)
     distributed.skip_if_lt_x_gpu = needs_gpus
     distributed.skip_if_odd_worldsize = gate(ranks % 2 == 1, skips["odd_worldsize"].message)
-    # It skips whatever has fewer than 8 ranks; three are enough for every test that bears it.
+    # It skips with fewer than 8 ranks; three are enough for every test that uses it.
     distributed.skip_if_small_worldsize = lambda test: test
 
 
 def lifted(test: Any) -> str:
-    """Why torch would not run a test that runs here; empty where it would."""
+    """Why torch would not run a test that runs here; empty if it would."""
     return next((why for why in getattr(test, "shut_gates", ()) if why.endswith(LIFTED)), "")
 
 
 def why_not(test: Any, name: str, backend: str) -> str:
-    """Why a test cannot run; empty where it can."""
+    """Why a test cannot run; empty if it can."""
     shut = [why for why in getattr(test, "shut_gates", ()) if not why.endswith(LIFTED)]
     if shut:
         return shut[0]  # the innermost: what the test itself needs

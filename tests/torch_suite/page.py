@@ -115,7 +115,7 @@ def _skips(results: Results) -> list[tuple[str | int, ...]]:
 
 
 def _plain(reason: str, job: Job) -> str:
-    """A reason without the names of the backends that it was asked for."""
+    """A reason without the names of the backends."""
     reason = reason.replace(f"requires backend {job.backend} ", "requires the backend ")
     return "disabled by torch, with a link to an issue" if "disabled by torch" in reason else reason
 

@@ -1,4 +1,4 @@
-"""How tests ended, kept in a file under build/ so that a run that was cut off can go on."""
+"""Test results, kept in a file under build/ so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ FOLDER = Path(f"build/conformance/torch-{TORCH}")
 
 @dataclass(frozen=True)
 class Result:
-    """How one test ended: "passed", "failed" or "skipped", with a line of why and a traceback.
+    """The result of a test: "passed", "failed" or "skipped", with a one-line reason and a
+    traceback.
 
     `lifted` is why torch itself would not have run it on this backend.
     """
@@ -28,7 +29,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Job:
-    """The suite on one backend with so many ranks, in blocks on so many hosts."""
+    """The suite on one backend with some number of ranks, in blocks on some number of hosts."""
 
     backend: str
     ranks: int
@@ -46,7 +47,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What the ranks write."""
+        """The ranks' output."""
         return FOLDER / f"{self._stem}.log"
 
     @property
@@ -54,7 +55,7 @@ class Job:
         return f"{self.backend}-{self.ranks}" + ("" if self.hosts == 1 else f"-hosts{self.hosts}")
 
     def results(self) -> dict[str, Result]:
-        """What is known, by the test's name."""
+        """The known results, by test name."""
         if not self.path.exists():
             return {}
         lines = self.path.read_text().splitlines()
@@ -65,7 +66,7 @@ class Job:
             file.write(json.dumps(asdict(result)) + "\n")
 
     def mend(self) -> None:
-        """Drop a last line that was cut off."""
+        """Drop an incomplete last line."""
         if self.path.exists():
             whole, _, _ = self.path.read_text().rpartition("\n")
             self.path.write_text(whole + "\n" if whole else "")

@@ -1,4 +1,4 @@
-"""Runs tests of the suite in this process, one after another, and says how each ended.
+"""Runs tests of the suite in this process, one after another, and reports each result.
 
 Its arguments are a descriptor to write to and, as JSON, the tests to leave out and the part to
 run. What it writes are lines of JSON: how many tests there are, then two per test.
@@ -36,7 +36,7 @@ def write_line(out: Any, **line: Any) -> None:
 
 
 def run(name: str) -> dict[str, Any]:
-    """How one test ended: what a Result says of it."""
+    """The result of one test, as the fields of a Result."""
     why = gates.why_not(getattr(suite.Suite, name), name, suite.BACKEND)
     if why:
         return {"status": "skipped", "reason": why}
@@ -52,7 +52,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def gist(text: str) -> str:
-    """The line of a traceback that says what was raised; the first where ranks raised several."""
+    """The line of a traceback that says what was raised; the first if ranks raised several."""
     inner = text.split("and exception:\n", 1)[-1]
     raised = re.search(r"^(?!Traceback)[A-Za-z_][\w.]*(?::.*)?$", inner, re.MULTILINE)
     return raised.group(0)[:200] if raised else inner.strip().splitlines()[-1][:200]
@@ -61,4 +61,4 @@ def gist(text: str) -> str:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # whatever the suite has left behind shall not keep us
+    os._exit(0)  # anything that the suite has left behind must not block the exit

@@ -20,14 +20,15 @@ gates.install()
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 CHOOSES_BY_NAME = "test_accumulate_gradients_no_sync"
-"""Tests that begin so make a model for CPUs if the backend is called gloo, and else none."""
+"""Tests with these prefixes create a CPU model if the backend is called gloo, and otherwise
+none."""
 
 _Backend: Any = distributed_test.TestDistBackend
 _Tests: Any = distributed_test.DistributedTest._DistTestBase
 
 
 class Suite(_Backend, _Tests):  # type: ignore[misc]
-    """Every test of torch's suite; the ranks are forked from a process that has run nothing."""
+    """Every test of torch's suite; the ranks are forked from a process that has run no test."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -36,7 +37,7 @@ class Suite(_Backend, _Tests):  # type: ignore[misc]
 
     @classmethod
     def _run(cls, rank: int, *args: Any, **named: Any) -> None:
-        """What a rank does: it first learns which host it is on, where there are several."""
+        """What a rank does: if there are several hosts, it first learns which one it is on."""
         hosts, ranks = int(os.environ["HOSTS"]), int(os.environ["WORLD_SIZE"])
         if hosts > 1:
             os.environ["UNISONO_HOSTID"] = f"host{rank * hosts // ranks}"
@@ -51,7 +52,7 @@ class Suite(_Backend, _Tests):  # type: ignore[misc]
         super().run_test(name, pipe)
 
     def _check_return_codes(self, test: Any, elapsed_s: float) -> None:
-        """torch looks at rank 0 alone; here every rank must have ended well."""
+        """torch checks only rank 0; here every rank must have exited cleanly."""
         super()._check_return_codes(test, elapsed_s)
         codes = [process.exitcode for process in self.processes]
         assert not any(codes), f"exit codes of the ranks: {codes}"

@@ -1,4 +1,4 @@
-"""training/agreement.py: ranks that start with different minds end with one."""
+"""training/agreement.py: ranks that start with different values end with the same."""
 
 from __future__ import annotations
 

@@ -133,8 +133,8 @@ def flops(comm: Communicator, order: str) -> list[int]:
 
 @pytest.mark.ranks(4)
 def test_zigzag_gives_every_rank_as_much_to_compute(comm: Communicator) -> None:
-    """In units of half a shard's queries to half a shard's keys: those that are seen in part, on
-    the diagonal, are computed whole."""
+    """In units of half a shard's queries times half a shard's keys: partly masked ones, on the
+    diagonal, are computed in full."""
     plain, balanced = flops(comm, "contiguous"), flops(comm, "zigzag")
     unit = plain[0] // 4
     assert plain == [4 * unit, 8 * unit, 12 * unit, 16 * unit]
@@ -184,7 +184,7 @@ def test_double_ring_on_gloo(process_group: Any) -> None:
 
 @pytest.mark.parametrize(
     ("inner_size", "to_peers"),
-    [(None, {1: 3}), (2, {1: 2, 2: 1}), (1, {1: 3})],  # in ranks ahead: to the next, or the mate
+    [(None, {1: 3}), (2, {1: 2, 2: 1}), (1, {1: 3})],  # in ranks ahead: to the next, or to the mate
 )
 @pytest.mark.ranks(4)
 def test_messages(
@@ -193,8 +193,8 @@ def test_messages(
     inner_size: int | None,
     to_peers: dict[int, int],
 ) -> None:
-    """Each rank sends keys and values size - 1 times forward; with rings of two, two of these
-    messages stay within them, and one goes to the other."""
+    """Each rank sends keys and values size - 1 times in the forward pass; with rings of two, two of
+    these messages stay inside them, and one goes to the other ring."""
     sent: list[Message] = []
     begin = Communicator.batch_isend_irecv
 

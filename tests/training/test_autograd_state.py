@@ -1,5 +1,5 @@
-"""What is made in inference mode serves training outside of it, and what helpers write counts as a
-write for autograd."""
+"""Objects created in inference mode work for training outside it, and what helpers write counts as
+a write for autograd."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def losses_of(model: torch.nn.Module, comm: Communicator) -> torch.Tensor:
 
 
 def gradients_by_hand(comm: Communicator) -> list[torch.Tensor]:
-    """The mean of all ranks' gradients, from a model that no other rank has heard of."""
+    """The mean of all ranks' gradients, from a model that the other ranks do not have."""
     model = model_of()
     ranks = range(comm.size)
     loss = sum(model(torch.arange(3.0) + rank).square().sum() for rank in ranks) / comm.size
@@ -42,7 +42,7 @@ def test_a_gradient_sync_made_and_finished_in_inference_mode(
     tolerance = 0.05 if wide else 1e-6
     with torch.inference_mode():
         sync = GradientSync(model, comm, accumulate_float32=wide)
-    for finishes_there in (True, False, True, False):  # buckets are made anew after the first step
+    for finishes_there in (True, False, True, False):  # buckets are rebuilt after the first step
         model.zero_grad()
         x = (torch.arange(3.0) + comm.rank).to(model[0].weight.dtype)
         model(x).square().sum().backward()
@@ -61,7 +61,7 @@ def test_a_gradient_sync_made_and_finished_in_inference_mode(
     with torch.inference_mode():
         sync_gradients(model, comm, unused="zero")
     assert model[0].weight.grad is None
-    model[1].bias.grad.add_(1)  # which only the other rank contributed
+    model[1].bias.grad.add_(1)  # to which only the other rank contributed
     assert model[1].bias.grad.item() == 1.5
 
 
@@ -84,7 +84,7 @@ def test_a_sharded_optimizer_made_and_used_in_inference_mode(comm: Communicator)
             optimizer.step()
         torch.testing.assert_close(list(model.parameters()), list(expected.parameters()))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()  # by the old weights
+            loss.backward()  # with the old weights
 
 
 @pytest.mark.ranks(2)
@@ -93,7 +93,7 @@ def test_a_module_shared_in_inference_mode_still_learns(comm: Communicator) -> N
     model.register_buffer("seen", torch.zeros(2))
     with torch.inference_mode():
         unisono.share_module(model, comm)
-        served = unisono.share_module(model_of(), comm)  # made in that mode, and stays so
+        served = unisono.share_module(model_of(), comm)  # created in that mode, and stays so
     loss = losses_of(model, comm)
     loss.backward()
     model.seen.add_(1)

@@ -1,4 +1,4 @@
-"""A newcomer gets the state of the training, and all go on alike."""
+"""A newcomer gets the state of the training, and all continue with the same state."""
 
 from __future__ import annotations
 

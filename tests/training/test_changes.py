@@ -1,4 +1,4 @@
-"""What the engine packs of two versions of a row, and makes of it again."""
+"""The engine packs the changes between two versions of a row, and unpacks them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unisono.comm.engine import native
 
 
 def pack(old: numpy.ndarray, new: numpy.ndarray, size: int, room: int) -> bytes | None:
-    """The changes; None: there is no room for them."""
+    """The changes; None if there is no room for them."""
     packed = numpy.zeros(room, dtype=numpy.uint8)
     places = old.ctypes.data, new.ctypes.data, new.nbytes, size, packed.ctypes.data, room
     length = native.pack_changes(*places)

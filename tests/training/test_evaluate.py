@@ -1,4 +1,5 @@
-"""training/evaluate.py: results and averages of uneven shards, against one process that has all."""
+"""training/evaluate.py: results and averages of uneven shards, compared with one process that has
+all."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_the_padding_of_torchs_sampler_is_dropped(comm: Any) -> None:
     data = range(total)
     sampler = DistributedSampler(data, comm.size, comm.rank, shuffle=True, seed=5)  # type: ignore
     mine = list(sampler)
-    assert len(mine) * comm.size > total or comm.size == 1  # some are out twice
+    assert len(mine) * comm.size > total or comm.size == 1  # some occur twice
     rows = gather_in_order(truth(total)[mine], mine, total)
     if comm.rank == 0:
         assert torch.equal(rows, truth(total))

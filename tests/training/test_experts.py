@@ -1,4 +1,4 @@
-"""Tokens to the ranks of their experts and back, compared with one process that has all of them."""
+"""Tokens to the ranks of their experts and back, compared with one process that has all tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPERTS, CHOICES, WIDTH = 8, 2, 3
 
 
 def tokens_of(rank: int) -> torch.Tensor:
-    """Another number on every rank; none on rank 2."""
+    """A different number on every rank; none on rank 2."""
     generator = torch.Generator().manual_seed(rank)
     number = 0 if rank == 2 else 5 + 3 * rank
     return torch.randn(number, WIDTH, generator=generator, dtype=torch.float64)
@@ -43,7 +43,7 @@ def output_of(expert: int, token: torch.Tensor) -> torch.Tensor:
 
 
 def room(size: int, factor: float | None) -> dict[tuple[int, int, int], bool]:
-    """Whether choice c of token i of rank r finds room: all first choices, then the second."""
+    """Whether choice c of token i of rank r fits: all first choices, then the second ones."""
     total = sum(choices_of(rank).numel() for rank in range(size))
     capacity = math.inf if factor is None else math.ceil(factor * total / EXPERTS)
     taken = [0] * EXPERTS
@@ -60,7 +60,7 @@ def alone(
     size: int, factor: float | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Every rank's combined tokens, and the gradients of its tokens and weights if the loss is the
-    sum of all results' squares."""
+    sum of the squares of all results."""
     tokens = [tokens_of(rank).requires_grad_() for rank in range(size)]
     weights = [weights_of(rank).requires_grad_() for rank in range(size)]
     has_room = room(size, factor)
@@ -138,7 +138,7 @@ def test_each_expert_has_its_tokens_in_the_order_of_ranks(comm: Communicator) ->
 
 @pytest.mark.ranks(2)
 def test_one_rank_without_gradients_goes_backward_too(comm: Communicator) -> None:
-    """Only rank 1's tokens, then only rank 1's outputs, want a gradient."""
+    """Only rank 1's tokens, then only rank 1's outputs, require a gradient."""
     mine = torch.ones(2, 1, requires_grad=comm.rank == 1)
     there = dispatch_tokens(mine, torch.tensor([[0], [1]]), 2, comm)
     weight = torch.full((1,), 3.0, requires_grad=comm.rank == 1)
@@ -167,7 +167,7 @@ def test_gradients_of_gradients(comm: Communicator) -> None:
 
 @pytest.mark.ranks([1, 2])
 def test_arguments_that_make_no_sense(comm: Communicator) -> None:
-    """All ranks pass them, so the group goes on."""
+    """All ranks pass them, so the group stays usable."""
     tokens, experts = torch.ones(2, 3), torch.tensor([[0], [1]])
     wrong: list[tuple[Any, Any, Any, float | None, str]] = [
         (tokens, experts[:1], 2, None, "a row of choices for each token"),
@@ -211,7 +211,7 @@ def test_more_experts_on_one_rank(comm: Communicator) -> None:
 
 
 class Layers:
-    """The same gate and experts in every process, and a layer of some of the experts."""
+    """The same gate and experts in every process, and a layer with some of the experts."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(5)

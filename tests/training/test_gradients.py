@@ -50,7 +50,7 @@ class Transformer(torch.nn.Module):
 
 
 class Lazy(torch.nn.Module):
-    """One layer takes part in every other step only, and one is frozen."""
+    """One layer is used only in every other step, and one is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ def loss_of(model: Any, inputs: torch.Tensor) -> torch.Tensor:
 def learn(
     model: Any, inputs: list[torch.Tensor], before_step: Callable[[], Any] = lambda: None
 ) -> Any:
-    """Train; returns the parameters. Not with Adam, which makes much of gradients that would be
-    zero but for rounding: a transformer has some."""
+    """Train; returns the parameters. Not with Adam, which amplifies gradients that would be zero
+    without rounding: a transformer has some."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     for batch in inputs:
         optimizer.zero_grad()
@@ -123,7 +123,7 @@ def learns_as_ddp(backend: str, make: Any, bucket_bytes: int) -> None:
     model = make()
     sync = GradientSync(model, bucket_bytes=bucket_bytes, unused="zero")
     got = learn(model, mine, sync.finish)
-    # A mean over a power of two is the same however it is divided, and so is a sum of two.
+    # A mean over a power of two is the same however it is computed, and so is a sum of two.
     exact = comm.size in ((1, 2, 4) if backend == "unisono" else (1, 2))
     close = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-4, "atol": 1e-6}
     for tensor, other in zip(got, expected, strict=True):
@@ -191,7 +191,7 @@ def test_without_overlap_nothing_sets_out_before_finish(comm: Communicator) -> N
 
 @pytest.mark.ranks(3)
 def test_the_order_is_that_of_rank_0(comm: Communicator) -> None:
-    """Ranks use their layers in different orders; the buckets still meet."""
+    """Ranks use their layers in different orders; the buckets still match."""
     torch.manual_seed(1)
     layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(4)])
     sync = GradientSync(layers, bucket_bytes=1)
@@ -261,7 +261,8 @@ def test_finish_sends_what_only_no_sync_has_gathered(comm: Communicator) -> None
 
 @on_both
 def test_half_precision_in_float32(process_group: Any, backend: str) -> None:
-    """256 + 1 is 256 in bfloat16; eight small gradients are lost unless they are added wide."""
+    """256 + 1 is 256 in bfloat16; eight small gradients are lost unless they are added in
+    float32."""
     comm = resolve()
     for wide, expected in ((True, 264.0), (False, 256.0)):
         weight = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
@@ -294,8 +295,8 @@ def test_two_passes_without_no_sync_are_refused(comm: Communicator) -> None:
 
 @on_both
 def test_a_step_that_failed_on_one_rank(process_group: Any, backend: str) -> None:
-    """It discards the step, and the others hear of it; even in the first step, and even where
-    earlier passes had left gradients. The next one is whole."""
+    """It discards the step, and the others learn of it; even in the first step, and even if earlier
+    passes had left gradients. The next step works."""
     comm = resolve()
     weight, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     sync = GradientSync([("weight", weight), ("bias", bias)], bucket_bytes=1)
@@ -390,7 +391,8 @@ def test_a_rank_without_a_batch(comm: Communicator) -> None:
 
 @on_both
 def test_dtypes_keep_to_themselves(process_group: Any, backend: str) -> None:
-    """Of each dtype a value that another would lose; odd sizes, empty and transposed ones too."""
+    """For each dtype a value that another would lose; also odd sizes, empty and transposed
+    tensors."""
     comm = resolve()
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64)
     values = (2.0**-40 + 1, 2.0**-20 + 1, 2.0**100, 2.0**-10 + 1, 1 - 2j)
@@ -422,8 +424,8 @@ def test_dtypes_keep_to_themselves(process_group: Any, backend: str) -> None:
 def test_gradients_that_lie_in_the_same_memory(
     process_group: Any, backend: str, bucket_bytes: int
 ) -> None:
-    """What goes backward through views of parameters is one tensor, for all of them and for the
-    layers before; torch makes it the gradient of several parameters, as it lies."""
+    """The gradient through views of parameters is one tensor, for all of them and for the layers
+    before; torch makes it the gradient of several parameters, without a copy."""
     comm = resolve()
     count = 1000
     layer = torch.nn.Parameter(torch.full((count,), 2.0))
@@ -459,7 +461,7 @@ def test_gradients_stay_where_the_program_has_put_them(comm: Communicator) -> No
 
 @pytest.mark.ranks([2])
 def test_gradients_that_are_kept_move_once(comm: Communicator) -> None:
-    """After the first step, whose order was not known, they lie in buckets and stay there."""
+    """After the first step, whose order was unknown, they are in buckets and stay there."""
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     sync = GradientSync(model, op="sum")
     addresses: list[list[int]] = []
@@ -483,7 +485,7 @@ def test_sparse_gradients_are_refused_by_name(process_group: Any, backend: str) 
     with pytest.raises(TypeError, match=r"the gradient of tokens.weight is sparse_coo"):
         model["tokens"](torch.tensor([1, 2])).sum().backward()
     sync.close()
-    resolve().barrier()  # where all refuse, the group goes on
+    resolve().barrier()  # if all ranks raise, the group stays usable
 
 
 @pytest.mark.ranks(2)

@@ -54,7 +54,7 @@ ALL = [
 
 @pytest.fixture
 def example() -> Iterator[Any]:
-    """The example's modules, which import each other by their bare names, as a script's do."""
+    """The example's modules, which import each other by bare names, as in a script."""
     sys.path.insert(0, str(FOLDER))
     try:
         yield importlib.import_module("train")
@@ -93,7 +93,8 @@ _alone: dict[tuple[tuple[str, Any], ...], list[float]] = {}
 
 
 def losses_alone(example: Any, **changes: Any) -> list[float]:
-    """Those of one process, which every layout is compared with: found once by each rank."""
+    """The losses of one process, which every layout is compared with: computed once by each
+    rank."""
     key = tuple(sorted(changes.items()))
     if key not in _alone:
         _alone[key] = losses(example, Communicator(Solo()), {}, **changes)

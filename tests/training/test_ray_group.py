@@ -1,4 +1,4 @@
-"""unisono as a backend of ray.util.collective, in actors of a small cluster (`make test-ray`)."""
+"""unisono as a backend of ray.util.collective, in actors on a small cluster (`make test-ray`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Member:
-    """An actor; all calls of ray.util.collective are its own."""
+    """An actor that makes all calls of ray.util.collective."""
 
     def __init__(self, rank: int, size: int, group: str) -> None:
         from ray.util import collective

@@ -1,5 +1,6 @@
 """Engines that serve a trainer's memory on a GPU (`alias=True`), as far as a machine without one
-shows it: the driver is replaced at its one import, and GPU memory is memory that processes share.
+can test it: the driver is replaced at its one import, and GPU memory is memory that processes
+share.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def serve(comm: Communicator, folder: str, expandable: bool) -> None:
                     tensor.fill_(step)
                 assert sender.update().version == step // 10
                 assert len(replaced_gpus.waits) == step // 10  # for the step before
-                comm.barrier()  # the engines have looked
+                comm.barrier()  # the engines have checked
             mine["matrix"][3, 4] = -1
             comm.barrier()
             comm.barrier()
@@ -66,7 +67,7 @@ def serve(comm: Communicator, folder: str, expandable: bool) -> None:
         return
     handed: dict[str, torch.Tensor] = {}
     receiver: Any = WeightReceiver(comm, mine, alias=True)
-    if comm.rank == 2:  # an engine without weights takes what comes
+    if comm.rank == 2:  # an engine without weights accepts anything
         receiver = WeightReceiver(comm, alias=True, commit=handed.update)
         mine = handed
     for step in (10, 20):
@@ -103,7 +104,7 @@ def move_weights(comm: Communicator, folder: str) -> None:
             if comm.rank == 0:
                 mine["w"] = tensor_of(torch.full((1000,), float(step)), partial(freed.append, step))
                 addresses.add(mine["w"].data_ptr())
-                # What the engine still serves is not freed, so that nothing else comes there.
+                # What the engine still serves is not freed, so nothing else is allocated there.
                 assert freed == [0, *range(1, step - 1)][: len(freed)]
                 assert step - 1 not in freed or step == 1
             end.update()
@@ -112,7 +113,7 @@ def move_weights(comm: Communicator, folder: str) -> None:
                 assert count_open() == 1
             else:
                 assert freed[-1] == step - 1
-    assert comm.rank or len(addresses) < 4  # an address came back
+    assert comm.rank or len(addresses) < 4  # an address is reused
     if comm.rank:
         assert times(driver, "open") == 4
         assert times(driver, "close") == 3
@@ -136,7 +137,7 @@ def update_often(comm: Communicator, folder: str) -> None:
         assert mapped[1] <= mapped[0] + 3
         assert times(driver, "open") == (3 if comm.rank else 0)
         assert mine["matrix"].eq(0).all()
-        # What was settled is not any more: the trainer's memory moves, then the engine's.
+        # What was agreed no longer holds: the trainer's memory moves, then the engine's.
         for moving in (0, 1):
             if comm.rank == moving:
                 mine["half"] = tensor_of(torch.full((7,), 8.0 + moving, dtype=torch.bfloat16))
@@ -144,7 +145,7 @@ def update_often(comm: Communicator, folder: str) -> None:
                 assert end.update().version == end.version
                 assert mine["half"].eq(8).all()
         assert end.version == 106
-        assert times(driver, "open") == (5 if comm.rank else 0)  # it had let go of its own
+        assert times(driver, "open") == (5 if comm.rank else 0)  # it had released its own
 
 
 def test_a_part_of_the_trainers_tensor_is_served(cuda_pool: RankPool, memory_folder: str) -> None:
@@ -179,14 +180,14 @@ def refuse(comm: Communicator, folder: str) -> None:
     where = {name: tensor.data_ptr() for name, tensor in mine.items()}
     update = partial(weight_update, mine, comm, **{"alias": True} if comm.rank else {})
 
-    driver.refuses_export = True  # as with MIG
+    driver.refuses_export = True  # as under MIG
     error = str(raised(WeightUpdateError, update))
     assert "rank 0: ValueError: alias=True: engines cannot open the trainer's memory" in error
     assert "cuIpcGetMemHandle" in error
     assert "MIG and sandboxes" in error
     driver.refuses_export = False
 
-    if comm.rank == 0:  # whoever opens it finds nothing
+    if comm.rank == 0:  # opening it finds nothing
         driver._own[where["half"]].path.rename(f"{folder}/away")
     comm.barrier()
     error = str(raised(WeightUpdateError, update))
@@ -262,8 +263,8 @@ def die_while_an_engine_serves(folder: str, rank: int, size: int, path: str) -> 
     comm.close()
     assert all(tensor.eq(5).all() for tensor in mine.values())
     assert count_open() == 3
-    del error  # which holds frames, and those the weights
-    mine["matrix"].zero_()  # it is this engine's alone now
+    del error  # which holds frames, which hold the weights
+    mine["matrix"].zero_()  # only this engine has it now
     assert mine["tied"].eq(0).all()
     mine.clear()
     assert count_open() == 0

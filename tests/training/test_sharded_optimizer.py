@@ -1,4 +1,4 @@
-"""ShardedOptimizer: what it learns is what the whole optimizer learns in one process."""
+"""ShardedOptimizer: it learns what a plain optimizer learns in one process."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_unused_parameters(comm: Communicator) -> None:
 
 @on_both
 def test_weights_that_are_loaded_later(process_group: Any, backend: str) -> None:
-    """A step begins with what is in the model, as that of an optimizer that is not cut."""
+    """A step starts from the model's current values, like that of a plain optimizer."""
     comm = resolve()
     whole, cut = model_of(), model_of()
     plain = torch.optim.SGD(whole.parameters(), lr=0.1)
@@ -142,7 +142,7 @@ def test_weights_that_are_loaded_later(process_group: Any, backend: str) -> None
 
 
 class Interrupted(torch.optim.SGD):
-    """Ctrl-C comes on rank 1 in its second step, once the parameters have changed."""
+    """Ctrl-C on rank 1 in its second step, once the parameters have changed."""
 
     steps = 0
 
@@ -205,5 +205,5 @@ def test_what_does_not_fit(comm: Communicator) -> None:
     optimizer.step()
     assert weight.tolist() == [[0, 0], [0, 0]]
     weight.data = weight.data.clone()
-    with pytest.raises(ValueError, match="parameter 0 has other memory"):
+    with pytest.raises(ValueError, match="parameter 0 has moved"):
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Weights that are shared tensors: engines receive them as any others, or serve them there."""
+"""Weights that are shared tensors: engines receive them like any others, or serve them in place."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def model(seed: int) -> torch.nn.Module:
     made = torch.nn.Sequential(
         torch.nn.Linear(70, 50), torch.nn.BatchNorm1d(50), torch.nn.Linear(50, 50, bias=False)
     )
-    made[2].weight.data = made[2].weight.data.t()  # of other strides
+    made[2].weight.data = made[2].weight.data.t()  # with other strides
     tied = torch.nn.Linear(70, 50)
     tied.weight = made[0].weight
     return made.append(tied)
 
 
 def change(module: torch.nn.Module, step: int) -> dict[str, torch.Tensor]:
-    """Fill a trainer's weights anew, in their place; what they are then."""
+    """Fill a trainer's weights again, in place; returns the new values."""
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
@@ -50,7 +50,7 @@ def test_engines_receive_a_trainers_shared_tensors(comm: Communicator, transacti
     if comm.rank == 0:
         unisono.share_module(mine, comm)
     else:
-        comm.empty(0)  # engines keep memory of their own
+        comm.empty(0)  # engines keep their own memory
     wanted = [change(model(0), step) for step in range(3)]
     if comm.rank == 0:
         options = {"transactional": transactional, "bucket_bytes": 4096}
@@ -118,7 +118,7 @@ def test_an_engine_serves_the_trainers_memory(comm: Communicator) -> None:
             update = receiver.update()
             assert_equal(mine.state_dict(), change(model(0), step))
             assert (update.bytes == 0) == is_alias
-            assert update.tensors == 9  # of two that are tied, one
+            assert update.tensors == 9  # one of two tied weights
             assert comm.is_shared(mine[2].weight) == is_alias
             comm.barrier()
     comm.barrier()
@@ -162,7 +162,7 @@ def test_what_cannot_be_served_is_refused_before_anything_changes(comm: Communic
     error = raised(WeightMismatch, converting, double if comm.rank else shared)
     assert "alias=True, but the engine has float64" in str(error)
     whole = torch.zeros(6)
-    seen = {"w": whole[:3]}  # somebody else looks at the engine's memory
+    seen = {"w": whole[:3]}  # there is another view of the engine's memory
     error = raised(WeightUpdateError, update, seen if comm.rank else shared)
     assert "cannot be replaced by the trainer's" in str(error)
     assert "serve the trainer's memory as it is" in str(error)
@@ -213,7 +213,7 @@ def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
     comm.close()
     assert_equal(mine.state_dict(), expected)
     assert isinstance(comm.transport, SharedMemory)
-    with torch.no_grad():  # it is this engine's alone now
+    with torch.no_grad():  # only this engine has it now
         mine[0].bias.zero_()
     mine.eval()
     assert mine[0](torch.zeros(1, 70)).abs().sum() == 0

@@ -1,4 +1,4 @@
-"""The communicator in the shape of vLLM's PyNcclCommunicator: as TRL and OpenRLHF call it."""
+"""The communicator with the interface of vLLM's PyNcclCommunicator: as TRL and OpenRLHF call it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON_S = 10.0
 
 @dataclass
 class StatelessProcessGroup:
-    """What vLLM's has, and a barrier that is not ours."""
+    """What vLLM's has, and a barrier of its own."""
 
     rank: int
     world_size: int
@@ -60,10 +60,10 @@ def update_as_trl_does(rank: int, size: int, _: str, port: int) -> None:
             communicator.broadcast(weight, src=trainer, stream=None)
             communicator.group.barrier()
             assert torch.equal(weight.view(torch.uint8), sent.view(torch.uint8))
-    parameter = torch.nn.Parameter(torch.full((2, 3), float(rank)).T)  # of any layout, with grad
+    parameter = torch.nn.Parameter(torch.full((2, 3), float(rank)).T)  # any layout, with grad
     communicator.broadcast(parameter, src=trainer)
     assert parameter.eq(trainer).all()
-    assert communicator.group.broadcast_obj(3) == 3  # all else is the group's own
+    assert communicator.group.broadcast_obj(3) == 3  # everything else is the group's own
     assert communicator.group.rank == rank
 
 
@@ -133,7 +133,7 @@ def try_what_does_not_fit(rank: int, size: int, _: str, port: int) -> None:
     if rank == 1:
         assert isinstance(attempt(again.group.barrier, 0.2), CollectiveTimeout)
         again.group.store.set("heard", "")
-    else:  # who hosts the store stays
+    else:  # the process that hosts the store stays
         again.group.store.get("heard")
 
 

@@ -1,4 +1,4 @@
-"""Sequence parallelism, alone and beside a ring: compared with attention in one process."""
+"""Sequence parallelism, alone and with a ring: compared with attention in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unisono.comm.communicator import Communicator
 from unisono.training import shard_positions, ulysses_attention
 from unisono.world.world import resolve
 
-HEADS = 24  # of which 1, 2, 3, 4 and 8 ranks have equally many
+HEADS = 24  # divides by 1, 2, 3, 4 and 8 ranks
 
 
 def check_ulysses(comm: Communicator, length: int, causal: bool, **options: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_scale_and_no_batch(comm: Communicator) -> None:
 
 @pytest.mark.ranks(4)
 def test_what_is_sent(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every element of query, key, value and result once, in two calls, but for a rank's own."""
+    """Every element of query, key, value and result once, in two calls, except a rank's own."""
     sent: list[list[int]] = []
     begin = Communicator.all_to_all
 
@@ -134,7 +134,7 @@ def test_2d_on_gloo(process_group: Any) -> None:
 
 @pytest.mark.ranks(4)
 def test_heads_that_cannot_be_cut(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank says so before anything moves, and the group goes on."""
+    """Every rank raises before anything moves, and the group stays usable."""
     q = torch.ones(BATCH, 6, 2, WIDTH)
 
     def moves(*_: Any, **__: Any) -> None:

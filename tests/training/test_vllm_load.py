@@ -1,7 +1,7 @@
-"""A worker of vLLM that cannot load what all have agreed on, by the engine's own interface.
+"""A vLLM worker that cannot load what all have agreed on, through the engine's own interface.
 
-In vLLM's place are the few names that the engine imports, and a model that fails where vLLM's would
-run out of memory: after the vote, half-way. `make real-vllm` has the real one.
+vLLM is replaced by the few names that the engine imports, and by a model that fails where vLLM's
+would run out of memory: after the vote, halfway. `make real-vllm` tests the real one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VLLM = {
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> str:
-    """The folder of such a package."""
+    """The folder of the replacement package."""
     for name, text in VLLM.items():
         file = tmp_path / "vllm" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def vllm(tmp_path: Path) -> str:
 
 
 class Model(torch.nn.Module):
-    """Fails when version 2 has been loaded half-way."""
+    """Fails when version 2 has been loaded halfway."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def update_twice(rank: int, size: int, path: str, vllm: str, port: int) -> Any:
 
 
 def test_a_worker_that_cannot_load_after_the_vote_ends(fresh_pool: RankPool, vllm: str) -> None:
-    """It serves no mixture; the others have the new version, and the trainer is told so."""
+    """It serves no mixture; the others have the new version, and the trainer is told."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     trainer, worker, failed = fresh_pool.outcomes(update_twice, 3, vllm, port, connected=False)

@@ -1,4 +1,4 @@
-"""vLLM's plug-in where vLLM is missing, old or unknown. `make real-vllm` has the real one."""
+"""vLLM's plug-in if vLLM is missing, old or unknown. `make real-vllm` tests the real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeVllm = Callable[..., None]
 
 @pytest.fixture
 def make_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeVllm:
-    """Puts a package of this name into the way of imports, with the given files."""
+    """Makes a package of this name, with the given files, importable."""
 
     def make(**files: str) -> None:
         for name, text in ({"__init__": ""} | files).items():

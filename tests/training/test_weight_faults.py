@@ -1,4 +1,4 @@
-"""Weight updates that go wrong: one clear error, and every engine serves a whole version."""
+"""Weight updates that fail: one clear error, and every engine serves a complete version."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def serves(weights: dict[str, torch.Tensor], version: int) -> bool:
 
 class Story:
     """A rank's part in: join, update to version 1, and then the update in which something happens.
-    What `update` returns is looked at by the test."""
+    The test checks what `update` returns."""
 
     def __init__(self, rank: int, name: str, **options: Any) -> None:
         self.rank = rank
@@ -52,7 +52,7 @@ class Story:
         self.party = endpoint(self.comm, self.weights, sender | options, {"version": 1, **options})
 
     def update(self) -> dict[str, Any]:
-        """Try the second update; how it ended, as plain data."""
+        """Try the second update; returns how it ended, as plain data."""
         error = attempt(self.party.update)
         fields = vars(error) if isinstance(error, WeightUpdateError) else {}
         whole = [version for version in (1, 2) if serves(self.weights, version)]
@@ -73,12 +73,12 @@ def die(*_: Any) -> None:
 
 
 def die_at(bucket: int) -> Callable[[int, int], None]:
-    """A progress callback that ends the process in the middle."""
+    """A progress callback that kills the process in the middle."""
     return lambda done, total: die() if done >= bucket * BUCKET_BYTES else None
 
 
 def outcomes_of(pool: RankPool, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What each rank returned; for one that died, None."""
+    """What each rank returned; None for one that died."""
     name = f"test-{uuid.uuid4()}"
     outcomes = pool.outcomes(function, 3, name, *args, connected=False)
     for outcome in outcomes:
@@ -188,7 +188,7 @@ def test_whenever_in_the_last_rounds_a_rank_dies_the_others_agree(fresh_pool: Ra
 
 
 def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float) -> Any:
-    """The victim is killed so long after it has all weights, or has sent them."""
+    """The victim is killed this long after it has received, or sent, all weights."""
     begin, bell = os.pipe()
 
     def ring(done: int, total: int) -> None:
@@ -212,7 +212,7 @@ def die_after(rank: int, _: int, __: str, name: str, victim: int, delay_s: float
 
 @pytest.mark.ranks(4)
 def test_ranks_that_want_different_things_decide_alike(comm: Communicator) -> None:
-    """By the first of them, though no two come at the same time."""
+    """By the first of them, though no two arrive at the same time."""
     decide_alike(comm, 50)
 
 
@@ -294,7 +294,7 @@ def test_all_learn_of_a_commit_that_fails(comm: Communicator) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("where", ["", "prepare", "commit", "abort"])
 def test_what_an_update_needed_goes_with_the_last_reference(comm: Communicator, where: str) -> None:
-    """Without a close, and without the garbage collector: the exception holds nobody."""
+    """Without a close, and without the garbage collector: the exception keeps nothing alive."""
 
     def fail(staged: Any) -> None:
         if where == "abort":

@@ -1,5 +1,5 @@
-"""Weight updates parameter by parameter, as OpenRLHF and vLLM make them: by real processes, on
-every backend that runs here, and what happens where something goes wrong."""
+"""Weight updates parameter by parameter, as OpenRLHF and vLLM make them: with real processes, on
+every backend that runs here, and what happens if something goes wrong."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "weight_update"
 BACKENDS = ["unisono", "gloo"]
 LIMIT_S = 60.0
 SOON_S = 20.0
-"""What is noticed is noticed long before the limit."""
+"""Errors are detected long before the limit."""
 
 
 class Layer(torch.nn.Module):
-    """A model with `load_weights`: strict about names, shapes and types, and not all at once."""
+    """A model with `load_weights`: strict about names, shapes and types; accepts a part of the
+    weights."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Layer(torch.nn.Module):
 
 
 class Table:
-    """An engine that is no module."""
+    """An engine that is not a module."""
 
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
@@ -81,7 +82,7 @@ def join(rank: int, size: int, port: int, **options: Any) -> WeightUpdateGroup:
 
 
 def worker_of(model: Any, rank: int, size: int, port: int, **options: Any) -> WeightUpdateWorker:
-    """A worker that has joined; `rank` is made of an offset and its number in an engine of two."""
+    """A worker that has joined; `rank` is an offset plus its number in an engine of two."""
     worker = WeightUpdateWorker(model, (rank - 1) % 2)
     options = {"timeout_s": LIMIT_S, "group_name": "test"} | options
     offset = rank - (rank - 1) % 2
@@ -146,7 +147,7 @@ def test_auto_is_shared_memory_on_one_machine_and_types_have_names(pool: RankPoo
 def update_a_table(rank: int, size: int, _: str, port: int) -> str:
     if rank == TRAINER:
         with join(rank, size, port) as group:
-            group.broadcast(torch.arange(6.0).reshape(2, 3).T)  # of any layout
+            group.broadcast(torch.arange(6.0).reshape(2, 3).T)  # any layout
             group.begin_weight_update()
             group.broadcast(torch.arange(3, dtype=torch.int32))
             group.end_weight_update()
@@ -253,7 +254,7 @@ def generate_before_and_after(rank: int, size: int, path: str, port: int, backen
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("example", ["as_openrlhf", "as_vllm"])
 def test_the_examples(example: str, backend: str) -> None:
-    """They check that an engine's text changes with an update and is then the trainer's."""
+    """They check that an engine's output changes with an update and then equals the trainer's."""
     result = run_python(EXAMPLES / f"{example}.py", backend)
     assert result.returncode == 0, result.stderr
     assert f"by {backend}: " in result.stdout
@@ -311,7 +312,7 @@ def try_misfits(rank: int, size: int, _: str, port: int, backend: str) -> list[s
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_model_that_cannot_load(pool: RankPool, together: bool) -> None:
-    """All keep what they had, whether they could load or not."""
+    """All keep what they had, whether or not they could load."""
     run(pool, fail_to_load, 3, together)
 
 
@@ -320,7 +321,7 @@ def fail_to_load(rank: int, size: int, _: str, port: int, together: bool) -> Non
     if rank == TRAINER:
         with join(rank, size, port) as group:
             if not together:
-                group.broadcast(narrow)  # arrives: it is the model that does not want it
+                group.broadcast(narrow)  # it arrives: the model rejects it
                 return
             group.begin_weight_update()
             group.broadcast(Layer(1).weight)
@@ -363,7 +364,7 @@ def fail_to_load(rank: int, size: int, _: str, port: int, together: bool) -> Non
 
 @pytest.fixture
 def short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else will come who would have to hear of a failure."""
+    """No other rank will join that would have to learn of a failure."""
     monkeypatch.setattr(meeting, "_FAREWELL_S", 0.05)
 
 
@@ -417,7 +418,7 @@ def lose_a_worker(rank: int, size: int, _: str, port: int, backend: str) -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     error = attempt(lambda: (receive(worker), worker.end_weight_update()))
     assert isinstance(error, WeightUpdateError)
-    assert list(error.failed) == ([FIRST] if backend == "unisono" else [])  # gloo names nobody
+    assert list(error.failed) == ([FIRST] if backend == "unisono" else [])  # gloo names no rank
     assert error.group_ended
     assert model.serves(0)
     worker.close_weight_update_group()
@@ -458,7 +459,8 @@ def test_ranks_that_were_told_different_sizes_all_say_so_at_once(pool: RankPool,
 
 
 def disagree_on_the_size(rank: int, size: int, path: str, port: int, late: int) -> str:
-    """Only the trainer was told of fewer; the late worker comes once the other one has gone."""
+    """Only the trainer was given the smaller size; the late worker joins once the other one has
+    left."""
     gone = Path(f"{path}.gone")
     if rank == late:
         assert eventually(gone.exists)
@@ -493,9 +495,9 @@ def test_nobody_comes_or_the_port_is_taken() -> None:
     port = free_port()
     begin_s = time.monotonic()
     with pytest.raises(RendezvousError, match=f"the store at 127.0.0.1:{port}"):
-        join(1, 2, port, join_timeout_s=0.3)  # the trainer never comes
-    with pytest.raises(RendezvousError, match=r"rank 1 did not come within 0.3 s"):
-        join(0, 2, port, join_timeout_s=0.3)  # the worker never comes
+        join(1, 2, port, join_timeout_s=0.3)  # the trainer never joins
+    with pytest.raises(RendezvousError, match=r"rank 1 did not join within 0.3 s"):
+        join(0, 2, port, join_timeout_s=0.3)  # the worker never joins
     taken = pytest.raises(RendezvousError, match=f"cannot host torch's store at 127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)), taken:
         join(0, 2, port, join_timeout_s=5)

@@ -1,4 +1,4 @@
-"""Interrupts in the change-over to new weights: an engine serves one version, and says which."""
+"""Interrupts during the switch to new weights: an engine serves one version, and says which."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interrupt(BaseException):
 
 
 class Engine:
-    """Tensors of one version, one with a view that somebody holds, and a staged next version."""
+    """Tensors of one version, one of them with another view, and a staged next version."""
 
     def __init__(self, tensors: int) -> None:
         self.weights = {f"{i}": torch.zeros(2) for i in range(tensors)}
@@ -55,7 +55,7 @@ class Engine:
         self.staging.swap(mine, partial(setattr, self, "version", self.version + 1))
 
     def check(self) -> None:
-        """All weights are of the version that the engine says."""
+        """All weights have the version that the engine reports."""
         assert torch.stack(list(self.weights.values())).unique().tolist() == [self.version]
         assert float(self.view) == self.version
 
@@ -115,8 +115,7 @@ def test_a_step_that_fails_is_undone_with_those_before_it(failing: int) -> None:
 
 @pytest.fixture
 def interrupting() -> Iterator[None]:
-    """SIGALRM raises, as Ctrl-C does; but not in what others do as garbage is collected, where it
-    would be lost."""
+    """SIGALRM raises, as Ctrl-C does; but not during garbage collection, where it would be lost."""
 
     def raise_it(*_: Any) -> None:
         raise Interrupt
@@ -177,7 +176,7 @@ def test_an_exception_at_any_line_of_the_change_over_leaves_one_version(
 
 
 def update_interrupted_at(group: Communicator, line: int, ended: set[int]) -> bool:
-    """One update, in whose change-over the engine is interrupted; whether it was."""
+    """One update, during whose switch the engine is interrupted; returns whether it was."""
     weights = {f"layer {i}": torch.full((5,), float(1 - group.rank)) for i in range(4)}
     if group.rank == 0:
         with WeightSender(group, weights) as sender:

@@ -27,7 +27,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def trainer_weights(version: int) -> dict[str, torch.Tensor]:
-    """What the trainer holds in a version."""
+    """The trainer's weights in a version."""
     return {
         name: (torch.arange(math.prod(shape)) * 7.0 + len(name) * 3 + version * 11)
         .remainder(127)
@@ -46,7 +46,7 @@ def assert_has(weights: Any, version: int) -> None:
 
 
 def endpoint(comm: Communicator, weights: Any, sender: Any = None, receiver: Any = None) -> Any:
-    """Rank 0's sender, or an engine's receiver, with the options of its side."""
+    """Rank 0's sender, or an engine's receiver, each with its options."""
     if comm.rank == 0:
         return WeightSender(comm, weights, **(sender or {}))
     return WeightReceiver(comm, weights, **(receiver or {}))
@@ -180,7 +180,7 @@ def test_views_of_an_engines_weights_change_with_them(comm: Communicator) -> Non
 
 @pytest.mark.ranks(2)
 def test_memory_that_others_look_at_is_overwritten(comm: Communicator) -> None:
-    """Processes that share the engine's memory, and NumPy, see the new weights, too."""
+    """NumPy, and processes that share the engine's memory, see the new weights, too."""
     tensor, shared = torch.full((3,), 1.0 - comm.rank), torch.full((3,), 1.0 - comm.rank)
     shared.share_memory_()
     array, where = tensor.numpy(), shared.data_ptr()
@@ -251,7 +251,7 @@ def test_a_commit_that_only_reads_receives_into_the_same_memory(comm: Communicat
 
 @pytest.mark.ranks(6)
 def test_sharded_senders_and_engines_with_shards_of_their_own(comm: Communicator) -> None:
-    """Three trainer ranks hold rows, uneven ones; two engines hold columns, one holds all."""
+    """Three trainer ranks hold uneven rows; two engines hold columns, one holds everything."""
     full = torch.arange(11 * 6, dtype=torch.float32).reshape(11, 6)
     rows = {0: slice(0, 4), 1: slice(4, 5), 2: slice(5, 11)}
     columns = {3: slice(0, 3), 4: slice(3, 6), 5: slice(0, 6)}
@@ -343,8 +343,8 @@ def test_differences_are_shown_on_every_rank_before_anything_moves(comm: Communi
     assert ("e", "-", "rank 2: float32 (5,)") in caught.value.differences
     if comm.rank:
         assert all(tensor.eq(0).all() for tensor in mine.values())
-    comm.barrier()  # the group goes on
-    if comm.rank == 2:  # and an engine may be content with less
+    comm.barrier()  # the group stays usable
+    if comm.rank == 2:  # and an engine may take only a part
         less = {"b": torch.zeros(3, 4)}
         party = WeightReceiver(comm, less, partial=True)
     party.update()
@@ -417,7 +417,7 @@ def test_progress_and_summary(comm: Communicator) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (total, total)
     assert len(seen) == summary.buckets > 3
-    assert (summary.bytes, summary.tensors) == (total, 6)  # an empty one does not travel
+    assert (summary.bytes, summary.tensors) == (total, 6)  # an empty one is not sent
     assert summary.seconds > 0
     assert "GB/s" in str(summary)
 
@@ -483,7 +483,7 @@ def test_the_checksum_sees_every_change() -> None:
 @pytest.mark.parametrize("made", [False, True], ids=["made outside", "made inside"])
 @pytest.mark.parametrize("updated", [False, True], ids=["updated outside", "updated inside"])
 def test_weights_in_inference_mode(comm: Communicator, made: bool, updated: bool) -> None:
-    """torch lets nobody write to what was made in inference mode, except in that mode."""
+    """torch forbids writes to tensors created in inference mode, except in that mode."""
     with torch.inference_mode(made):
         weights = {name: torch.full((4,), 1.0 - comm.rank) for name in "abc"}
     view = weights["a"][:2]

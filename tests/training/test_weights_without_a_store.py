@@ -1,4 +1,4 @@
-"""Weight updates, and meetings, whose torch Store is gone: they end by the caller's limit."""
+"""Weight updates, and meetings, whose torch Store is gone: they end at the caller's timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 1.0
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_what_needs_the_store_ends_in_time(fresh_pool: RankPool, how: str) -> None:
-    """The store's own limit is 300 s; torch waits for ever for one that is stopped. The third rank
+    """The store's own timeout is 300 s; torch waits forever for one that is stopped. The third rank
     hosts it, and is in no group."""
     *ranks, host = fresh_pool.outcomes(lose_the_store, 3, how, connected=False)
     assert host.exit_code == -signal.SIGKILL
@@ -51,7 +51,7 @@ def lose_the_store(rank: int, size: int, path: str, how: str) -> None:
     for group in (over_hosts, over_gloo):
         text = fail_to_update(group)
         assert "the torch Store" in text
-        assert "engines may serve different versions" in text  # one may have decided before
+        assert "engines may serve different versions" in text  # one may already have decided
     error = raised(
         RendezvousError,
         lambda: Communicator.join("later", rank, 2, store, join_timeout_s=LIMIT_S),

@@ -1,4 +1,4 @@
-"""Every test of the watch leaves it as the run of the tests wants it."""
+"""Every test of the watch leaves it in the state that the test run needs."""
 
 from __future__ import annotations
 

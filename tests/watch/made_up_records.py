@@ -1,4 +1,4 @@
-"""Records that no rank has written, for tests of what is concluded from them."""
+"""Invented records, for tests of the conclusions drawn from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 
 
 def record(number: int, state: str = "finished", **more: object) -> Record:
-    """A call, and what else of it is to be otherwise."""
+    """A call, with the given fields changed."""
     fields: dict[str, object] = {
         "number": number,
         "operation": "all_reduce",
@@ -28,7 +28,7 @@ def record(number: int, state: str = "finished", **more: object) -> Record:
 
 
 def group(*ranks: list[Record], name: str = "dp", segment: int = 1) -> GroupRecords:
-    """A group whose ranks have called this."""
+    """A group whose ranks have made these calls."""
     members = tuple(
         RankRecords(rank, rank, 100 + rank, tuple(records)) for rank, records in enumerate(ranks)
     )

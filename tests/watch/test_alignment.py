@@ -1,4 +1,4 @@
-"""Ranks whose calls are shifted, by the lines of their calls."""
+"""Ranks whose calls are shifted, found from the lines of their calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def calls(*lines: int, step: int = 0) -> list[Record]:
 
 
 def look(*ranks: list[int]) -> tuple[int, bool, list[str | None]] | None:
-    """Who is shifted, whether it left something out, and the lines of what it did."""
+    """Which rank is shifted, whether it skipped a call, and the lines of its calls."""
     found = find_shift(group(*(calls(*lines) for lines in ranks)))
     return found and (found.rank, found.is_left_out, [call.site for call in found.calls])
 
@@ -37,7 +37,7 @@ def test_several_calls_in_a_row() -> None:
 
 
 def test_what_will_follow_is_known_from_what_has_followed() -> None:
-    """All wait: nobody has come further than the call that differs."""
+    """All wait: no rank has got past the call that differs."""
     assert look([7, 8, 9, 7, 8], [7, 8, 9, 7, 9], [7, 8, 9, 7, 8]) == (1, True, ["t.py:8"])
     assert look([7, 8, 9, 7, 8], [7, 8, 9, 7, 5], [7, 8, 9, 7, 8]) is None
 
@@ -48,7 +48,7 @@ def test_of_two_ranks_the_one_that_breaks_the_pattern() -> None:
 
 def test_what_is_no_shift() -> None:
     usual = [1, 2, 3] * 5
-    assert look(usual, [1, 7, 3] * 5, usual) is None  # a branch of its own
+    assert look(usual, [1, 7, 3] * 5, usual) is None  # its own branch
     assert look(usual, [1, 3, 2, *usual[3:]], usual) is None  # the other order
     assert look(usual, usual[:4], usual) is None  # it is behind
 

@@ -20,7 +20,7 @@ def test_a_fingerprint_knows_every_bit_and_its_place(dtype: torch.dtype) -> None
     tensor = (torch.randn(70, 61) > 0).to(dtype)
     same = fingerprint(tensor)
     assert fingerprint(tensor.clone()) == same
-    assert fingerprint(tensor.t().contiguous().t()) == same  # however it lies in memory
+    assert fingerprint(tensor.t().contiguous().t()) == same  # in any memory layout
     for place in (0, 61, 70 * 61 - 1):
         other = tensor.clone().view(-1)
         other[place] = 1 - int(other[place].real)

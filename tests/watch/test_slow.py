@@ -1,4 +1,4 @@
-"""A rank for which the others wait again and again is named, and the phase that it is in."""
+"""A rank that the others keep waiting for is named, with the phase that it is in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CALLS = range(1, 31)
 
 
 def late(calls: range, by_s: float) -> GroupRecords:
-    """Rank 2 comes late to these, of thirty."""
+    """Rank 2 is late for these, out of thirty."""
     quick = [*map(record, CALLS), record(31, "waiting")]
     slow = [record(n, arrived_s=n + (by_s if n in calls else 0.0)) for n in CALLS]
     return group(quick, quick, slow)
@@ -51,7 +51,7 @@ def test_one_long_wait_is_no_slow_rank() -> None:
 def test_top_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.watch.top._where_now", loading)
     done = late(CALLS, 0.3)
-    done = group(*[[*member.records[:30]] for member in done.ranks])  # nobody waits now
+    done = group(*[[*member.records[:30]] for member in done.ranks])  # no rank waits now
     report = Verdicts().of([done])
     assert report is not None
     assert report.verdict.startswith("rank 2 is slow: all others waited for it in 30 of 30 calls")

@@ -1,4 +1,4 @@
-"""A rank that comes to a call and stops in the middle of it is named, and so is the line."""
+"""A rank that reaches a call and stops in the middle of it is named, and so is the line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED = 1
 
 @contextlib.contextmanager
 def stopping(comm: Communicator) -> Iterator[None]:
-    """Rank 0 stops another one as soon as that has moved a good deal, and lets it go on after."""
+    """Rank 0 stops another rank as soon as it has moved enough data, and continues it later."""
     if comm.rank != 0:
         yield
         return
@@ -38,7 +38,7 @@ def stopping(comm: Communicator) -> Iterator[None]:
                 os.kill(group.ranks[STOPPED].pid, signal.SIGCONT)
 
     def is_in_a_call() -> bool:
-        """Whether it was stopped in one, and not between two."""
+        """Whether it was stopped during a call, and not between two."""
         group = next(known for known in read_process(os.getpid(), 1) if known.name == comm.name)
         pid = group.ranks[STOPPED].pid
         return state_of(pid).is_stopped and group.ranks[STOPPED].records[-1].state == "moving"
@@ -79,7 +79,7 @@ def test_the_exception_names_the_rank_that_stopped_moving(comm: Communicator) ->
     first, second = str(error).splitlines()[:2]
     assert first.endswith(f"although all ranks arrived: rank {STOPPED} stopped moving data")
     assert f"rank {STOPPED} (pid " in second
-    if comm.rank != 2:  # when that one looks, it may have been let go already
+    if comm.rank != 2:  # by the time that one checks, it may already have been continued
         state = "is this one" if comm.rank == STOPPED else "is stopped and did not answer"
         assert f") {state}; the call is at " in second
     assert second.endswith(f"{Path(__file__).name}:{CALL_LINE} in all_reduce_until_it_fails")

@@ -1,4 +1,4 @@
-"""Ranks that make different numbers of calls in a step are told apart within the step."""
+"""Ranks that make different numbers of calls in a step are detected within the step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SITE = "train.py:8 in step"
 
 
 def counted(*ranks: list[int]) -> GroupRecords:
-    """Of each rank how many calls it made in each step, from 0 on; in the last one they are."""
+    """For each rank the number of calls in each step, from step 0; the last one is in progress."""
     found = []
     for counts in ranks:
         made = [step for step, count in enumerate(counts) for _ in range(count)]
@@ -48,7 +48,7 @@ def test_who_made_fewer_or_more_is_named() -> None:
     shift = Steps().look(replace(both, ranks=tuple(ranks)))
     assert shift is not None
     assert "made 3: it left out 1 all_reduce and 1 barrier (train" in sentence(both, shift)
-    shift = look([3, 3, 3, 4, 1], [3, 3, 3, 3, 2])  # of two, who differs from the step before
+    shift = look([3, 3, 3, 4, 1], [3, 3, 3, 3, 2])  # of two, the one that differs from before
     assert shift is not None
     assert shift.odd == (0,)
 
@@ -71,7 +71,7 @@ def test_what_is_no_shift() -> None:
 
 
 def test_steps_count_from_the_beginning_of_the_group() -> None:
-    """Rank 1 had made two steps more, alone, before the group was made."""
+    """Rank 1 had made two more steps, alone, before the group was created."""
     ahead = counted([3, 3, 3, 3, 1], [0, 0, 3, 3, 3, 3, 1], [3, 3, 3, 3, 1])
     assert Steps().look(ahead) is None
     shift = Steps().look(counted([3, 3, 3, 3, 1], [0, 0, 3, 3, 3, 2, 2], [3, 3, 3, 3, 1]))
@@ -126,6 +126,6 @@ def leave_a_call_out(world: Communicator, marked: bool) -> None:
     assert re.search(r"test_steps\.py:(\d+)$", first.site), first.site
     line = int(first.site.rpartition(":")[2])
     assert "the line that the verdict names" in linecache.getline(__file__, line)
-    if comm.rank == 1:  # so that nobody is left alone
+    if comm.rank == 1:  # so that no rank is left waiting
         comm.all_reduce(numpy.ones(4))
     comm.close()

@@ -1,4 +1,4 @@
-"""`unisono top` in a terminal: what a narrow one leaves out, who is to blame."""
+"""`unisono top` in a terminal: what it omits in a narrow one, and which rank is to blame."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_wrong_pid_is_told_so() -> None:
 
 
 def test_a_job_is_named_by_a_process_that_lives(tmp_path: Path) -> None:
-    """Not by rank 0, which has died; and by its own command if that is no rank of a launcher."""
+    """Not by rank 0, which has died; and by the process's own command if no launcher started it."""
     code = "import time, unisono\nunisono.init(rank={}, size=2, rendezvous={!r})\nprint()\n"
     script, meeting = tmp_path / "train.py", str(tmp_path / "meeting")
     script.write_text(code.format(0, meeting) + "time.sleep(600)")
@@ -130,13 +130,13 @@ def test_a_job_is_named_by_a_process_that_lives(tmp_path: Path) -> None:
 
 
 class Terminal:
-    """A terminal of 80 columns in which `unisono top` runs; what it has shown so far."""
+    """A terminal of 80 columns in which `unisono top` runs, and what it has shown so far."""
 
     def __init__(self, pid: int, lines: int) -> None:
         self.shown = b""
         self._pid, self._end = pty.fork()
         if self._pid == 0:
-            # readline has put LINES where only C sees it
+            # readline has set LINES where only C code sees it
             environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
             command = [sys.executable, "-m", "unisono", "top", str(pid)]
             os.execve(sys.executable, command, environment | {"TERM": "xterm"})
@@ -144,7 +144,7 @@ class Terminal:
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, size)
 
     def until(self, words: str, seconds: float = 60) -> str:
-        """What is shown from now on, until it has the words."""
+        """What is shown from now on, until the words appear."""
         end = time.monotonic() + seconds
         self.shown = b""
         while words not in self.text():
@@ -168,7 +168,7 @@ class Terminal:
 
 @pytest.fixture
 def stuck_job(tmp_path: Path, program: WriteProgram) -> Iterator[int]:
-    """The launcher of six ranks, one of which does not come until the test is over."""
+    """The launcher of six ranks, one of which does not arrive until the test is over."""
     script = program("""
         import numpy, os, time, unisono
         comm = unisono.init()

@@ -1,4 +1,4 @@
-"""Traces: nothing that was called is missing, whoever closes, ends or dies meanwhile."""
+"""Traces: no call is missing, even if ranks close, exit or die meanwhile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_groups_that_are_closed_and_processes_that_end_at_once_are_in_the_trace(
 
 
 def test_steps_arrows_and_counters(tmp_path: Path, program: WriteProgram) -> None:
-    """Rank 1 comes last to every call, by more than the first call of a step takes."""
+    """Rank 1 arrives last in every call, by more than the first call of a step takes."""
     done = program("""
         import time
         import numpy, unisono

@@ -1,4 +1,4 @@
-"""The watch: what it says about groups, native and watched, and what it leaves alone."""
+"""The watch: what it reports about native and watched groups, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ SAMPLE = (
 
 
 def run_module(name: str, *args: str) -> Any:
-    """What a module of ours prints as JSON. It forks: not here, where there are threads."""
+    """What one of our modules prints as JSON. It forks, so it runs elsewhere: this process has
+    threads."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     return json.loads(subprocess.check_output([sys.executable, "-m", name, *args], env=environment))
 
@@ -155,7 +156,7 @@ def test_nothing_is_said_of_a_program_that_is_only_awkward(
 ) -> None:
     outcome = run_on_ranks(program(AWKWARD), 3, setup)
     assert outcome.ended
-    late = re.compile("never reached|went on after")  # by a busy machine, perhaps
+    late = re.compile("never reached|continued after")  # perhaps because the machine is busy
     assert [verdict for verdict in outcome.verdicts if not late.search(verdict)] == []
 
 
@@ -230,7 +231,7 @@ def test_whoever_waits_for_nobody_is_to_blame() -> None:
 
 
 def test_a_rank_that_is_busy_is_to_blame_whatever_it_has_begun() -> None:
-    """Rank 0 waits for 1, which computes while a work of its own waits for 2."""
+    """Rank 0 waits for 1, which computes while its own work waits for 2."""
     first = group([record(1, "waiting")], [], name="a", segment=1)
     members = RankRecords(0, 1, 101, (record(1, "waiting"),)), RankRecords(1, 2, 102, ())
     second = GroupRecords("b", 2, members, "gloo", (0, 2))
@@ -346,7 +347,7 @@ def test_an_exception_carries_its_report(comm: Communicator, shared_tmp_path: Pa
     report = caught.value.report  # type: ignore[attr-defined]
     assert (report.kind, report.culprits) == ("hang", (1,))
     if comm.rank == 1:
-        return  # late: it finds the others there, and is still the one to blame
+        return  # late: it finds the others waiting, and is still to blame
     assert "test_watch.py" in report.ranks[1].place or "programs.py" in report.ranks[1].place
     assert "test_watch.py:" in report.ranks[comm.rank].place
     called = r"unisono.watch: rank 1 never reached all_reduce #1 of group \w+ \(.*test_watch.py:"
@@ -391,7 +392,7 @@ def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
     comm.all_reduce(torch.ones(3))
     assert eventually(lambda: len(told) == comm.size)
     monitor = watch._monitor
-    watch.stop()  # what it has begun is over then
+    watch.stop()  # what it has started is over by then
     assert monitor is not None
     assert monitor.reports == []
 
@@ -477,7 +478,7 @@ def test_bad_settings() -> None:
 
 @pytest.fixture
 def environment() -> Iterator[None]:
-    """The environment as it was, and torch's level with it."""
+    """Restore the environment, and torch's debug level."""
     before = dict(os.environ)
     yield
     debug("off")
@@ -496,7 +497,7 @@ def test_debug_levels() -> None:
     info = debug("info")
     assert info.keys() < detail.keys()
     assert all(os.environ[name] == value for name, value in info.items())
-    assert "NCCL_DEBUG_SUBSYS" not in os.environ  # NCCL's own choice is good
+    assert "NCCL_DEBUG_SUBSYS" not in os.environ  # NCCL's own choice is fine
     debug("off")
     assert dist.get_debug_level() == dist.DebugLevel.OFF
     assert dict(os.environ) == before
@@ -519,7 +520,7 @@ def test_debug_keeps_what_the_user_has_set() -> None:
     os.environ.update(NCCL_DEBUG="TRACE", TORCH_DISTRIBUTED_DEBUG="OFF")
     assert debug("detail")["NCCL_DEBUG"] == "TRACE"
     assert dist.get_debug_level() == dist.DebugLevel.OFF
-    os.environ["NCCL_DEBUG_SUBSYS"] = "TUNING"  # after the call: it counts as well
+    os.environ["NCCL_DEBUG_SUBSYS"] = "TUNING"  # after the call: it also counts
     assert debug("off") == {
         "TORCH_DISTRIBUTED_DEBUG": "OFF",
         "NCCL_DEBUG": "TRACE",
@@ -544,7 +545,7 @@ def test_a_trace_has_every_call_of_every_rank(comm: Communicator, shared_tmp_pat
     comm.barrier()
     if comm.rank == 0:
         trace = json.loads((shared_tmp_path / "trace.json").read_text())
-        (thread,) = {  # others may be of groups that a failed test has left
+        (thread,) = {  # others may come from groups that a failed test has left
             event["tid"]
             for event in trace["traceEvents"]
             if event["args"].get("name") == f"{group.name} (unisono)"
@@ -612,7 +613,7 @@ def test_a_summary_counts(comm: Communicator) -> None:
 
 
 def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> None:
-    """Both ranks die without a word; the launcher has kept their records."""
+    """Both ranks die without output; the launcher has kept their records."""
     script = program("""
         import os, time, numpy, unisono
         comm = unisono.init()
@@ -638,7 +639,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
 
 
 def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
-    """Every collective gives what it gave, the records say so, and nobody reports anything."""
+    """Every collective gives the same result, the records show it, and nothing is reported."""
     script = program("""
         import os, time
         import torch, torch.distributed as dist
@@ -693,8 +694,8 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
 
 @pytest.mark.provokes
 def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
-    """Two of three ranks share a machine: each machine watches its own, and says so when the
-    missing rank is none of its own."""
+    """Two of three ranks share a machine: each machine watches its own ranks, and says so if the
+    missing rank is not one of them."""
     script = program("""
         import time, sys
         import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Watched nccl: needs a GPU; one rank is enough to go through it."""
+"""Watched nccl: needs a GPU; one rank is enough."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def records() -> list[Record]:
 
 
 def keep_busy(seconds: float) -> None:
-    """Give the GPU something to do first."""
+    """Keep the GPU busy first."""
     torch.cuda._sleep(int(seconds * 2e9))
 
 
@@ -59,7 +59,7 @@ def test_a_call_is_under_way_until_the_gpu_has_done_it(async_op: bool) -> None:
     torch.cuda.synchronize()
     assert eventually(lambda: records()[-1].state == "finished")
     assert tensor.tolist() == [0, 1, 2, 3, 4]
-    assert watch.reports() == []  # everybody is there: nobody is late
+    assert watch.reports() == []  # all ranks have arrived: none is late
 
 
 def test_ddp_is_recorded() -> None:
@@ -83,7 +83,7 @@ def test_a_cuda_graph_is_captured_and_replayed() -> None:
     with torch.cuda.graph(graph):
         tensor.add_(1)
         dist.all_reduce(tensor)
-        time.sleep(0.5)  # the watching thread has a look meanwhile
+        time.sleep(0.5)  # the watching thread checks meanwhile
     for _ in range(3):
         graph.replay()
     torch.cuda.synchronize()

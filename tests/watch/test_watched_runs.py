@@ -1,4 +1,4 @@
-"""Watched test runs: ranks are watched, reports are saved, and one that nobody provoked is told."""
+"""Watched test runs: ranks are watched, reports are saved, and an unprovoked one is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A watched project in which one test waits unprovoked, one on purpose, and one not at all."""
+    """A watched project in which one test waits without the mark, one with it, and one not at
+    all."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("UNISONO_WATCH", "1")
     monkeypatch.setenv("UNISONO_WATCH_HANG_S", "0.2")

@@ -38,7 +38,8 @@ def sizes(shape: dict[str, int]) -> dict[str, int]:
 
 
 def members(shape: dict[str, int], rank: int, name: str) -> list[int]:
-    """Who is with `rank`, from the digits of the ranks: another way than the mesh's."""
+    """The ranks in `rank`'s group, from the digits of the ranks: computed in another way than in
+    the mesh."""
 
     def digits(of: int) -> dict[str, int]:
         found = {}
@@ -129,7 +130,8 @@ def test_a_ring_along_cp(comm: Communicator) -> None:
 
 @pytest.mark.ranks(4)
 def test_only_members_make_a_group_and_in_any_order(comm: Communicator) -> None:
-    """Ranks 0 and 1 make tp, then dp; ranks 2 and 3 make dp in a thread while they make tp."""
+    """Ranks 0 and 1 create tp, then dp; ranks 2 and 3 create dp in a thread while they create
+    tp."""
     with ProcessGroupManager(tp_size=2, dp_size=2) as manager:
         if comm.rank < 2:
             assert sum_of_ranks(manager.tp, comm.rank) == 1
@@ -144,13 +146,13 @@ def test_only_members_make_a_group_and_in_any_order(comm: Communicator) -> None:
 
 @pytest.mark.ranks(3)
 def test_two_managers_do_not_mix_whichever_is_asked_first(comm: Communicator) -> None:
-    """Both have the same members. Ranks 0 and 1 ask for the first one's group first, rank 2 for
-    the second one's."""
+    """Both have the same members. Ranks 0 and 1 first ask for the first one's group, rank 2 for the
+    second one's."""
     first, second = ProcessGroupManager(dp_size=3), ProcessGroupManager(dp_size=3)
     early = threading.Thread(target=lambda: second.dp)
     if comm.rank == 2:
         early.start()
-        time.sleep(0.05)  # let it come first
+        time.sleep(0.05)  # let it arrive first
     for manager, factor in ((first, 1), (second, 10)):
         tensor = torch.tensor([factor * comm.rank])
         manager.dp.all_reduce(tensor)
@@ -394,7 +396,7 @@ def test_a_live_manager_knows_the_nodes_on_gloo(
 
 @on_four
 def test_torch_groups_are_made_in_different_orders(process_group: Any, backend: str) -> None:
-    """Ranks have made different numbers of groups before; `new_group` would wait for ever."""
+    """Ranks have created different numbers of groups before; `new_group` would wait forever."""
     rank = dist.get_rank()
     with ProcessGroupManager(tp_size=2, dp_size=2) as first, ProcessGroupManager(dp_size=4) as all_:
         if rank in (0, 1):
@@ -486,7 +488,7 @@ def test_a_mesh_whose_ranks_are_turned_around(process_group: Any) -> None:
 
 @on_four
 def test_managers_that_only_some_ranks_have(process_group: Any, backend: str) -> None:
-    """Ranks 0 and 1 have made one manager more than the others when all make the next."""
+    """Ranks 0 and 1 have created one manager more than the others when all create the next."""
     rank = dist.get_rank()
     half = dist.DeviceMesh("cpu", torch.tensor([0, 1]), mesh_dim_names=("dp",))
     if rank < 2:

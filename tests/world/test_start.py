@@ -1,4 +1,4 @@
-"""How a world starts and ends: who started the ranks, the backend, torch's group, the way out."""
+"""How a world starts and ends: the launcher, the backend, torch's group, the exit."""
 
 from __future__ import annotations
 
@@ -97,9 +97,10 @@ PLAIN = """
 
 
 def start_ranks(folder: Path, text: str, *environments: str, shell: bool = False) -> Any:
-    """Run a program once for each environment, as children of one process; what each wrote."""
+    """Run a program once for each environment, as children of one process; returns each one's
+    output."""
     program = write_program(folder, text)
-    if shell:  # a process between the ranks and whoever started them
+    if shell:  # a process between the ranks and the one that started them
         command = f"{sys.executable} {program.path}; exit $?"
         program = write_program(
             folder, f"import os, sys; sys.exit(os.system({command!r}) >> 8)", "shell.py"
@@ -257,7 +258,7 @@ def test_the_choice_is_logged_by_rank_0_and_can_be_asked_for(
     assert (comm.backend, unisono.get_backend()) == ("unisono", "unisono")
     assert "one machine" in unisono.get_backend_reason()
     unisono.shutdown()
-    unisono.init("gloo").barrier()  # gloo fails where a peer leaves while others still connect
+    unisono.init("gloo").barrier()  # gloo fails if a peer leaves while others still connect
     assert unisono.get_backend_reason() == "it was asked for"
 
 
@@ -392,7 +393,7 @@ def test_a_world_of_one_has_a_group_of_one(backend: str) -> None:
 def test_a_launched_process_that_has_not_met_the_others_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "4")  # and nobody says which
+    monkeypatch.setenv("WORLD_SIZE", "4")  # and nothing says which
     asks = (resolve, unisono.get_world, unisono.barrier, unisono.get_rank, unisono.get_world_size)
     for ask in asks:
         with pytest.raises(unisono.UnisonoError, match="one of 4 ranks"):

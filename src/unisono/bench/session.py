@@ -93,7 +93,7 @@ def apply_event(run: Run | None, event: Event) -> Run:
         skipped = [Skipped(**skipped) for skipped in event["skipped"]]
         return Run(event["machine"], event["versions"], event["settings"], skipped=skipped)
     if run is None:
-        raise ValueError("an event with results came before the first one")
+        raise ValueError("results arrived before the event that starts the run")
     if event["event"] == "rows":
         run.rows += [Row.from_dict(row) for row in event["rows"]]
         known = {skipped.what for skipped in run.skipped}  # reported once for all sizes

@@ -166,9 +166,9 @@ def _check_choices(settings: BenchSettings) -> None:
     _known("dtype", [settings.dtype], DTYPES)
     _known("reduction", [settings.op], [*REDUCTIONS])
     if not has_meaning(settings.op, settings.dtype):
-        raise ValueError(f"{settings.op} has no meaning for {settings.dtype}")
+        raise ValueError(f"{settings.op} is not defined for {settings.dtype}")
     if settings.root is not None and not 0 <= settings.root < settings.ranks:
-        raise ValueError(f"root {settings.root} is not a rank: there are {settings.ranks}")
+        raise ValueError(f"root {settings.root} is not one of {settings.ranks} ranks")
 
 
 def _sizes(wanted: str | int | Iterable[int | str]) -> tuple[int, ...]:
@@ -203,7 +203,7 @@ def _check_device(settings: BenchSettings) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise ValueError("there is no CUDA device here to measure on")
+            raise ValueError("this machine has no CUDA device to measure on")
         return
     from unisono.comm.engine import native
     from unisono.plan.sizes import format_size

@@ -83,7 +83,7 @@ def part_shape(comm: Communicator, operation: str, tensor: Any) -> tuple[int, ..
 def check_parts(comm: Communicator, operation: str, tensors: Any) -> None:
     """Check that there is one tensor per rank, all of one dtype."""
     if len(tensors) != comm.size:
-        comm.reject_call(operation, f"{len(tensors)} tensors for {comm.size} ranks")
+        comm.reject_call(operation, f"{len(tensors)} tensors for {comm.size} ranks: pass one each")
     for tensor in tensors:
         check_tensor(comm, operation, tensor)
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
@@ -136,7 +136,7 @@ def check_rank(comm: Communicator, operation: str, rank: Any, root: Any = None) 
 def check_out(comm: Communicator, operation: str, out: Any, dtype: Any, shape: Any) -> None:
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         given, wanted = f"{out.dtype} of shape {tuple(out.shape)}", f"{dtype} of {tuple(shape)}"
-        comm.reject_call(operation, f"out is {given}, and the result {wanted}")
+        comm.reject_call(operation, f"out is {given}, but the result is {wanted}")
 
 
 def as_dense_tensor(comm: Communicator, operation: str, tensor: Any) -> torch.Tensor:

@@ -168,7 +168,7 @@ def signature(tree: Tree) -> bytes:
 
 
 def _describe_leaf(leaf: Any) -> bytes:
-    """What `describe_shapes` says of one tensor, for any tensor or array."""
+    """Like `describe_shapes`, for a single tensor or array."""
     shape = tuple(leaf.shape)
     return struct.pack(f"={2 + len(shape)}q", dtype_code(dtype_name(leaf)), len(shape), *shape)
 

@@ -133,7 +133,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         join_timeout_s: float | None = None,
     ) -> Communicator:
         """Make a group of `size` ranks from processes that were started separately; this process is
-        `rank`. They meet by a `name` that no other job of this user has at the same time.
+        `rank`. They meet under a `name` that no other job of this user has at the same time.
 
         Ranks on several hosts also pass a torch Store that all can reach, a TCPStore or part of
         one, as `store`; on one host any Store works, or none. Early processes wait, and after 5 s
@@ -548,7 +548,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return source
 
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """As `send` of `tensor` to `dst` with a `tag`, but return at once. Raises ValueError if
+        """Like `send` of `tensor` to `dst` with a `tag`, but returns at once. Raises ValueError if
         `dst` is not a rank of the group; the work's `wait()` raises later errors.
 
         >>> work = comm.isend(torch.ones(2), comm.next)
@@ -563,7 +563,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return work  # type: ignore[no-any-return]
 
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work:
-        """As `recv` into `tensor` from `src` with a `tag`, but return at once; the work's
+        """Like `recv` into `tensor` from `src` with a `tag`, but returns at once; the work's
         `source_rank()` is the rank that sent it. Raises ValueError if `src` is not a rank of the
         group; the work's `wait()` raises later errors.
 

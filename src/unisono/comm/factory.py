@@ -260,14 +260,14 @@ def _join_anywhere(
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"{name!r} is not a name to meet by")
+        raise ValueError(f"{name!r} cannot be the name of a meeting")
     try:
         is_text = b"\0" not in name.encode()
     except UnicodeEncodeError:
         is_text = False
     if not is_text:
         raise ValueError(
-            f"{name!r} is not a name to meet by: it contains characters that are not text"
+            f"{name!r} cannot be the name of a meeting: it contains characters that are not text"
         )
 
 

@@ -122,7 +122,7 @@ class SharedTensors:
     @overload
     def zeros(self, shape: Shape, dtype: DTypeLike) -> Array: ...
     def zeros(self, shape: Shape, dtype: Any = None) -> Any:
-        """As `empty` of this `shape` and `dtype`, filled with zeros. Raises what that raises.
+        """Like `empty` of this `shape` and `dtype`, filled with zeros. Raises what that raises.
 
         >>> comm.zeros(2)
         tensor([0., 0.])

@@ -117,7 +117,7 @@ class Transport(ABC):
     """An all_reduce by a schedule that the engine runs itself."""
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        """Memory that all ranks map, with so many bytes for this rank, or None; all call it."""
+        """Memory that all ranks map, with this many bytes for this rank, or None; all call it."""
         return None
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
@@ -168,7 +168,7 @@ class Transport(ABC):
         limit_s: float,
         generation: int,
     ) -> Transport:
-        """A group of this name of all ranks and so many new processes; all ranks call it."""
+        """A group of this name of all ranks and this many new processes; all ranks call it."""
         raise UnisonoError(
             f"group {self.name} ({self.backend}) cannot grow like this: only unisono's own groups "
             "can, on several hosts with grow(store=) and a TCPStore"

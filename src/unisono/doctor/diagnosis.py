@@ -86,7 +86,7 @@ def _sentence(found: Sequence[Finding], tested: Sequence[SelfTest]) -> str:
     failed += [f"self-test of {test.backend}" for test in tested if not test.ok]
     doubtful = [finding.topic for finding in found if finding.level == "warn"]
     if failed:
-        return f"[bold red]not well[/]: {escape(', '.join(failed))}"
+        return f"[bold red]failed[/]: {escape(', '.join(failed))}"
     if doubtful:
         return f"[yellow]it works[/]; worth a look: {escape(', '.join(doubtful))}"
     return "[green]all is well[/]"

@@ -14,7 +14,7 @@ from unisono.watch.report import CallReport, RankReport, Report
 _MOST_STACKS = 4
 
 _KINDS = {
-    "hang": "A rank never came",
+    "hang": "A rank never arrived",
     "lost": "A rank was lost",
     "cycle": "Ranks wait for each other",
     "mismatch": "Ranks called different things",

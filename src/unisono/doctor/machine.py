@@ -215,7 +215,7 @@ def infiniband(adapters: Path = INFINIBAND) -> Iterator[Finding]:
         if state.upper() == "ACTIVE":
             yield ok("infiniband", text)
         elif physical.upper() == "LINKUP":
-            advice = "Start a subnet manager (opensm) or ask who runs it: the link is up, unused."
+            advice = "Start a subnet manager (opensm), or have one started: the link is up, unused."
             yield warn("infiniband", text, advice)
         else:
             advice = "Check the cable and the other end; NCCL_IB_HCA names the ports to use."

@@ -196,7 +196,7 @@ def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iter
     yield primitive("reduce_scatter", one, lambda t: comm.reduce_scatter(t, wide))
     yield primitive("reduce_scatter, gather", all_parts, reduce_scatter_and_gather, parts=sums)
     yield primitive("all_to_all", all_parts, lambda t: comm.all_to_all(t, wide))
-    if size > 1:  # a single rank has nobody to send to
+    if size > 1:  # a single rank has no peer to send to
         from_previous = [Origin(0, [comm.prev])]
         for name, pass_on in _rings(comm, own):
             yield primitive(name, one, pass_on, parts=from_previous)
@@ -289,7 +289,7 @@ def _share_verdicts(
     merged = [_with_verdicts(check, verdicts) for check in checks]
     lost_ranks = [rank for rank, verdict in enumerate(verdicts) if verdict is None]
     if lost_ranks:
-        problem = f"no intact verdicts came from {name_ranks(lost_ranks)}"
+        problem = f"no valid verdict arrived from {name_ranks(lost_ranks)}"
         merged.append(Check("the ranks' verdicts", False, message=problem))
     return tuple(merged)
 

@@ -1,19 +1,19 @@
-"""Communication without communicating: schedules, their proofs and their costs.
+"""Collectives without processes: schedules, their proofs and their costs.
 
 Pure Python and NumPy: no processes, no torch.
 
-schedule.py       a collective algorithm as data; proof.py: it does what its collective promises
-expectations.py   what each rank has after a collective, as numbers
+schedule.py       a collective algorithm as data; proof.py: proves that it is correct
+expectations.py   what each rank has after a collective, computed with NumPy
 catalog.py        the list of algorithms; algorithms/: one page each
-topology.py       ranks, nodes, links; simulate.py: a schedule on them
-in_network.py     an all_reduce by switches that add (NVLS, SHARP)
-nccl.py           what NCCL would choose, and how long it expects that to take (docs/nccl.md)
-choose.py         which algorithm is fastest, and why; complexity.py: steps, bytes and time of all
-predict.py        from a few measured times to what all others should be
-mesh.py           named axes over ranks: who is with whom (docs/groups.md)
-player.py         schedules that play, as pages; layout.py: where their ranks stand
+topology.py       ranks, nodes, links; simulate.py: runs a schedule on them
+in_network.py     all_reduce by switches that reduce (NVLS, SHARP)
+nccl.py           what NCCL would choose, and its own estimate of the time (docs/nccl.md)
+choose.py         which algorithm is fastest, and why; complexity.py: the cost of each
+predict.py        expected times for all sizes, from a few measured ones
+mesh.py           named axes over ranks: which ranks form which groups (docs/groups.md)
+player.py         animated schedules, as HTML pages; layout.py: where each rank is drawn
 draw.py           schedules as pictures; sizes.py: sizes as people write them
-command.py        `unisono plan`; tables.py: what it shows
+command.py        `unisono plan`; tables.py: its tables and charts
 """
 
 from unisono.errors import ScheduleError

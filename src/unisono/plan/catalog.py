@@ -1,4 +1,4 @@
-"""The list of algorithms: ours, and those that a program adds with `@algorithm`."""
+"""The list of algorithms: the built-in ones, and those that a program adds with `@algorithm`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ Builder = TypeVar("Builder", bound=Callable[..., Schedule])
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to do a collective.
+    """An algorithm for a collective.
 
-    `options` are what it takes besides the number of ranks: `root`, `node_size`, `pieces`,
-    `channels`. Where the schedule grows with the square of the ranks or faster, `schedule` refuses
-    more than `most_ranks`. One that should not be run by its schedule says in `only_planned` why.
-    `collective` and `name` are what `find` knows it by; `make` is the function that was registered.
+    `find` looks it up by `collective` and `name`; `make` is the registered function. `options` are
+    the names of its parameters besides the number of ranks: `root`, `node_size`, `pieces`,
+    `channels`. `schedule` rejects more than `most_ranks` ranks, which is set where schedules grow
+    with the square of the ranks or faster. `only_planned` is set for an algorithm that you can plan
+    with but not run, and says why.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring")
@@ -38,23 +39,23 @@ class Algorithm:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of what `make` takes besides the number of ranks."""
+        """The names of the parameters of `make` besides the number of ranks."""
         return tuple(inspect.signature(self.make).parameters)[1:]
 
     def schedule(self, ranks: int, **options: int) -> Schedule:
-        """The schedule for `ranks` ranks, or ValueError; unknown options are ignored."""
+        """The schedule for `ranks` ranks, or ValueError if there is none; ignores other options."""
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
         if ranks > (self.most_ranks or ranks):
             raise ValueError(
-                f"{self.name} is too large to write down beyond {self.most_ranks:,} ranks"
+                f"the schedule of {self.name} is too large beyond {self.most_ranks:,} ranks"
             )
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
         if (schedule.collective, schedule.algorithm) != (self.collective, self.name):
             raise ValueError(
-                f"what is registered as {self.name} for {self.collective} makes "
-                f"{schedule.algorithm} for {schedule.collective}"
+                f"the function registered for {self.collective} by {self.name} made a schedule for "
+                f"{schedule.collective} by {schedule.algorithm}"
             )
         return schedule
 
@@ -62,7 +63,7 @@ class Algorithm:
 _registered: dict[tuple[str, str], Algorithm] = {}
 
 RENAMED = {("all_reduce", "tree"): "binomial"}
-"""Names that algorithms had before; `find` still knows them."""
+"""Former names of algorithms, which `find` still accepts."""
 
 
 def algorithm(
@@ -77,9 +78,9 @@ def algorithm(
         @algorithm("all_reduce", "mine")
         def mine(ranks: int) -> Schedule: ...
 
-    From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` know it, as `name` of
-    `collective`. `most_ranks` and `only_planned` are what `Algorithm` says of them. Raises
-    ValueError if there is no such collective, or the name is not free.
+    From then on `find`, `catalog`, `unisono plan` and `algorithm="mine"` accept it as `name` of
+    `collective`. `Algorithm` describes `most_ranks` and `only_planned`. Raises ValueError for an
+    unknown collective or a name that is already taken.
 
     >>> from unisono import plan
     >>> @plan.algorithm("broadcast", "one_by_one")
@@ -93,10 +94,10 @@ def algorithm(
         raise ValueError(f"there is no collective {collective!r}, only {', '.join(COLLECTIVES)}")
 
     def register(make: Builder) -> Builder:
-        _load_ours()
+        _load_built_in()
         earlier = _registered.get((collective, name))
-        if earlier is not None and _home(earlier.make) != _home(make):
-            raise ValueError(f"{collective} has an algorithm {name} already")
+        if earlier is not None and _qualified_name(earlier.make) != _qualified_name(make):
+            raise ValueError(f"{collective} already has an algorithm {name}")
         _registered[collective, name] = Algorithm(collective, name, make, most_ranks, only_planned)
         return make
 
@@ -106,13 +107,13 @@ def algorithm(
 def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
     """Every algorithm, or those of one `collective`, in the order of COLLECTIVES.
 
-    Raises ValueError where there is no such collective.
+    Raises ValueError for an unknown collective.
 
     >>> from unisono import plan
     >>> "ring" in [entry.name for entry in plan.catalog("all_gather")]
     True
     """
-    _load_ours()
+    _load_built_in()
     if collective is not None and collective not in COLLECTIVES:
         choices = name_choices(COLLECTIVES, collective)
         raise ValueError(f"there is no collective {collective!r}, only {choices}")
@@ -125,9 +126,9 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm `name` of `collective`, case-insensitive; former names work, too.
+    """The algorithm `name` of `collective`, case-insensitive; former names also work.
 
-    Raises ValueError with the names that there are.
+    Raises ValueError, with the known names, for an unknown one.
 
     >>> from unisono import plan
     >>> plan.find("all_reduce", "double_tree").schedule(8, pieces=4).rounds > 0
@@ -137,9 +138,9 @@ def find(collective: str, name: str) -> Algorithm:
     if known is not None:
         return known
     entries = {entry.name: entry for entry in catalog(collective)}
-    in_any_case = {spelled.casefold(): entry for spelled, entry in entries.items()}
+    by_folded_name = {spelled.casefold(): entry for spelled, entry in entries.items()}
     now = RENAMED.get((collective, name.casefold()), name.casefold())
-    found = entries.get(name) or in_any_case.get(name.casefold()) or in_any_case.get(now)
+    found = entries.get(name) or by_folded_name.get(name.casefold()) or by_folded_name.get(now)
     if found is None:
         raise ValueError(
             f"{collective} has no algorithm {name!r}, only {name_choices(entries, name)}"
@@ -148,19 +149,19 @@ def find(collective: str, name: str) -> Algorithm:
 
 
 def find_to_run(collective: str, name: str) -> Algorithm:
-    """As `find`; raises ValueError also for an algorithm that is only planned with."""
+    """Like `find`, but also raises ValueError for an algorithm that you can only plan with."""
     found = find(collective, name)
     if found.only_planned:
         raise ValueError(
-            f"{found.name} for {collective} is there to plan with: {found.only_planned}"
+            f"{collective} by {found.name} can only be planned, not run: {found.only_planned}"
         )
     return found
 
 
-def _load_ours() -> None:
-    """Our own register themselves when they are imported, and need this module for it."""
+def _load_built_in() -> None:
+    """Import the built-in algorithms, which registers them; late, for they import this module."""
     import unisono.plan.algorithms  # noqa: F401
 
 
-def _home(make: Callable[..., Schedule]) -> tuple[str, str]:
+def _qualified_name(make: Callable[..., Schedule]) -> tuple[str, str]:
     return make.__module__, make.__qualname__

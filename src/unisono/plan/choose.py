@@ -1,4 +1,4 @@
-"""Which algorithm is fastest for a collective, ranks, size and topology; and why."""
+"""Which algorithm is fastest for a collective on some ranks of a topology, and why."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from unisono.plan.topology import Topology
 _PORTS, _CARDS = "bandwidth of the ranks' ports", "bandwidth of the network cards"
 _BOTH = "bandwidth of the ranks' ports and the network cards"
 MOST_CHANNELS = 1 << 15
-"""Of all ranks together, that a ranking tries by itself."""
+"""A ranking tries several channels only if all ranks together then have at most this many."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An `algorithm`, as it would be run, by its `schedule`, and how long the simulation says that
-    takes, its `timeline`. `pieces` is into how many it cuts the tensor, `channels` how many rings
-    or trees run at once; None where it has no such option.
+    """An `algorithm` with the `schedule` to run and its simulated `timeline`. `pieces` is the
+    number of pieces that it cuts the tensor into, `channels` the number of rings or trees that run
+    at once; None if the algorithm has no such option.
 
     >>> from unisono import plan
     >>> h100 = plan.find_topology("h100")
@@ -43,12 +43,12 @@ class Choice:
 
     @property
     def time_s(self) -> float:
-        """How long it takes."""
+        """The simulated time."""
         return self.timeline.time_s
 
     @property
     def busiest_rank_sends_bytes(self) -> float:
-        """What the rank sends that sends most."""
+        """The bytes that the busiest rank sends."""
         chunk_bytes = self.schedule.chunk_bytes(self.timeline.total_bytes)
         return float(self.schedule.chunks_sent().max()) * chunk_bytes
 
@@ -64,9 +64,9 @@ class Choice:
 class Ranking:
     """The algorithms of a `collective` on `ranks` ranks of a `topology`, for `total_bytes`.
 
-    `choices` has them, the fastest first; `left_out` which were not looked at, each with a reason;
-    `in_network` has the ways of an all_reduce by switches that add, the fastest first, where there
-    are such switches.
+    `choices` lists them, the fastest first; `left_out` lists those that were not simulated, each
+    with the reason. If the topology has switches that reduce, `in_network` lists the ways in which
+    they can do an all_reduce, the fastest first.
 
     >>> from unisono import plan
     >>> ranking = plan.rank_algorithms("broadcast", 8, 1 << 20, plan.find_topology("h100"))
@@ -89,18 +89,17 @@ class Ranking:
 
     @property
     def times_s(self) -> dict[str, float]:
-        """How long each algorithm takes, and each way of switches that add."""
+        """The time of each algorithm, and of each way in which switches reduce."""
         times = {choice.algorithm.name: choice.time_s for choice in self.choices}
         return times | {by_switches.way: by_switches.time_s for by_switches in self.in_network}
 
 
 def rank_algorithms(collective: str, ranks: int, total_bytes: int, topology: Topology) -> Ranking:
-    """The algorithms of `collective`, ranked by the time that `total_bytes` on `ranks` ranks of
-    `topology` take in a simulation.
+    """The algorithms of `collective`, ranked by their simulated time for `total_bytes` on `ranks`
+    ranks of `topology`.
 
-    Of an algorithm with pieces or channels only the best number of them is shown: it tries one
-    channel, and one for each rail of the topology. Raises ValueError for an unknown collective or
-    no ranks.
+    An algorithm with pieces or channels appears once, with the best number of them: one channel and
+    one per rail of the topology are tried. Raises ValueError for an unknown collective or no ranks.
 
     >>> from unisono import plan
     >>> small = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
@@ -120,10 +119,9 @@ def rank_sizes(
     pieces_to_try: Sequence[int] = PIECES,
     channels_to_try: Sequence[int] = (),
 ) -> list[Ranking]:
-    """`rank_algorithms` for several sizes; schedules are made once. `say` hears what is next;
-    `names` are the algorithms to rank, if not all; those that cut a tensor into pieces do so into
-    as many as `pieces_to_try` has, those with channels have as many as `channels_to_try` has, and
-    the best counts. Raises ValueError where none works."""
+    """`rank_algorithms` for several sizes, with each schedule built once. Calls `say` with what it
+    does next. `names` are the algorithms to rank, by default all. For pieces and channels, the best
+    of `pieces_to_try` and `channels_to_try` counts. Raises ValueError if no algorithm works."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     found: list[tuple[Algorithm, Schedule, dict[str, int]]] = []
@@ -170,16 +168,16 @@ def rank_sizes(
 
 
 def _channels(ranks: int, topology: Topology) -> tuple[int, ...]:
-    """One, and one per rail; of many ranks one only, so that a ranking does not take minutes."""
+    """One channel, and one per rail; many ranks only one, or a ranking would take minutes."""
     rails = topology.rails(ranks)
     return (1, rails) if rails > 1 and ranks * rails <= MOST_CHANNELS else (1,)
 
 
 def explain(ranking: Ranking) -> str:
-    """Why the fastest algorithm of a `ranking` is: what its time consists of.
+    """Why the fastest algorithm of a `ranking` is the fastest: what its time consists of.
 
-    Each cause is measured by taking it away: how much faster would it be without latency, with
-    ports or cards of unlimited bandwidth, with free addition? Raises nothing.
+    Each cause is measured by taking it away: how much faster would the algorithm be without
+    latency, with ports or cards of unlimited bandwidth, with free addition? Raises nothing.
 
     >>> from unisono import plan
     >>> tiny = plan.rank_algorithms("all_reduce", 64, 8, plan.find_topology("h100"))
@@ -201,21 +199,21 @@ def explain(ranking: Ranking) -> str:
     name = best.algorithm.name
     if cause == "latency":
         why = (
-            f"{name} is latency-bound: {share:.0%} of its time goes away without latency and "
-            f"overhead, which {name_number(best.schedule.rounds, 'step')} cost"
+            f"{name} is latency-bound: without the latency and overhead of its "
+            f"{name_number(best.schedule.rounds, 'step')} it would take {share:.0%} less time"
         )
     else:
         kind = "bandwidth" if "bandwidth" in cause else "computing"
         why = (
-            f"{name} is {kind}-bound: {share:.0%} of its time goes away with an unlimited {cause}, "
-            f"{shares['latency']:.0%} without latency and overhead"
+            f"{name} is {kind}-bound: with unlimited {cause} it would take {share:.0%} less time, "
+            f"without latency and overhead {shares['latency']:.0%} less"
         )
     return why + "."
 
 
 def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
-    """The topology with one cause of time taken away; of bandwidths and speed only those that keep
-    something busy for at least half as long as the one that does so for longest."""
+    """The topology with each cause of time taken away in turn. A bandwidth or speed counts only if
+    it keeps something busy at least half as long as the slowest does."""
     free = dataclasses.replace(
         topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
     )

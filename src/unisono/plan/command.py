@@ -1,4 +1,4 @@
-"""`unisono plan`: which algorithm, how fast, and what it looks like."""
+"""`unisono plan`: which algorithm is fastest, how fast, and what it looks like."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from unisono.plan.sizes import format_size, parse_size, parse_sizes
 from unisono.plan.topology import Topology, find_topology
 
 _QUIET_S = 5.0
-"""How often somebody who is not at a terminal hears of progress."""
+"""How often progress is printed if stderr is not a terminal."""
 
 
 @click.command()
 @click.argument("what", required=False)
 @click.argument("name", required=False)
 @click.option("-n", "--ranks", type=int, default=8, show_default=True, help="How many ranks.")
-@click.option("--nodes", type=int, help="On how many nodes.  [default: as the topology has them]")
-@click.option("--size", metavar="SIZE", default="64M", show_default=True, help="The tensor.")
-@click.option("--sizes", metavar="FROM:TO", help="The fastest for each size, like 8:1G.")
+@click.option("--nodes", type=int, help="How many nodes.  [default: as in the topology]")
+@click.option("--size", metavar="SIZE", default="64M", show_default=True, help="The tensor's size.")
+@click.option("--sizes", metavar="FROM:TO", help="Show the fastest for each size, as in 8:1G.")
 @click.option(
     "--topology",
     metavar="NAME",
@@ -47,19 +47,19 @@ _QUIET_S = 5.0
     show_default=True,
     help="a100, h100, summit, ethernet, a100_sharp, h100_sharp (switches add), or a .toml file.",
 )
-@click.option("--table", is_flag=True, help="Steps, bytes and time of every algorithm.")
-@click.option("--collective", metavar="NAME", help="show: of which collective NAME is meant.")
-@click.option("--root", type=int, default=0, help="show: the root, where there is one.")
-@click.option("--pieces", type=int, help="In how many pieces, where there are any.")
+@click.option("--table", is_flag=True, help="Show steps, bytes and time of every algorithm.")
+@click.option("--collective", metavar="NAME", help="show: the collective that NAME is for.")
+@click.option("--root", type=int, default=0, help="show: the root rank.")
+@click.option("--pieces", type=int, help="Cut the tensor into this many pieces.")
 @click.option(
     "--channels",
     type=int,
-    help="How many rings or trees run at once.  [default: the best; show: one a card]",
+    help="How many rings or trees run at once.  [default: the best; show: one per card]",
 )
 @click.option(
-    "--as", "as_whom", type=click.Choice(["nccl"]), help="What NCCL would choose, size by size."
+    "--as", "as_whom", type=click.Choice(["nccl"]), help="Show NCCL's choice for each size."
 )
-@click.option("--json", "as_json", is_flag=True, help="The same for programs, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-o",
     "--output",
@@ -67,14 +67,14 @@ _QUIET_S = 5.0
     help="Write the drawing (.svg), or the chart of --sizes (.svg, .png).",
 )
 @click.option(
-    "--algorithm", metavar="NAME", help="This one alone.  [default: all; --html: the fastest]"
+    "--algorithm", metavar="NAME", help="Only this one.  [default: all; --html: the fastest]"
 )
-@click.option("--against", metavar="NAME", help="Another one beside --algorithm.")
+@click.option("--against", metavar="NAME", help="Compare --algorithm with this one.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a page on which the algorithm plays, in any browser.",
+    help="Write an HTML page that animates the algorithm.",
 )
 @click.pass_context
 def plan(context: click.Context, /, **options: Any) -> None:
@@ -89,11 +89,11 @@ def plan(context: click.Context, /, **options: Any) -> None:
       unisono plan --table -n 8
       unisono plan all_reduce --as nccl --topology h100 -n 64
 
-    The first three simulate algorithms on a cluster: nothing has to be there for it. Sizes are
-    of the whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
+    The first three simulate algorithms on a cluster; you need not have one. A size is that of the
+    whole tensor: 8, 64K, 64M, 1G (K is 1,024 bytes).
     """
     try:
-        _answer(_Asked(**options, given=_given_options(context)))
+        _answer(_Request(**options, given=_given_options(context)))
     except (ValueError, RuntimeError, OSError) as error:
         raise Misuse(str(error)) from error
 
@@ -102,8 +102,8 @@ def plan(context: click.Context, /, **options: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The command line, and which options stand on it, by their long names."""
+class _Request:
+    """The command line; `given` has the long names of the options that appear on it."""
 
     what: str | None
     name: str | None
@@ -125,8 +125,8 @@ class _Asked:
     html: Path | None
     given: frozenset[str]
 
-    def refuse_others(self, kind: str, known: str) -> None:
-        """Refuse options that would have no effect on `kind`, which has those that are `known`."""
+    def reject_others(self, kind: str, known: str) -> None:
+        """Reject options that have no effect on `kind`, all but those that are `known`."""
         always = {"--ranks", "--json", "--nodes", "--topology", kind}
         others = sorted(self.given - always - {f"--{option}" for option in known.split()})
         if others:
@@ -144,7 +144,7 @@ class _Asked:
 
     @cached_property
     def options(self) -> dict[str, int]:
-        """What schedules are made with; a channel for each card where the nodes were named."""
+        """The options of schedules; a channel per card if the command line describes the nodes."""
         found = {"node_size": min(self.cluster.node_size, self.ranks)}
         if self.pieces is not None:
             found["pieces"] = self.pieces
@@ -172,7 +172,7 @@ class _Asked:
             return entry.schedule(self.ranks, **{"root": self.root} | self.options)
         except ValueError as error:
             if "node_size" in entry.options and self.ranks % self.options["node_size"]:
-                raise ValueError(f"{error}: --nodes says how many there are") from error
+                raise ValueError(f"{error}; set the number of nodes with --nodes") from error
             raise
 
 
@@ -185,79 +185,79 @@ def _given_options(context: click.Context) -> frozenset[str]:
     )
 
 
-def _answer(asked: _Asked) -> None:
-    console, what = Console(highlight=False), asked.what
-    for file in (asked.output, asked.html):
+def _answer(request: _Request) -> None:
+    console, what = Console(highlight=False), request.what
+    for file in (request.output, request.html):
         if file is not None and not file.resolve().parent.is_dir():
             raise ValueError(f"the folder of {file} does not exist")
-    if asked.against and not asked.algorithm and asked.html is None:
-        raise ValueError("--against goes with --algorithm")
-    if asked.ranks < 1:
-        raise ValueError(f"-n must be at least 1, not {asked.ranks}")
-    pieces = "pieces channels" if asked.algorithm else ""
-    if asked.as_whom is not None:
-        asked.refuse_others("--as nccl", "as size sizes")
-        _as_nccl(console, asked)
-    elif asked.table:
-        asked.refuse_others("--table", "pieces channels collective")
-        if asked.name is not None or (what is not None and asked.collective is not None):
-            raise ValueError("--table shows all algorithms, of one collective at most")
-        _table(console, asked)
+    if request.against and not request.algorithm and request.html is None:
+        raise ValueError("--against needs --algorithm")
+    if request.ranks < 1:
+        raise ValueError(f"-n must be at least 1, not {request.ranks}")
+    pieces = "pieces channels" if request.algorithm else ""
+    if request.as_whom is not None:
+        request.reject_others("--as nccl", "as size sizes")
+        _as_nccl(console, request)
+    elif request.table:
+        request.reject_others("--table", "pieces channels collective")
+        if request.name is not None or (what is not None and request.collective is not None):
+            raise ValueError("--table shows all algorithms: name one collective at most")
+        _table(console, request)
     elif what == "show":
-        asked.refuse_others("show", "collective root pieces channels output")
-        _show(console, asked)
+        request.reject_others("show", "collective root pieces channels output")
+        _show(console, request)
     elif what not in COLLECTIVES:
-        wanted = "say what to plan" if what is None else f"cannot plan {what!r}"
+        wanted = "name what to plan" if what is None else f"cannot plan {what!r}"
         choices = name_choices((*COLLECTIVES, "show ALGORITHM", "--table"), what)
         raise ValueError(f"{wanted}: {choices}")
-    elif asked.name is not None:
-        raise ValueError(f"to see {asked.name}, write: unisono plan show {asked.name}")
-    elif asked.html is not None:
-        asked.refuse_others("--html", "size root pieces channels algorithm against")
-        _play(console, asked, asked.html)
-    elif asked.sizes is not None:
-        asked.refuse_others("--sizes", f"output algorithm against {pieces}")
-        _sweep(console, asked, asked.sizes)
+    elif request.name is not None:
+        raise ValueError(f"to see {request.name}, write: unisono plan show {request.name}")
+    elif request.html is not None:
+        request.reject_others("--html", "size root pieces channels algorithm against")
+        _play(console, request, request.html)
+    elif request.sizes is not None:
+        request.reject_others("--sizes", f"output algorithm against {pieces}")
+        _sweep(console, request, request.sizes)
     else:
-        asked.refuse_others("a ranking", f"size algorithm against {pieces}")
-        _rank(console, asked)
+        request.reject_others("a ranking", f"size algorithm against {pieces}")
+        _rank(console, request)
 
 
-def _named(asked: _Asked) -> Algorithm:
-    """The algorithm of that name that takes what was asked for."""
+def _find_named(request: _Request) -> Algorithm:
+    """The algorithm of that name that takes the given options."""
     entries = []
-    for collective in COLLECTIVES if asked.collective is None else (asked.collective,):
+    for collective in COLLECTIVES if request.collective is None else (request.collective,):
         with suppress(ValueError):
-            entries.append(find(collective, asked.name or ""))
+            entries.append(find(collective, request.name or ""))
     if not entries:
-        known = dict.fromkeys(entry.name for entry in catalog(asked.collective))
-        said = f"there is no algorithm {asked.name!r}" if asked.name else "say which algorithm"
-        raise ValueError(f"{said}: {name_choices(known, asked.name)}")
+        known = dict.fromkeys(entry.name for entry in catalog(request.collective))
+        problem = f"there is no algorithm {request.name!r}" if request.name else "name an algorithm"
+        raise ValueError(f"{problem}: {name_choices(known, request.name)}")
     names = {f"--{option}": option for option in ("root", "pieces", "channels")}
     names["--nodes"] = "node_size"
-    wanted = sorted(asked.given & names.keys())
+    wanted = sorted(request.given & names.keys())
     for entry in entries:
         if all(names[option] in entry.options for option in wanted):
             return entry
     lacking = next(option for option in wanted if names[option] not in entries[0].options)
-    said = f"{entries[0].collective} by {entries[0].name}"
-    raise ValueError(f"{said} has no {lacking.removeprefix('--')}: leave out {lacking}")
+    title = f"{entries[0].collective} by {entries[0].name}"
+    raise ValueError(f"{title} has no {lacking.removeprefix('--')}: leave out {lacking}")
 
 
 # -- what is shown -------------------------------------------------------------------------------
 
 
-def _play(console: Console, asked: _Asked, path: Path) -> None:
-    collective, total = asked.what or "", parse_size(asked.size)
-    name, best = asked.algorithm, None
+def _play(console: Console, request: _Request, path: Path) -> None:
+    collective, total = request.what or "", parse_size(request.size)
+    name, best = request.algorithm, None
     if name is None:
-        best = rank_algorithms(collective, asked.ranks, total, asked.cluster).best
+        best = rank_algorithms(collective, request.ranks, total, request.cluster).best
         name = best.algorithm.name
-    names = [name] if asked.against is None else [name, asked.against]
-    chosen = [asked.schedule(find(collective, each), best) for each in names]
+    names = [name] if request.against is None else [name, request.against]
+    chosen = [request.schedule(find(collective, each), best) for each in names]
     for schedule in chosen:
         verify(schedule)
-    path.write_text(schedule_page(chosen, asked.cluster, total), encoding="utf-8")
+    path.write_text(schedule_page(chosen, request.cluster, total), encoding="utf-8")
     for schedule in chosen:
         console.print(f"{schedule.title()}; verified")
     console.print(f"Wrote {path}.")
@@ -265,18 +265,18 @@ def _play(console: Console, asked: _Asked, path: Path) -> None:
 
 @contextmanager
 def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
-    """Say on stderr what is being done: a spinner on a terminal, else a line now and then."""
+    """Show progress on stderr: a spinner on a terminal, otherwise a line now and then."""
     what = f"simulating {ranks:,} ranks"
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status(what) as status:
             yield lambda text: status.update(f"{what}: {text}")
         return
-    said = [time.monotonic()]
+    shown_s = [time.monotonic()]
 
     def say(text: str) -> None:
-        if time.monotonic() - said[0] > _QUIET_S:
-            said[0] = time.monotonic()
+        if time.monotonic() - shown_s[0] > _QUIET_S:
+            shown_s[0] = time.monotonic()
             click.echo(f"{what}: {text}", err=True)
 
     yield say
@@ -291,12 +291,12 @@ def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> No
         console.print(f"Left out: {name}, {reason}.")
 
 
-def _rank(console: Console, asked: _Asked) -> None:
-    with _progress(asked.ranks) as say:
-        (ranking,) = asked.rank((parse_size(asked.size),), say)
-        say("why the fastest is")
+def _rank(console: Console, request: _Request) -> None:
+    with _progress(request.ranks) as say:
+        (ranking,) = request.rank((parse_size(request.size),), say)
+        say("explaining the result")
         why = explain(ranking)
-    if asked.as_json:
+    if request.as_json:
         _print_json(tables.ranking_as_json(ranking) | {"why": why})
         return
     console.print(tables.where(ranking))
@@ -305,34 +305,34 @@ def _rank(console: Console, asked: _Asked) -> None:
     _print_left_out(console, ranking.left_out)
 
 
-def _sweep(console: Console, asked: _Asked, range_of_sizes: str) -> None:
-    sizes, output = parse_sizes(range_of_sizes), asked.output
+def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
+    sizes, output = parse_sizes(range_of_sizes), request.output
     if len(sizes) < 2 or sizes[0] < 1:
         raise ValueError(f"--sizes needs a range from 1 byte on, like 8:1G, not {range_of_sizes!r}")
     if output is not None:
         tables.check_chart(output)
-    with _progress(asked.ranks) as say:
-        rankings = asked.rank(sizes, say)
+    with _progress(request.ranks) as say:
+        rankings = request.rank(sizes, say)
     title = tables.where(rankings[0], with_size=False)
-    if asked.as_json:
+    if request.as_json:
         _print_json([tables.ranking_as_json(ranking) for ranking in rankings])
     else:
-        console.print(f"{title}: the fastest")
+        console.print(f"{title}: the fastest algorithm")
         for first, last, name in tables.crossovers(rankings):
             console.print(f"{format_size(first):>6} to {format_size(last):>5}: {name}")
         _print_left_out(console, rankings[0].left_out)
     if output is not None:
         tables.save_chart(output, sizes, tables.series(rankings), title)
-        click.echo(f"Wrote {output}.", err=asked.as_json)
+        click.echo(f"Wrote {output}.", err=request.as_json)
 
 
-def _as_nccl(console: Console, asked: _Asked) -> None:
-    """What NCCL chooses for each of some sizes, or all that it considers for one."""
-    tuning = nccl.tune(asked.what or "", asked.ranks, asked.cluster)
-    one = "--size" in asked.given
-    if one and asked.sizes is not None:
+def _as_nccl(console: Console, request: _Request) -> None:
+    """What NCCL chooses for each size, or everything that it considers for one."""
+    tuning = nccl.tune(request.what or "", request.ranks, request.cluster)
+    one = "--size" in request.given
+    if one and request.sizes is not None:
         raise ValueError("--size shows all that NCCL considers, --sizes what it chooses: give one")
-    sizes = (parse_size(asked.size),) if one else parse_sizes(asked.sizes or "8:4G")
+    sizes = (parse_size(request.size),) if one else parse_sizes(request.sizes or "8:4G")
     rows = [
         (size, estimate, tuning.time_s(estimate, size))
         for size in sizes
@@ -340,12 +340,12 @@ def _as_nccl(console: Console, asked: _Asked) -> None:
     ]
     if one:
         rows.sort(key=lambda row: row[2])
-    if asked.as_json:
+    if request.as_json:
         _print_json(tables.nccl_as_json(tuning, rows))
         return
-    ranks, nodes = name_number(asked.ranks, "rank"), name_number(tuning.nodes, "node")
+    ranks, nodes = name_number(request.ranks, "rank"), name_number(tuning.nodes, "node")
     console.print(
-        f"{tuning.collective} on {ranks}, {nodes}, {asked.cluster.name}, by NCCL {nccl.VERSION}"
+        f"{tuning.collective} on {ranks}, {nodes}, {request.cluster.name}, by NCCL {nccl.VERSION}"
     )
     for variable in ("NCCL_ALGO", "NCCL_PROTO"):
         if os.environ.get(variable):
@@ -354,13 +354,13 @@ def _as_nccl(console: Console, asked: _Asked) -> None:
     console.print("Times are NCCL's estimates, made for choosing; measured ones are often longer.")
 
 
-def _table(console: Console, asked: _Asked) -> None:
-    collective = asked.what or asked.collective
-    found, left_out = costs_and_left_out(asked.ranks, collective, **asked.options)
-    if asked.as_json:
+def _table(console: Console, request: _Request) -> None:
+    collective = request.what or request.collective
+    found, left_out = costs_and_left_out(request.ranks, collective, **request.options)
+    if request.as_json:
         _print_json(tables.costs_as_json(found))
         return
-    console.print(f"{name_number(asked.ranks, 'rank')}, computed from the schedules")
+    console.print(f"{name_number(request.ranks, 'rank')}, computed from the schedules")
     tables.print_table(console, tables.costs_table(found))
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
@@ -369,15 +369,15 @@ def _table(console: Console, asked: _Asked) -> None:
     _print_left_out(console, left_out)
 
 
-def _show(console: Console, asked: _Asked) -> None:
-    entry, output = _named(asked), asked.output
-    if "--topology" in asked.given and "node_size" not in entry.options:
+def _show(console: Console, request: _Request) -> None:
+    entry, output = _find_named(request), request.output
+    if "--topology" in request.given and "node_size" not in entry.options:
         raise ValueError(f"{entry.name} is the same on every topology: leave out --topology")
-    schedule = asked.schedule(entry)
+    schedule = request.schedule(entry)
     if output is not None and output.suffix != ".svg":
-        raise ValueError(f"a schedule is drawn as .svg, not {output.name}")
+        raise ValueError(f"cannot draw a schedule to {output.name}: give -o a .svg file")
     drawing = None if output is None else to_svg(schedule)
-    if asked.as_json:
+    if request.as_json:
         click.echo(schedule.to_json())
     else:
         verify(schedule)
@@ -387,4 +387,4 @@ def _show(console: Console, asked: _Asked) -> None:
         console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
     if output is not None and drawing is not None:
         output.write_text(drawing)
-        click.echo(f"Wrote {output}.", err=asked.as_json)
+        click.echo(f"Wrote {output}.", err=request.as_json)

@@ -12,14 +12,14 @@ from unisono.plan.topology import Topology
 
 @dataclass(frozen=True)
 class Cost:
-    """What an algorithm costs on n ranks that are all connected alike.
+    """The cost of an algorithm on ranks that are all connected alike.
 
-    Bytes are in units of the tensor. The time is `alpha` times what a message costs however small
-    it is, `beta` times what one tensor takes on a port, `gamma` times what adding one takes; each
-    is the longest chain of its kind, found by simulating with the other two at zero. A rank sends
-    one message at a time, and receives one at a time.
+    Bytes are in units of the tensor. The time is `alpha` times the fixed cost of a message, plus
+    `beta` times the time of one tensor on a port, plus `gamma` times the time to add one tensor.
+    Each is the longest chain of its kind, found by a simulation in which the other two cost
+    nothing. A rank sends one message at a time and receives one at a time.
 
-    `algorithm` takes `steps` steps on `ranks` ranks; the busiest rank sends `most_sent`, all
+    `algorithm` takes `steps` steps on `ranks` ranks; the busiest rank sends `most_sent`, all ranks
     together `total_sent`.
 
     >>> from unisono import plan
@@ -44,10 +44,11 @@ class Cost:
 
 
 def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cost]:
-    """What every algorithm costs on `ranks` ranks, or those of one `collective`. `options`, like
-    `pieces`, go to those that know them. Algorithms that do not work for them are left out.
+    """The cost of every algorithm on `ranks` ranks, or of those of one `collective`. `options`,
+    such as `pieces`, go to the algorithms that have them. Algorithms that do not work with these
+    ranks and options are left out.
 
-    Raises ValueError for no ranks, or where there is no such collective.
+    Raises ValueError for no ranks or an unknown collective.
 
     >>> from unisono import plan
     >>> {cost.algorithm.name: cost.steps for cost in plan.costs(8, "all_reduce")}["ring"]
@@ -59,7 +60,7 @@ def costs(ranks: int, collective: str | None = None, **options: int) -> list[Cos
 def costs_and_left_out(
     ranks: int, collective: str | None = None, **options: int
 ) -> tuple[list[Cost], list[tuple[str, str]]]:
-    """As `costs`, and the algorithms that are left out, each with the reason."""
+    """Like `costs`; also returns the algorithms that are left out, each with the reason."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     models = (

@@ -1,8 +1,9 @@
 """Schedules as pictures, in SVG.
 
-Ranks are columns and steps are rows. An arrow takes a chunk, which has a colour, from
-the line above a step to the line below it; solid arrows are added to what is there, dashed ones
-replace it. Where the chunks travel along one or two trees, those are drawn as trees above.
+Ranks are columns and steps are rows. An arrow is a chunk on its way, from the line above a step to
+the line below it; each chunk has its own colour. A chunk on a solid arrow is added to what the
+receiver has, one on a dashed arrow replaces it. If the chunks travel along one or two trees, these
+are drawn above the steps.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _FONT = 'font-family="Helvetica, Arial, sans-serif"'
 
 
 def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
-    """The trees, two at most, along which chunks travel, each with its chunks; or none."""
+    """The one or two trees along which chunks travel, each with its chunks; otherwise none."""
     found: dict[tuple[tuple[int, int], ...], list[int]] = {}
-    ways: dict[int, dict[str, list[tuple[int, int]]]] = {}
+    moves: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for step in schedule.steps:
         for transfer in step:
             for chunk in range(transfer.chunk, transfer.chunk + transfer.count):
-                way = ways.setdefault(chunk, {"copy": [], "reduce": []})
-                way[transfer.action].append((transfer.source, transfer.destination))
-    for chunk, way in sorted(ways.items()):
-        down = sorted((child, parent) for parent, child in way["copy"])
-        up = sorted(way["reduce"])
+                edges_by_action = moves.setdefault(chunk, {"copy": [], "reduce": []})
+                edges_by_action[transfer.action].append((transfer.source, transfer.destination))
+    for chunk, edges_by_action in sorted(moves.items()):
+        down = sorted((child, parent) for parent, child in edges_by_action["copy"])
+        up = sorted(edges_by_action["reduce"])
         if down and up and down != up:
             return []
         edges = tuple(down or up)
@@ -43,7 +44,7 @@ def trees(schedule: Schedule) -> list[tuple[list[int], Tree]]:
 def to_svg(schedule: Schedule) -> str:
     """The schedule as the text of an SVG file. Raises ValueError for more than 32 ranks."""
     if schedule.ranks > 32:
-        raise ValueError(f"a picture has room for 32 ranks, not {schedule.ranks}")
+        raise ValueError(f"a drawing has room for 32 ranks, not {schedule.ranks}")
     width = 2 * _MARGIN + _COLUMN * max(schedule.ranks - 1, 4)
     parts: list[str] = []
     y = 34.0
@@ -72,7 +73,7 @@ def _steps_svg(schedule: Schedule, top: float, width: float) -> Iterator[str]:
         y = top + _ROW * number
         yield _text(10, y + _ROW / 2 + 4, str(number), size=12, anchor="start", colour="#777777")
         yield _line(_MARGIN / 2, y, width - _MARGIN / 2, y, "#eeeeee")
-        labelled = len(step) <= 2 * schedule.ranks  # else the colours must do
+        labelled = len(step) <= 2 * schedule.ranks  # with more, the colours must do
         for transfer in step:
             yield from _arrow(schedule, transfer, y, labelled)
     note = "solid: added, dashed: copied; each chunk has a colour"
@@ -87,7 +88,7 @@ def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> 
     label = transfer.chunk_name if labelled else ""
     ends = {transfer.source, transfer.destination}
     if schedule.ranks > 3 and ends == {0, schedule.ranks - 1}:
-        # Around the corner: out at one side of the picture and in at the other.
+        # Wraps around: leaves the picture on one side and comes back on the other.
         sides = _x(0) - 36, _x(schedule.ranks - 1) + 36
         out, back = sides if start < end else sides[::-1]
         middle = (top + bottom) / 2
@@ -109,7 +110,7 @@ def _arrow(schedule: Schedule, transfer: Transfer, y: float, labelled: bool) -> 
 def _tree_svg(
     schedule: Schedule, chunks: list[int], tree: Tree, top: float
 ) -> tuple[list[str], float]:
-    """A tree with each rank in its column and at its depth, and how high it is."""
+    """A tree, with each rank in its column and at its depth, and the height of the drawing."""
     depth = {rank: depth_in(tree, rank) for rank in range(schedule.ranks)}
     colour = _colour(chunks[0], schedule.chunks)
     names = f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}"
@@ -141,7 +142,7 @@ def _x(rank: int) -> float:
 
 
 def _colour(chunk: int, chunks: int) -> str:
-    """Hues around the circle, darker where they would be too light for white paper."""
+    """Hues from around the colour wheel, darker where white paper would swallow them."""
     hue = chunk / chunks
     light = 0.36 if 0.1 < hue < 0.55 else 0.45
     red, green, blue = colorsys.hls_to_rgb(hue, light, 0.85)

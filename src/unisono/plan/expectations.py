@@ -1,7 +1,7 @@
-"""What each rank has after a collective: what self-test, benchmark and demo check results by.
+"""What each rank has after a collective. The self-test, benchmark and demo check results with it.
 
-Inputs and outputs consist of parts: one for each rank where the collective tells ranks apart, else
-a single one.
+Inputs and outputs consist of parts: one per rank where the collective gives each rank its own,
+otherwise a single one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ REDUCTIONS: dict[str, Any] = {
     "bxor": numpy.bitwise_xor,
 }
 CUT_INPUTS = ("reduce_scatter", "scatter", "all_to_all")
-"""Collectives to which a rank, or the root, brings a part for each rank."""
+"""Collectives in which a rank, or the root, contributes a part for each rank."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a part of a result comes from: part `part` of each of `ranks`, combined if several."""
+    """The source of a part of a result: part `part` of each of `ranks`, reduced if several."""
 
     part: int
     ranks: Sequence[int]
 
 
 def origins(collective: str, rank: int, size: int, root: int = 0) -> list[Origin] | None:
-    """The parts of a rank's result, in order; None where it has none."""
+    """The origins of a rank's result, part by part; None if the rank gets no result."""
     everyone = range(size)
     if collective in ("reduce", "gather") and rank != root:
         return None
@@ -56,11 +56,11 @@ def origins(collective: str, rank: int, size: int, root: int = 0) -> list[Origin
         return [Origin(rank, [source]) for source in everyone]
     if collective == "ring":
         return [Origin(0, [(rank - 1) % size])]
-    raise ValueError(f"it is not known what {collective!r} delivers")
+    raise ValueError(f"cannot compute the result of {collective!r}: unknown collective")
 
 
-def compute(origin: Origin, brought: Callable[[int, int], Array], op: str = "sum") -> Array:
-    """A part of a result, where `brought(rank, part)` is what a rank put in."""
-    values = [brought(rank, origin.part) for rank in origin.ranks]
+def compute(origin: Origin, contributed: Callable[[int, int], Array], op: str = "sum") -> Array:
+    """A part of a result, where `contributed(rank, part)` is a rank's input."""
+    values = [contributed(rank, origin.part) for rank in origin.ranks]
     total: Array = reduce(REDUCTIONS[op], values)
     return total / len(values) if op == "avg" and len(values) > 1 else total

@@ -1,9 +1,9 @@
-"""An all_reduce in which switches add (NVLink SHARP, SHARP), simulated: no rank runs a schedule.
+"""An all_reduce in which switches add (NVLink SHARP, SHARP), simulated without a schedule.
 
 Graham and others, "Scalable hierarchical aggregation protocol (SHArP): a hardware architecture for
 efficient data reduction", 2016; for the switch inside a node, NCCL's src/device/all_reduce.h. The
-ways are NCCL's. With g ranks in a node, a card for each (else with as many shares as there are
-cards), S the tensor; a rank sends and receives at once what the table says, each way:
+ways are NCCL's algorithms. With g ranks in a node, each with its own card (with fewer cards there
+are as many shares as cards), a port and a card send, and receive, this many tensors S:
 
 | way            | inside a node                          | between nodes    | a port  | a card |
 |----------------|----------------------------------------|------------------|---------|--------|
@@ -13,9 +13,9 @@ cards), S the tensor; a rank sends and receives at once what the table says, eac
 | collnet_chain  | chains to the cards and back, they add | SHARP            | 2 - 2/g | 1/g    |
 
 With nvls each rank reads its share of the sum from the switch, which reads it from all ranks: S
-leaves every port and S/g comes in. It then writes the share once, and the switch passes it to all:
-S/g leaves, S comes in. Both go on at once, on different pieces, so that a tensor takes (1 + 1/g) S
-of each direction where a ring takes 2(g - 1)/g S.
+leaves every port and S/g comes in. The rank then writes its share once, and the switch sends it to
+all ranks: S/g leaves and S comes in. Both happen at once, on different pieces, so a tensor takes
+(1 + 1/g) S in each direction where a ring takes 2(g - 1)/g S.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from unisono.plan.algorithms.binary_trees import both_trees, depths
 from unisono.plan.topology import Topology
 
 PIECES = (1, 8, 64)
-"""Into how many pieces what is pipelined is cut, to find out how many are best."""
+"""The numbers of pieces to try for a pipeline; the best one counts."""
 
 Stage = tuple[dict[str, float], float]
-"""How long a piece keeps each part busy, and the latency until it is at the next stage."""
+"""How long a piece keeps each part busy, and its latency to the next stage."""
 
 
 @dataclass(frozen=True)
 class InNetwork:
-    """What happens when switches reduce a tensor in one `way`.
+    """The cost of an all_reduce by switches, in one `way`.
 
-    `levels` is how many switches of the network a sum passes on its way up, `switches` how many
-    there are for each card of a node. `card_bytes` is what a card sends, `rank_bytes` what a rank
-    sends inside its node, `added_bytes` what it adds itself. It takes `time_s`, in `pieces` pieces.
+    It takes `time_s`, in `pieces` pieces. `levels` is the number of network switches that a sum
+    passes on its way up, `switches` the number of switches per card of a node. `card_bytes` is what
+    a card sends, `rank_bytes` what a rank sends inside its node, `added_bytes` what the rank adds
+    itself.
 
     >>> from unisono import plan
     >>> sharp = plan.reduce_in_network(64, plan.find_topology("h100_sharp"), 1 << 20)
@@ -63,12 +64,12 @@ class InNetwork:
 
     @property
     def label(self) -> str:
-        """Its way, and its pieces if it has any."""
+        """The way, and the number of pieces if it is above 1."""
         return self.way + (f" ({self.pieces} pieces)" if self.pieces > 1 else "")
 
 
 def ways(ranks: int, topology: Topology) -> tuple[str, ...]:
-    """In which ways the switches of `topology` can do an all_reduce on `ranks` ranks."""
+    """The ways in which the switches of `topology` can do an all_reduce on `ranks` ranks."""
     several = topology.nodes(ranks) > 1
     possible = {
         "nvls": topology.inside_switch_adds and (not several or topology.switch_ports > 0),
@@ -80,10 +81,10 @@ def ways(ranks: int, topology: Topology) -> tuple[str, ...]:
 
 
 def switch_tree(nodes: int, ports: int) -> list[NDArray[np.int64]]:
-    """For each level, from the nodes up, the switch above each node or switch; the last is one.
-    Half of a switch's ports lead down."""
+    """For each level, from the nodes up, the index of the switch above each node or switch; the
+    last level is a single switch. Half of a switch's ports lead down."""
     if ports < 4:
-        raise ValueError(f"a switch that adds has at least 4 ports, not {ports}")
+        raise ValueError(f"a switch that reduces needs at least 4 ports, not {ports}")
     levels: list[NDArray[np.int64]] = []
     below = nodes
     while not levels or below > 1:
@@ -95,10 +96,10 @@ def switch_tree(nodes: int, ports: int) -> list[NDArray[np.int64]]:
 def reduce_in_network(
     ranks: int, topology: Topology, total_bytes: float, way: str | None = None
 ) -> InNetwork:
-    """An all_reduce of `total_bytes` on `ranks` ranks by the switches of `topology`, in `way`, or
-    the fastest, and in as many pieces as are best.
+    """An all_reduce of `total_bytes` on `ranks` ranks by the switches of `topology`, in `way` (by
+    default the fastest) and with the best number of pieces.
 
-    Raises ValueError for no ranks, or where the switches do not add, or not in that way.
+    Raises ValueError for no ranks, or if the switches cannot reduce in that way.
 
     >>> from unisono import plan
     >>> h100 = plan.find_topology("h100_sharp")
@@ -111,7 +112,7 @@ def reduce_in_network(
     possible = ways(ranks, topology)
     if not possible or (way is not None and way not in possible):
         by = f" by {way}" if possible else ""
-        raise ValueError(f"the switches of topology {topology.name} do not add{by} here")
+        raise ValueError(f"the switches of topology {topology.name} cannot reduce{by} here")
     found = [
         _Model(ranks, topology, total_bytes, pieces).reduce(each)
         for each in ([way] if way else possible)
@@ -121,7 +122,7 @@ def reduce_in_network(
 
 
 class _Model:
-    """Nodes, ranks and cards that are all alike, so that one of each is enough."""
+    """All nodes, ranks and cards are alike, so one of each is simulated."""
 
     def __init__(self, ranks: int, topology: Topology, total_bytes: float, pieces: int) -> None:
         self.topology, self.total, self.pieces = topology, total_bytes, pieces
@@ -151,12 +152,12 @@ class _Model:
             way, time_s, self.pieces, levels, switches, card_bytes, sent_bytes, added_bytes
         )
 
-    # What ranks do, each as (stages up, stages down, tensors that a rank sends, and adds).
+    # Inside a node: (stages up, stages down, tensors that a rank sends, tensors that it adds).
 
     def _nvls(self) -> tuple[list[Stage], list[Stage], float, float]:
         hop_s = self.topology.inside_latency_s
         whole_s, share_s = self._port_s(1), self._port_s(1 / self.shares)
-        read = ({"out": whole_s, "in": share_s}, 2 * hop_s)  # the request, and the answer
+        read = ({"out": whole_s, "in": share_s}, 2 * hop_s)  # the request and the reply
         write = ({"out": share_s, "in": whole_s}, hop_s)
         return [read], [write], 1 + 1 / self.shares, 0
 
@@ -169,30 +170,30 @@ class _Model:
         return up, down, sent + others / self.shares, others / self.shares
 
     def _chain(self) -> tuple[list[Stage], list[Stage], float, float]:
-        hops, sent = self.local - 1, 1 / self.local  # at each hop; the chains begin elsewhere
+        hops, sent = self.local - 1, 1 / self.local  # per hop; each chain begins at another rank
         port_s, hop_s = self._port_s(sent), self.topology.inside_latency_s
         hop_s += self._port_s(1 / self.shares) - port_s
         hop = ({"out": port_s, "in": port_s}, hop_s)
         add = ({"adder": self._add_s(sent)}, 0.0)
         return [hop, add] * hops, [hop] * hops, 2 * hops * sent, hops * sent
 
-    # What goes on between nodes.
+    # Between nodes.
 
     def _switches(self, levels: int) -> list[Stage]:
         """Up a tree of switches that add, and down the same links."""
-        hop_s = self.topology.between_latency_s / 2  # half of the way between nodes is to a switch
+        hop_s = self.topology.between_latency_s / 2  # a switch is halfway between two nodes
         link_s = self._card_s(1)
         add_s = self.total / self.pieces / self.cards / self.topology.switch_bytes_per_s
         up: list[Stage] = []
         down: list[Stage] = []
         for level in range(levels):
-            busy_s = link_s + (0.0 if level else self.topology.overhead_s)  # of ranks alone
+            busy_s = link_s + (0.0 if level else self.topology.overhead_s)  # ranks only
             up += [({f"up {level}": busy_s}, hop_s), ({f"switch {level}": add_s}, 0.0)]
             down.insert(0, ({f"down {level}": busy_s}, hop_s))
         return up + down
 
     def _trees(self) -> tuple[list[Stage], float]:
-        """Up two binary trees over the nodes, each with half of it, and down; what a card sends."""
+        """Up and down two binary trees of nodes, each with half the tensor; what a card sends."""
         trees = both_trees(self.nodes)
         sent = sum(
             np.bincount(tree[tree >= 0], minlength=self.nodes) + (tree >= 0) for tree in trees
@@ -220,8 +221,8 @@ class _Model:
 
 
 def _pipelined_s(stages: Sequence[Stage], pieces: int) -> float:
-    """When the last piece is through. Each part serves one piece at a time, first come first
-    served; a piece sets out when the one before has passed the first stage."""
+    """When the last piece has passed all stages. Each part serves one piece at a time, first come
+    first served; a piece starts when the one before it has passed the first stage."""
     free: defaultdict[str, float] = defaultdict(float)
     waiting = [(0.0, 0, 0)] if stages else []
     last_s = 0.0

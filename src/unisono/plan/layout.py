@@ -1,5 +1,5 @@
-"""Where the ranks of a schedule stand in a picture, by who talks to whom: one tree or two, a grid,
-a circle for all others. Coordinates go from 0 to 1 to the right and downwards."""
+"""Where the ranks of a schedule are drawn, which depends on who talks to whom: as one or two trees,
+a grid, or otherwise a circle. Coordinates run from 0 to 1, to the right and downwards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height. Two trees are two
-    places; `arcs` are where each host begins and ends on a circle, as angles."""
+    """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height. Two trees have two
+    places; `arcs` are the angles at which each host begins and ends on a circle."""
 
     kind: str
     aspect: float
@@ -60,18 +60,18 @@ def talking_pairs(schedule: Schedule) -> list[Pair]:
 
 
 def _as_tree(ranks: int, pairs: list[Pair], root: int) -> Tree:
-    """Each rank's parent, where the pairs are a tree; otherwise empty."""
+    """Each rank's parent if the pairs form a tree; otherwise empty."""
     if ranks < 2 or len(pairs) != ranks - 1:
         return {}
-    beside: list[list[int]] = [[] for _ in range(ranks)]
+    neighbours: list[list[int]] = [[] for _ in range(ranks)]
     for one, other in pairs:
-        beside[one].append(other)
-        beside[other].append(one)
+        neighbours[one].append(other)
+        neighbours[other].append(one)
     parents: Tree = {}
     todo, seen = [root], {root}
     while todo:
         rank = todo.pop()
-        for other in beside[rank]:
+        for other in neighbours[rank]:
             if other not in seen:
                 seen.add(other)
                 parents[other] = rank
@@ -104,14 +104,15 @@ def _tidy(tree: Tree, depth: list[int]) -> tuple[Point, ...]:
 
 
 def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
-    """One above, one below, upside down: the leaves of both are in the middle."""
+    """One tree above the other, the lower one upside down: their leaves meet in the middle."""
     (_, first), (second_chunks, second) = found
     places = []
-    for tree, top, way in ((first, 0.0, 1), (second, 1.0, -1)):
+    for tree, top, sign in ((first, 0.0, 1), (second, 1.0, -1)):
         depth = [depth_in(tree, rank) for rank in range(ranks)]
         levels = max(depth) or 1
         points = tuple(
-            ((rank + 0.5) / ranks, top + way * 0.41 * depth[rank] / levels) for rank in range(ranks)
+            ((rank + 0.5) / ranks, top + sign * 0.41 * depth[rank] / levels)
+            for rank in range(ranks)
         )
         places.append(Place(points, tuple(sorted(tree.items()))))
     return Layout("trees", 1.45, tuple(places), frozenset(second_chunks))
@@ -136,7 +137,7 @@ def _circle(ranks: int, pairs: list[Pair], node_size: int) -> Layout:
 
 
 def _grid_columns(ranks: int, pairs: list[Pair]) -> int:
-    """How many columns a grid has in which all pairs are neighbours; 0 where there is none."""
+    """The number of columns of a grid in which all pairs are neighbours; 0 if there is none."""
     for columns in range(math.isqrt(ranks), ranks):
         rows = ranks // columns
         if ranks % columns or columns < 2 or rows < 2:

@@ -1,7 +1,7 @@
-"""Named axes over ranks: who is with whom, before any process is started.
+"""Named axes over ranks: which ranks form which groups, before any process starts.
 
-The last axis is the fastest: in `Mesh({"dp": 2, "tp": 4})` ranks 0, 1, 2, 3 differ in tp alone, and
-ranks 0 and 4 in dp alone.
+The last axis varies fastest: in `Mesh({"dp": 2, "tp": 4})` ranks 0, 1, 2, 3 differ only in tp, and
+ranks 0 and 4 only in dp.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Ranks = npt.NDArray[np.int64]
 
 _SUGGESTIONS = 3
 _NODE_SIZE = 8
-_LISTED_RANKS = 64  # a mesh of at most this many ranks is described group by group
+_LISTED_RANKS = 64  # a mesh of up to this many ranks is described group by group
 _SHOWN_MEMBERS = 8
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Mesh:
-    """Ranks 0, 1, ... laid out along named axes, the last axis fastest; `sizes` says how many ranks
-    each axis has.
+    """Ranks 0, 1, ... laid out along named axes, the last one fastest; `sizes` maps each axis to
+    its number of ranks.
 
     A mesh is a value: it never changes, and two with the same axes, sizes and order are equal.
-    Raises ValueError for no axes, sizes below one and names that are not identifiers.
+    Raises ValueError for no axes, a size below 1 or a name that is not an identifier.
 
     >>> mesh = unisono.Mesh({"dp": 2, "tp": 4})
     >>> mesh.size, mesh["tp"], mesh.axes
@@ -44,7 +44,7 @@ class Mesh:
         object.__setattr__(self, "axes", tuple(sizes))
         object.__setattr__(self, "shape", tuple(sizes.values()))
         if not sizes:
-            raise ValueError("a mesh has at least one axis")
+            raise ValueError("a mesh needs at least one axis")
         for axis, size in sizes.items():
             if not isinstance(axis, str) or not axis.isidentifier():
                 raise ValueError(f"{axis!r} cannot name an axis")
@@ -68,8 +68,8 @@ class Mesh:
     # -- ranks and coordinates -------------------------------------------------------------------
 
     def coordinates(self, global_rank: int) -> dict[str, int]:
-        """Where the rank `global_rank` stands along each axis. Raises ValueError if there is no
-        such rank.
+        """The position of rank `global_rank` along each axis. Raises ValueError if there is no such
+        rank.
 
         >>> unisono.Mesh({"dp": 2, "tp": 4}).coordinates(5)
         {'dp': 1, 'tp': 1}
@@ -80,8 +80,8 @@ class Mesh:
         return {axis: int(position) for axis, position in zip(self.axes, where, strict=True)}
 
     def rank_at(self, **coordinates: int) -> int:
-        """The rank that stands at these `coordinates`. Axes that are not named count from 0. Raises
-        ValueError for a position outside its axis, or an axis that does not exist.
+        """The rank at these `coordinates`; an axis that is not named is at 0. Raises ValueError for
+        a position outside its axis or an unknown axis.
 
         >>> unisono.Mesh({"dp": 2, "tp": 4}).rank_at(dp=1, tp=1)
         5
@@ -95,8 +95,8 @@ class Mesh:
         return int(np.ravel_multi_index(where, self.shape))
 
     def next(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
-        """The rank one further than `global_rank` along an `axis`. At its end None, or the first
-        one if `cyclic`. Raises ValueError if there is no such rank or axis.
+        """The rank after `global_rank` along an `axis`. At the end of the axis None, or the first
+        rank if `cyclic`. Raises ValueError if there is no such rank or axis.
 
         >>> mesh = unisono.Mesh({"dp": 2, "tp": 4})
         >>> mesh.next(3, "dp"), mesh.next(3, "tp"), mesh.next(3, "tp", cyclic=True)
@@ -105,8 +105,8 @@ class Mesh:
         return self._neighbour(global_rank, axis, 1, cyclic)
 
     def prev(self, global_rank: int, axis: str, *, cyclic: bool = False) -> int | None:
-        """The rank one before `global_rank` along an `axis`. At its start None, or the last one if
-        `cyclic`. Raises ValueError if there is no such rank or axis.
+        """The rank before `global_rank` along an `axis`. At the start of the axis None, or the last
+        rank if `cyclic`. Raises ValueError if there is no such rank or axis.
 
         >>> unisono.Mesh({"dp": 2, "tp": 4}).prev(4, "dp")
         0
@@ -123,10 +123,10 @@ class Mesh:
     # -- groups ----------------------------------------------------------------------------------
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """All groups whose members differ along these `axes` alone: each rank is in exactly one.
+        """All groups whose members differ only along these `axes`: each rank is in exactly one.
 
-        Members stand in ascending order, whatever the order in which the axes are named. Raises
-        ValueError for an axis that does not exist or is named twice.
+        Members are in ascending order, in whatever order you name the axes. Raises ValueError for
+        an axis that does not exist or is named twice.
 
         >>> unisono.Mesh({"dp": 2, "tp": 2}).groups("dp")
         [[0, 2], [1, 3]]
@@ -155,7 +155,7 @@ class Mesh:
         return np.arange(self.size, dtype=np.int64).reshape(self.shape)
 
     def _groups(self, axes: Sequence[str]) -> Ranks:
-        """One row per group, the rows in the order of their first members."""
+        """One row per group, in the order of the groups' first members."""
         asked = self._positions(axes)
         others = [position for position in range(len(self.axes)) if position not in asked]
         size = prod(self.shape[position] for position in asked)
@@ -164,8 +164,8 @@ class Mesh:
     # -- does it fit? ----------------------------------------------------------------------------
 
     def check_world(self, world_size: int) -> None:
-        """Do nothing if the mesh has exactly `world_size` ranks. Raises ValueError otherwise, which
-        says what would fit.
+        """Check that the mesh has exactly `world_size` ranks. Raises ValueError, with meshes that
+        would fit, if it does not.
 
         >>> unisono.Mesh({"dp": 2, "tp": 4}).check_world(12)
         Traceback (most recent call last):
@@ -175,7 +175,7 @@ class Mesh:
         if self.size == world_size:
             return
         if world_size < 1:
-            raise ValueError(f"a world has at least one rank, not {world_size}")
+            raise ValueError(f"a world needs at least one rank, not {world_size}")
         fitting = "; ".join(_product(self.axes, shape) for shape in self._nearest(world_size))
         raise ValueError(
             f"{self} = {name_number(self.size, 'rank')}, but the world has {world_size:,}. "
@@ -183,8 +183,8 @@ class Mesh:
         )
 
     def _nearest(self, world_size: int) -> list[tuple[int, ...]]:
-        """Shapes of `world_size` ranks that change one axis, the first if it can be; else each axis
-        keeps what divides and the first takes the rest."""
+        """Shapes of `world_size` ranks with one axis changed, the first one if possible. If there
+        are none, each axis keeps its largest factor that divides, and the first takes the rest."""
         found = []
         for at, size in enumerate(self.shape):
             changed, rest = divmod(world_size * size, self.size)
@@ -206,12 +206,12 @@ class Mesh:
         joint: Sequence[Sequence[str]] = (),
         nodes: Sequence[str] | None = None,
     ) -> str:
-        """A table of every axis, and of the `joint` groups asked for: how many groups of which
-        size, how far apart their members are, and over how many nodes a group reaches. Ranks are
-        taken to fill nodes of `ranks_per_node` one after another, or `nodes` names the node of
-        each. A mesh of at most 64 ranks is listed group by group below.
+        """A table of every axis and every `joint` group of axes: the number of groups, their size,
+        how far apart their members are, and how many nodes a group spans. Ranks fill nodes of
+        `ranks_per_node` one after another, unless `nodes` names the node of each rank. A mesh of up
+        to 64 ranks is also listed group by group.
 
-        Raises ValueError for a node without ranks, or if there are not as many `nodes` as ranks.
+        Raises ValueError for a node without ranks, or unless there are as many `nodes` as ranks.
 
         >>> print(unisono.Mesh({"dp": 2, "tp": 2}).describe(ranks_per_node=2))
         4 ranks: dp 2 x tp 2, tp fastest; 2 nodes of 2 ranks
@@ -222,13 +222,13 @@ class Mesh:
         """
         if nodes is None:
             if ranks_per_node < 1:
-                raise ValueError(f"a node has at least one rank, not {ranks_per_node}")
+                raise ValueError(f"a node needs at least one rank, not {ranks_per_node}")
             on_node = np.arange(self.size) // ranks_per_node
             filled = f"{name_number(int(on_node[-1]) + 1, 'node')} of "
             filled += name_number(ranks_per_node, "rank")
         else:
             if len(nodes) != self.size:
-                raise ValueError(f"{len(nodes)} nodes were named for {self.size:,} ranks")
+                raise ValueError(f"`nodes` names {len(nodes)} nodes for {self.size:,} ranks")
             number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
             on_node = np.array([number_of[node] for node in nodes])
             filled = _filled(np.bincount(on_node).tolist())
@@ -261,7 +261,7 @@ class Mesh:
         size = groups.shape[1]
         steps = np.unique(np.diff(groups, axis=1))
         stride = "-" if not steps.size else f"{steps[0]:,}" if steps.size == 1 else "mixed"
-        theirs = np.sort(on_node[groups], axis=1)  # count where it changes
+        theirs = np.sort(on_node[groups], axis=1)  # count the changes
         reach = 1 + np.count_nonzero(np.diff(theirs, axis=1), axis=1)
         least, most = int(reach.min()), int(reach.max())
         if most == 1:
@@ -285,7 +285,7 @@ class Mesh:
         return self.axes.index(axis)
 
     def _positions(self, axes: Sequence[str]) -> list[int]:
-        """Ascending, so that the members of a group are."""
+        """The axes in the order of the mesh, so that the members of a group ascend."""
         positions = sorted(self._position(axis) for axis in axes)
         if not positions:
             raise ValueError(f"name at least one axis of {', '.join(self.axes)}")
@@ -299,7 +299,7 @@ def _product(axes: Sequence[str], shape: Sequence[int]) -> str:
 
 
 def _listed(ranks: Sequence[int], most: int) -> str:
-    """ "0 8 16 ... 504": all ranks, or the first ones and the last."""
+    """ "0 8 16 ... 504": all ranks, or the first few and the last."""
     if len(ranks) <= most:
         return " ".join(map(str, ranks))
     return " ".join(map(str, ranks[: most - 1])) + f" ... {ranks[-1]}"
@@ -315,7 +315,7 @@ def _filled(sizes: Sequence[int]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of one width each; all but the first and the last two are numbers."""
+    """The rows with their columns aligned; all but the first and the last two hold numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,9 +1,9 @@
-"""What NCCL would choose for a collective, and how long it expects that to take (docs/nccl.md).
+"""What NCCL would choose for a collective, and its own estimate of the time (docs/nccl.md).
 
-NCCL estimates a latency and a bandwidth for each algorithm and protocol and takes the pair that it
-expects to be fastest for a size. The constants, and how they are combined, are those of NCCL 2.30.7
-(src/graph/tuning.cc; src/enqueue.cc chooses). Channels and their bandwidths are what the search of
-that version (src/graph/search.cc) finds on a DGX H100 and a DGX A100. NCCL uses these estimates to
+NCCL estimates a latency and a bandwidth for each algorithm and protocol, and takes the pair that it
+expects to be fastest for a size. The constants and formulas are those of NCCL 2.30.7
+(src/graph/tuning.cc; src/enqueue.cc chooses). Channels and their bandwidths are those that its
+search (src/graph/search.cc) finds on a DGX H100 and a DGX A100. NCCL uses these estimates to
 choose, not to predict.
 """
 
@@ -29,7 +29,7 @@ FUNCTIONS = {
 """The collectives that NCCL tunes, and its names for them."""
 
 CALL_US = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "PAT": (8.0, 8.0, 8.0)}
-"""What a call costs, for LL, LL128 and Simple; nothing where there is no entry."""
+"""The fixed cost of a call, for LL, LL128 and Simple; 0 for algorithms without an entry."""
 
 HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
     "Tree": {"inside": (0.6, 1.25, 4.0), "between": (5.0, 8.5, 14.0)},
@@ -40,9 +40,9 @@ HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
     "NVLSTree": {"inside": (0, 0, 25.0), "between": (0, 0, 20.9)},
     "PAT": {"inside": (0, 0, 4.0), "between": (0, 0, 14.0)},
 }
-"""A hop over NVLink, and over the network."""
+"""The latency of a hop over NVLink and over the network."""
 
-# By which share the bandwidth of a tree is corrected, for powers of two from 64 bytes on.
+# NCCL's correction of a tree's bandwidth, for powers of two from 64 bytes.
 _TREE_SHARE = {
     "LL": "1 1 1 1 .9 .8 .7 .7 .7 .7 .6 .5 .4 .4 .5 .6 .7 .8 .9 1 1 1 1",
     "LL128": "1 1 1 1 1 .9 .8 .8 .8 .7 .6 .6 .6 .6 .6 .6 .8 .9 .9 .9 .9 1 1",
@@ -52,8 +52,8 @@ _TREE_SHARE = {
 
 @dataclass(frozen=True)
 class Graph:
-    """Channels, and what each moves inside a node and between nodes, in GB/s. LL128 needs links
-    that keep 128 bytes together; a plain tree enters and leaves a node at one rank."""
+    """The number of channels, and the GB/s of each inside a node and between nodes. LL128 needs
+    links that keep 128 bytes together; a plain tree enters and leaves a node at one rank."""
 
     channels: int
     inside: float
@@ -64,9 +64,9 @@ class Graph:
 
 @dataclass(frozen=True)
 class _Machine:
-    """The most that a protocol or a tree moves, in GB/s, on 1, 2 and more nodes, in all channels
-    together (LL) or in each; and the graphs, by kind, for so many ranks on one node, or on each of
-    several."""
+    """The highest bandwidth of a protocol or a tree, in GB/s, on 1, 2 and more nodes, for all
+    channels together (LL) or for each; and the graphs by kind, for each number of ranks on a single
+    node or on each of several."""
 
     ll: tuple[float, float, float]
     ring_ll128: float
@@ -80,7 +80,7 @@ class _Machine:
     nodes_of: Mapping[int, Mapping[str, Graph]]
 
 
-def _alike(*kinds: str, graph: Graph) -> dict[str, Graph]:
+def _same_graph(*kinds: str, graph: Graph) -> dict[str, Graph]:
     return dict.fromkeys(kinds, graph)
 
 
@@ -96,13 +96,13 @@ _MACHINES = {
         post_us=1.0,
         one_node={
             2: {"ring": Graph(12, 30, 30), "tree": Graph(12, 60, 60), "nvls": Graph(2, 60, 60)},
-            4: _alike("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(4, 60, 60)},
-            8: _alike("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(8, 40, 60)},
+            4: _same_graph("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(4, 60, 60)},
+            8: _same_graph("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(8, 40, 60)},
         },
         nodes_of={
             1: {"ring": Graph(2, 24, 24), "direct": Graph(1, 48, 48)}
-            | _alike("tree", "chain", graph=Graph(2, 48, 24, is_plain=True)),
-            8: _alike("ring", "chain", "direct", graph=Graph(8, 48, 48))
+            | _same_graph("tree", "chain", graph=Graph(2, 48, 24, is_plain=True)),
+            8: _same_graph("ring", "chain", "direct", graph=Graph(8, 48, 48))
             | {"tree": Graph(8, 48, 48, is_plain=True), "nvls": Graph(8, 40, 48)},
         },
     ),
@@ -117,13 +117,13 @@ _MACHINES = {
         post_us=2.0,
         one_node={
             2: {"ring": Graph(12, 20, 20), "tree": Graph(12, 40, 40)},
-            4: _alike("ring", "tree", graph=Graph(12, 20, 20)),
-            8: _alike("ring", "tree", graph=Graph(12, 20, 20)),
+            4: _same_graph("ring", "tree", graph=Graph(12, 20, 20)),
+            8: _same_graph("ring", "tree", graph=Graph(12, 20, 20)),
         },
         nodes_of={
             1: {"ring": Graph(1, 24, 24)}
-            | _alike("tree", "chain", "direct", graph=Graph(1, 48, 24, is_plain=True)),
-            8: _alike("ring", "tree", graph=Graph(8, 24, 24, has_ll128=False))
+            | _same_graph("tree", "chain", "direct", graph=Graph(1, 48, 24, is_plain=True)),
+            8: _same_graph("ring", "tree", graph=Graph(8, 24, 24, has_ll128=False))
             | {"chain": Graph(8, 30, 24), "direct": Graph(8, 48, 24)},
         },
     ),
@@ -151,8 +151,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """NCCL's `estimates` for a `collective` on `ranks` ranks of `nodes` nodes, with so many
-    `channels`.
+    """NCCL's `estimates` for a `collective` on `ranks` ranks of `nodes` nodes and its `channels`.
 
     >>> from unisono.plan import find_topology, nccl
     >>> tuning = nccl.tune("all_reduce", 64, find_topology("h100"), {})
@@ -168,7 +167,7 @@ class Tuning:
     estimates: tuple[Estimate, ...]
 
     def time_s(self, estimate: Estimate, total_bytes: int) -> float:
-        """How long NCCL expects that a tensor of `total_bytes` takes."""
+        """NCCL's estimate of the time for a tensor of `total_bytes`."""
         latency_us, gb_per_s = estimate.latency_us, estimate.gb_per_s
         if self.collective == "all_reduce" and estimate.algorithm == "Tree":
             shares = _TREE_SHARE[estimate.protocol].split()
@@ -181,7 +180,7 @@ class Tuning:
         return latency_us * 1e-6 + total_bytes / (gb_per_s * 1e9)
 
     def choose(self, total_bytes: int) -> Estimate:
-        """What NCCL takes for a tensor of `total_bytes`; of equals, the first in its own order."""
+        """NCCL's choice for a tensor of `total_bytes`; of equals, the first in NCCL's order."""
         return min(self.estimates, key=lambda estimate: self.time_s(estimate, total_bytes))
 
 
@@ -191,11 +190,11 @@ def tune(
     topology: Topology,
     environment: Mapping[str, str] | None = None,
 ) -> Tuning:
-    """NCCL's estimates for `collective` on `ranks` ranks of `topology`: h100 or a100, or the same
-    with switches that add. `environment` may have NCCL_ALGO and NCCL_PROTO; without it, os.environ.
+    """NCCL's estimates for `collective` on `ranks` ranks of `topology`: h100 or a100, or either
+    with switches that reduce. `environment` (by default os.environ) has NCCL_ALGO and NCCL_PROTO.
 
-    Raises ValueError for what NCCL does not tune, machines whose channels are not known here, and
-    variables that leave nothing to choose.
+    Raises ValueError for a collective that NCCL does not tune, a machine whose channels are
+    unknown, and variables that leave nothing to choose.
 
     >>> from unisono.plan import find_topology, nccl
     >>> only = nccl.tune("all_reduce", 16, find_topology("h100"), {"NCCL_ALGO": "^Tree"})
@@ -204,7 +203,7 @@ def tune(
     """
     if collective not in FUNCTIONS:
         choices = name_choices(FUNCTIONS, collective)
-        raise ValueError(f"NCCL chooses among algorithms for {choices}, not for {collective}")
+        raise ValueError(f"NCCL does not choose an algorithm for {collective}, only for {choices}")
     environment = os.environ if environment is None else environment
     chosen = {
         name: _allowed(environment.get(name, ""), name, names, FUNCTIONS[collective])
@@ -218,9 +217,9 @@ def tune(
         known = machine.one_node if nodes == 1 else machine.nodes_of
     if machine is None or local not in known or ranks % nodes:
         raise ValueError(
-            "NCCL's channels are known here for h100 and a100 (also _sharp), with 2, 4 or 8 ranks "
-            f"on one node, or 1 or 8 on each of several; not for {ranks} ranks on {nodes} nodes "
-            f"of {topology.name}"
+            f"NCCL's channels for {ranks} ranks on {nodes} nodes of {topology.name} are unknown: "
+            "take h100 or a100 (also _sharp), with 2, 4 or 8 ranks on one node, or 1 or 8 on each "
+            "of several"
         )
     model = _Model(collective, ranks, nodes, machine, known[local], topology.switch_ports > 0)
     found = []
@@ -238,16 +237,16 @@ def tune(
                 found.append(Estimate(algorithm, protocol, latency_us, gb_per_s))
     if not found:
         set_here = (name for name, allowed in chosen.items() if allowed is not None)
-        said = " and ".join(f"{name}={environment[name]}" for name in set_here)
-        raise ValueError(f"{said} leaves nothing for {collective} here: NCCL would fail")
+        settings = " and ".join(f"{name}={environment[name]}" for name in set_here)
+        raise ValueError(f"{settings} leaves no algorithm for {collective} here: NCCL would fail")
     return Tuning(collective, ranks, nodes, model.channels, tuple(found))
 
 
 def ring_latency_us(
     ranks: int, nodes: int, protocol: str, rounds: int = 2, post_us: float = 1.0
 ) -> float:
-    """`rounds` times around a ring; between nodes a hop takes at least as long as it takes to post
-    a message, and with one rank per node nothing hides the network: then it is that of a tree."""
+    """The latency of `rounds` times around a ring. A hop between nodes takes at least as long as
+    posting a message. With one rank per node nothing hides the network: a hop costs a tree's."""
     which = PROTOCOLS.index(protocol)
     near_us = HOP_US["Ring"]["inside"][which]
     if nodes > 1:
@@ -258,7 +257,7 @@ def ring_latency_us(
 
 
 def tree_latency_us(ranks: int, nodes: int, protocol: str) -> float:
-    """Up and down a chain in each node and a tree between them."""
+    """The latency up and down a chain in each node and a tree between the nodes."""
     which = PROTOCOLS.index(protocol)
     near, far = ranks // nodes - 1, nodes.bit_length() - 1
     hops = HOP_US["Tree"]
@@ -287,7 +286,7 @@ class _Model:
         )
 
     def has(self, algorithm: str, protocol: str) -> bool:
-        """Whether NCCL considers LL128 there by itself; the others it always does."""
+        """Whether NCCL considers the protocol by default; only LL128 depends on the graph."""
         graph = self.graphs.get(_KINDS[algorithm])
         return protocol != "LL128" or (graph is not None and graph.has_ll128)
 
@@ -308,7 +307,7 @@ class _Model:
         }[algorithm]
 
     def gb_per_s(self, algorithm: str, protocol: str) -> float:
-        """Of tensor; 0 where NCCL does not have it."""
+        """The bandwidth, in tensor bytes; 0 if NCCL has no such algorithm here."""
         graph = self.graphs.get(_KINDS[algorithm])
         if graph is None or not self._is_possible(algorithm, protocol):
             return 0.0
@@ -324,7 +323,7 @@ class _Model:
         return bus * (self.ranks / self.steps if is_ring else 0.5)
 
     def _nvls(self, graph: Graph, algorithm: str) -> float:
-        """The switch at work, or the network where it is slower."""
+        """The bandwidth of the switch, or of the network if that is slower."""
         if graph.channels < 2:
             return 0.0
         inside = graph.inside * self.machine.nvls_share * (graph.channels - 1) / graph.channels
@@ -335,7 +334,7 @@ class _Model:
         return min(inside, between, self.machine.nvls_tree[self._size_class])
 
     def _limited(self, algorithm: str, protocol: str, graph: Graph, bus: float) -> float:
-        """What is left of the links' bandwidth by a protocol, a tree, and switches."""
+        """The links' bandwidth less what the protocol, the tree or the switches cost."""
         machine, which, channels = self.machine, self._size_class, graph.channels
         if algorithm == "Ring" and protocol == "LL":
             return min(machine.ll[which], bus / 2)
@@ -365,11 +364,11 @@ class _Model:
         which = PROTOCOLS.index(protocol)
         call_us = CALL_US.get(algorithm, (0.0, 0.0, 0.0))[which]
         near_us = HOP_US[algorithm]["inside"][which]
-        # With one rank per node nothing hides the network: then NCCL takes a tree's hops.
+        # With one rank per node nothing hides the network, so NCCL counts a tree's hops.
         far_us = HOP_US["Tree" if self.local == 1 else algorithm]["between"][which]
         levels, others = self.nodes.bit_length() - 1, self.local - 1
         if algorithm == "Ring" and self.collective in ("broadcast", "reduce"):
-            if self.nodes == 1 or self.local == 1:  # all channels take one way, a single chain
+            if self.nodes == 1 or self.local == 1:  # all channels share a single chain
                 return call_us + (near_us if self.nodes == 1 else HOP_US["Ring"]["between"][which])
             hops = HOP_US["Tree" if protocol == "Simple" else "Ring"]
             return call_us + self.steps * hops["between"][which]
@@ -390,7 +389,7 @@ class _Model:
 
 
 def _allowed(text: str, name: str, names: tuple[str, ...], function: str) -> set[str] | None:
-    """What a list like "ring,tree;broadcast:^ring" leaves for `function`; None: it says nothing."""
+    """What a list like "ring,tree;broadcast:^ring" allows for `function`; None for anything."""
     allowed = None
     spelled = {each.casefold(): each for each in names}
     functions = {each.casefold() for each in FUNCTIONS.values()}
@@ -400,7 +399,7 @@ def _allowed(text: str, name: str, names: tuple[str, ...], function: str) -> set
             raise ValueError(f"{name}={text}: all entries but the first need a name: AllReduce:...")
         if colon and prefix.casefold() not in functions:
             choices = name_choices(FUNCTIONS.values(), prefix)
-            raise ValueError(f"{name}={text}: there is no function {prefix!r}: {choices}")
+            raise ValueError(f"{name}={text}: NCCL has no function {prefix!r}: {choices}")
         given = set()
         for each in filter(None, listed.removeprefix("^").split(",")):
             if each.casefold() not in spelled:

@@ -1,5 +1,5 @@
-"""Schedules that play: the page has the schedule as it is written down, the simulated time of every
-message, and where the ranks stand; assets/player.js works out the rest."""
+"""Animated schedules. The page holds the schedule in its compact form, the simulated time of every
+message and the position of every rank; assets/player.js works out the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unisono.plan.topology import PRESETS, Topology
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000
 MOST_BUFFERS = 20_000_000
-_MOST_PAIRS = 2_000  # more lines than that are a blot
+_MOST_PAIRS = 2_000  # more lines than this are a blot
 
 
 def schedule_page(
@@ -32,11 +32,11 @@ def schedule_page(
     topology: Topology = PRESETS[TOPOLOGY],
     total_bytes: int = TOTAL_BYTES,
 ) -> str:
-    """The text of an HTML file that plays one schedule, or two on one clock, on `topology` with a
-    tensor of `total_bytes`. Raises ValueError for a schedule too large to be played."""
+    """The text of an HTML file that animates one schedule, or two on one clock, on `topology` with
+    a tensor of `total_bytes`. Raises ValueError for a schedule that is too large."""
     chosen = [schedules] if isinstance(schedules, Schedule) else list(schedules)
     if not 1 <= len(chosen) <= 2:
-        raise ValueError(f"a page plays one schedule or two, not {len(chosen)}")
+        raise ValueError(f"a page has room for one or two schedules, not {len(chosen)}")
     recordings = [_Recording(schedule, topology, total_bytes) for schedule in chosen]
     title = " and ".join(dict.fromkeys(schedule.algorithm for schedule in chosen))
     heading = f"{chosen[0].collective} by {title}"
@@ -45,7 +45,7 @@ def schedule_page(
         f'<p class="soft">{escape(_setting(chosen[0], topology, total_bytes))}</p></header>'
         '<main id="player"></main>'
         + as_data("schedules", [recording.as_data() for recording in recordings])
-        + "<noscript><p>This page plays by JavaScript, which is off.</p></noscript>"
+        + "<noscript><p>This page needs JavaScript, which is off.</p></noscript>"
     )
     return build_page(
         heading, body, ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
@@ -53,7 +53,7 @@ def schedule_page(
 
 
 def schedule_frame(schedule: Schedule) -> str:
-    """The page inside another one, for a notebook; where it is too large, what it is in a line."""
+    """The page in a frame, for a notebook; a schedule that is too large is described in a line."""
     try:
         page = schedule_page(schedule)
     except ValueError as error:
@@ -67,9 +67,9 @@ class _Recording:
         buffers = schedule.ranks * schedule.chunks
         if moves > MOST_MOVES or buffers > MOST_BUFFERS:
             raise ValueError(
-                f"{schedule.title()}: too large to be played; a page has room for "
-                f"{MOST_MOVES:,} chunks that move, and this has {moves:,}, and for "
-                f"{MOST_BUFFERS:,} buffers, and this has {buffers:,}"
+                f"{schedule.title()}: too large for a page, which has room for "
+                f"{MOST_MOVES:,} moves of a chunk (this has {moves:,}) and "
+                f"{MOST_BUFFERS:,} buffers (this has {buffers:,})"
             )
         self.schedule, self.topology = schedule, topology
         self._times: list[NDArray[np.float32]] = []
@@ -83,8 +83,8 @@ class _Recording:
         ready_s: NDArray[np.float64],
         done_s: NDArray[np.float64],
     ) -> None:
-        """When each message of a step begins to leave, and is in its buffer: a port sends them one
-        after the other, as they are listed."""
+        """Record when each message of a step leaves and when it is in its buffer. A port sends its
+        messages one after the other, in the order listed."""
         order = np.argsort(source, kind="stable")
         busy = sending_s[order]
         before = np.cumsum(busy) - busy
@@ -92,15 +92,15 @@ class _Recording:
         before -= np.maximum.accumulate(np.where(first, before, -np.inf))
         begin = np.empty_like(sending_s)
         begin[order] = ready_s[source[order]] + before
-        # What comes early is in its buffer when the receiver has come to this step.
+        # A message that arrives early is buffered once its receiver reaches this step.
         kept = np.maximum(done_s, ready_s[destination])
         self._times.append(np.stack([begin, kept], axis=1).astype("<f4"))
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON can hold it; the times of messages, in the order of steps, are packed."""
+        """The recording as JSON values; the times of messages, in order of steps, are packed."""
         schedule, topology = self.schedule, self.topology
         times = np.concatenate(self._times) if self._times else np.zeros((0, 2), "<f4")
-        # Equal columns lie together, and compress to almost nothing.
+        # Equal columns become neighbours and compress to almost nothing.
         packed = zlib.compress(np.ascontiguousarray(times.T).tobytes(), 9)
         reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier")
         return {

@@ -1,8 +1,8 @@
 """How long a collective should take: a model fitted to a few measured points, for all other sizes.
 
 t(S) = latency + S x cost(S), the model of Thakur, Rabenseifner and Gropp (2005) with a beta for
-each cache that the bytes may lie in: between the sizes that were measured, the cost of a byte is
-taken to be a power of the size.
+each cache that may hold the bytes. Between two measured sizes, the cost of a byte is modelled as a
+power of the size.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from itertools import pairwise
 import numpy
 
 WIDEST_GAP = 24.0
-"""Calibration points lie no further apart than this factor: a regime may hide in a wider gap."""
+"""The largest factor between two calibration points: a wider gap could hide a regime."""
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """A fitted collective: its latency, and what a byte costs at the sizes that were measured."""
+    """A fitted collective: its latency, and the cost of a byte at each measured size."""
 
     latency_s: float
     sizes_bytes: tuple[int, ...] = ()
     costs_s_per_byte: tuple[float, ...] = ()
 
     def cost_s_per_byte(self, size_bytes: float) -> float:
-        """What a byte of a message of this size costs."""
+        """The cost of a byte in a message of this size."""
         if not self.sizes_bytes or size_bytes <= 0:
             return 0.0
         logarithms = [math.log(size) for size in self.sizes_bytes]
@@ -52,7 +52,7 @@ def fit(times_s: Mapping[int, float]) -> CostModel:
     latency_s = times_s[0] if 0 in times_s else _latency_s(sizes, times_s)
     costs = [max(0.0, times_s[size] - latency_s) / size for size in sizes]
     if len(sizes) > 1 and costs[0] == 0.0:
-        # All of the smallest one's time is latency, so it says nothing about its bytes.
+        # The smallest size's time is all latency, so it says nothing about the cost of a byte.
         costs[0] = costs[1]
     return CostModel(latency_s, tuple(sizes), tuple(costs))
 
@@ -64,13 +64,13 @@ def _latency_s(sizes: Sequence[int], times_s: Mapping[int, float]) -> float:
         return first_s
     second, second_s = sizes[1], times_s[sizes[1]]
     slope = max(0.0, (second_s - first_s) / (second - first))
-    # Where the first point is slower than a later one, that was no latency.
+    # If a later point is faster than the first, the first was not all latency.
     return max(0.0, min(first_s - slope * first, *times_s.values()))
 
 
 def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) -> tuple[int, ...]:
-    """Which of the sizes to measure first, so that the others can be predicted: the smallest and
-    the largest, those about the caches, and more wherever a gap is wider than `WIDEST_GAP`."""
+    """Which sizes to measure first, so that the others can be predicted: the smallest, the largest,
+    those near cache sizes, and more wherever a gap is wider than `WIDEST_GAP`."""
     ordered = sorted(set(sizes))
     if len(ordered) <= 2:
         return tuple(ordered)
@@ -78,7 +78,7 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
     for cache in caches_bytes:
         if ordered[0] < cache < ordered[-1]:
             chosen.add(min(ordered, key=lambda size: abs(math.log(max(size, 1) / cache))))
-    # Behind the last cache comes memory, and the step down to it is the steepest.
+    # After the last cache comes memory, and the drop in speed is steepest there.
     chosen.update([size for size in ordered if size >= 2 * max(caches_bytes, default=0)][:1])
     while True:
         known = sorted(chosen)
@@ -96,5 +96,5 @@ def calibration_sizes(sizes: Iterable[int], caches_bytes: Sequence[int] = ()) ->
 
 
 def mean_absolute_error(pairs: Sequence[tuple[float, float]]) -> float:
-    """The mean of |expected - measured| / measured over some (expected, measured)."""
+    """The mean of |expected - measured| / measured over pairs of (expected, measured)."""
     return sum(abs(expected - measured) / measured for expected, measured in pairs) / len(pairs)

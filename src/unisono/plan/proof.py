@@ -1,5 +1,5 @@
-"""What each collective promises (docs/schedules.md has the table), and the proof that a schedule
-keeps it. A sum has each rank's contribution exactly once; a barrier may count one twice, for it
+"""What each collective guarantees (docs/schedules.md has the table), and the proof that a schedule
+keeps it. A sum has each rank's contribution exactly once; a barrier may count one twice, because it
 adds nothing."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from unisono.errors import ScheduleError, name_ranks
 from unisono.plan.schedule import Schedule, Step
 
-# What a buffer holds: the ranks whose contributions are in it, and those that are in it more than
-# once, as bits of two integers. Counting goes no further than "more than once".
+# What a buffer holds: the ranks whose contributions are in it, and those whose are in it more than
+# once, as bits of two integers. "More than once" is not counted further.
 _Held = tuple[int, int]
 
 
 def verify(schedule: Schedule) -> None:
-    """Prove that `schedule` does what its collective promises, by simulating every transfer with a
-    count of contributions in place of numbers (docs/schedules.md). Raises ScheduleError, with
+    """Prove that `schedule` does what its collective guarantees: simulate every transfer, with
+    counts of contributions in place of numbers (docs/schedules.md). Raises ScheduleError, with
     rank, chunk and step, if it does not.
 
     >>> from unisono import plan
@@ -35,12 +35,12 @@ def verify(schedule: Schedule) -> None:
 
 
 def owner(schedule: Schedule, chunk: int) -> int:
-    """The rank to which `chunk` belongs in reduce_scatter, all_gather, scatter and gather."""
+    """The rank that owns `chunk` in reduce_scatter, all_gather, scatter and gather."""
     return chunk // (schedule.chunks // schedule.ranks)
 
 
 def ends(schedule: Schedule, chunk: int) -> tuple[int, int]:
-    """From which rank to which `chunk` goes in all_to_all."""
+    """The source and destination of `chunk` in all_to_all."""
     pair = chunk // (schedule.chunks // schedule.ranks**2)
     return pair // schedule.ranks, pair % schedule.ranks
 
@@ -76,7 +76,7 @@ def _share(schedule: Schedule, rank: int) -> range:
 
 
 def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
-    """Each rank and chunk that must be there, with the contributions that it must have."""
+    """The chunks that ranks must have at the end: (rank, chunk, contributions in it)."""
     everyone = (1 << schedule.ranks) - 1
     for rank in range(schedule.ranks):
         for chunk in holds_after(schedule, rank):
@@ -97,7 +97,7 @@ def _apply(
     written: dict[tuple[int, int], int],
     doubled: dict[tuple[int, int], int],
 ) -> None:
-    """One step: first everything is read, then everything is written."""
+    """Apply one step: first read everything, then write everything."""
     arriving: dict[tuple[int, int], tuple[_Held, bool]] = {}
     for source, destination, first, reduces, count in zip(*step.columns(), strict=True):
         mine, theirs = held[source], held[destination]
@@ -109,7 +109,7 @@ def _apply(
             target = destination, chunk
             earlier = arriving.get(target)
             if earlier is not None and not (reduces and earlier[1]):
-                what = f"rank {destination} gets chunk {chunk} twice, and one of them overwrites it"
+                what = f"rank {destination} gets chunk {chunk} twice, and one copy overwrites it"
                 raise _error(what, destination, chunk, number)
             if reduces:
                 had = theirs.get(chunk) if earlier is None else earlier[0]
@@ -149,7 +149,7 @@ def _compare(
     if missing:
         raise _error(f"{where} lacks {_contributions(missing)}", rank, chunk, step)
     if surplus:
-        what = f"{where} has {_contributions(surplus)} in it, which it should not"
+        what = f"{where} wrongly contains {_contributions(surplus)}"
         raise _error(what, rank, chunk, step)
 
 

@@ -1,6 +1,6 @@
 """A collective algorithm as data: who sends which chunk to whom, at which step.
 
-docs/schedules.md says what a schedule means.
+docs/schedules.md defines what a schedule means.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True, order=True)
 class Transfer:
-    """`count` chunks, beginning with `chunk`, go from `source` to `destination`; by `action` they
-    are added to what is there ("reduce") or take its place ("copy").
+    """`count` chunks, starting at `chunk`, go from `source` to `destination`. `action` says whether
+    they are added to what is there ("reduce") or replace it ("copy").
 
     >>> from unisono import plan
     >>> print(plan.Transfer(0, 1, 3, "reduce"))
@@ -50,15 +50,15 @@ class Transfer:
 
     @property
     def chunk_name(self) -> str:
-        """ "c3", or "c3-5" of several chunks."""
+        """ "c3", or "c3-5" for several chunks."""
         last = self.chunk + self.count - 1
         return f"c{self.chunk}" if self.count == 1 else f"c{self.chunk}-{last}"
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Transfers that happen together, as arrays of one length: from `source` to `destination`, so
-    many chunks (`count`) from `chunk` on, added where it `reduces`. Iterating gives `Transfer`s.
+    """Transfers that happen together, as arrays of one length: `count` chunks, starting at `chunk`,
+    go from `source` to `destination` and are added where `reduces`. Iterating gives `Transfer`s.
 
     >>> from unisono import plan
     >>> [str(transfer) for transfer in plan.Step.of([0, 1], [1, 0], 0, "copy")]
@@ -80,20 +80,20 @@ class Step:
         action: Action | ArrayLike,
         count: ArrayLike = 1,
     ) -> Step:
-        """A step from columns; a single value stands for a column of it.
+        """A step from columns; a single value is repeated.
 
-        `action` is "copy" or "reduce" for all, or a column of booleans: True where it reduces.
+        `action` is "copy" or "reduce" for all, or a column of booleans: True means reduce.
         """
         if isinstance(action, str):
             if action not in ("copy", "reduce"):
-                raise ValueError(f"an action is copy or reduce, not {action!r}")
+                raise ValueError(f"the action must be copy or reduce, not {action!r}")
             action = action == "reduce"
         columns = np.broadcast_arrays(
             *(np.asarray(values, np.int64) for values in (source, destination, chunk, count)),
             np.asarray(action, np.bool_),
         )
         if columns[0].ndim > 1:
-            raise ValueError("the columns of a step have one dimension")
+            raise ValueError("the columns of a step must have one dimension")
         source, destination, chunk, count, reduces = (
             np.array(values, ndmin=1) for values in columns
         )
@@ -112,7 +112,7 @@ class Step:
         *,
         chunks: int,
     ) -> Step:
-        """As `of`, where what goes beyond the last of `chunks` chunks goes on with the first."""
+        """Like `of`, but chunks past the last of `chunks` chunks wrap around to the first."""
         step = cls.of(source, destination, chunk, action, count)
         over = step.chunk + step.count - chunks
         wraps = over > 0
@@ -126,11 +126,11 @@ class Step:
 
     @classmethod
     def listing(cls, transfers: Iterable[tuple[int, int, int, Action] | Transfer]) -> Step:
-        """A step from single transfers: `(source, destination, chunk, action)`, `Transfer`s."""
+        """A step from transfers: `(source, destination, chunk, action)` or `Transfer`s."""
         rows = [row if isinstance(row, Transfer) else Transfer(*row) for row in transfers]
         for row in rows:
             if row.action not in ("copy", "reduce"):
-                raise ValueError(f"an action is copy or reduce, not {row.action!r}")
+                raise ValueError(f"the action must be copy or reduce, not {row.action!r}")
         return cls.of(
             [row.source for row in rows],
             [row.destination for row in rows],
@@ -168,10 +168,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """One step, or a step taken `times` times in a regular way. This is the compact form.
+    """A `step`, or a step repeated `times` times in a regular way: the compact form.
 
-    From one time to the next every destination grows by `turn`, modulo the number of ranks, and
-    every chunk by `shift`, modulo `within` inside its own block of `within` chunks. `step` is the
+    Each time every destination grows by `turn`, modulo the number of ranks, and every chunk moves
+    on by `shift` inside its own block of `within` chunks, and wraps around there. `step` is the
     first.
 
     >>> from unisono import plan
@@ -189,11 +189,11 @@ class Phase:
 @dataclass(frozen=True)
 class Schedule:
     """A collective on `ranks` ranks as a sequence of steps: `phases` is what is stored, `steps`
-    what happens. `collective` and `algorithm` are names, `chunks` is into how many the tensor is
-    cut, `root` the rank that some collectives have.
+    what happens. `collective` and `algorithm` are names, `chunks` is the number of chunks that the
+    tensor is cut into, `root` the root rank of collectives that have one.
 
     Raises ValueError for transfers from or to ranks or chunks that do not exist, or from a rank to
-    itself. Whether it does what the collective promises is for `verify` to say.
+    itself. `verify` checks that it does what the collective guarantees.
 
     >>> from unisono import plan
     >>> step = plan.Step.of([0, 1], [1, 0], 0, "reduce")
@@ -257,11 +257,11 @@ class Schedule:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Every step; made when it is asked for."""
+        """Every step; built when you ask for it."""
         return _Steps(self)
 
     def at(self, phase: Phase, time: int) -> Step:
-        """What `phase` does for the `time`-th time, from 0."""
+        """The step that `phase` takes the `time`-th time, counted from 0."""
         step = phase.step
         if time == 0 or (phase.shift == 0 and phase.turn == 0):
             return step
@@ -276,7 +276,7 @@ class Schedule:
 
     @property
     def blocks(self) -> int:
-        """In how many equal parts the collective itself cuts its data: `chunks` is a multiple."""
+        """How many equal parts the collective itself cuts its data into; it divides `chunks`."""
         if self.collective == "all_to_all":
             return self.ranks * self.ranks
         if self.collective in ("reduce_scatter", "all_gather", "scatter", "gather"):
@@ -284,7 +284,7 @@ class Schedule:
         return 1
 
     def chunk_bytes(self, total_bytes: float) -> float:
-        """The size of a chunk where the whole tensor (docs/schedules.md) has `total_bytes`."""
+        """The size of a chunk if the whole tensor (docs/schedules.md) has `total_bytes`."""
         if self.collective == "barrier":
             return 0.0
         tensors = self.ranks if self.collective == "all_to_all" else 1
@@ -298,7 +298,7 @@ class Schedule:
         return sent
 
     def counted(self) -> Iterator[tuple[Step, int]]:
-        """Steps, each with how often it happens with these sources and destinations."""
+        """Steps, each with how often it repeats between the same sources and destinations."""
         for phase in self.phases:
             if phase.turn:
                 yield from ((self.at(phase, time), 1) for time in range(phase.times))
@@ -321,13 +321,13 @@ class Schedule:
         )
 
     def _repr_html_(self) -> str:
-        """In a notebook the schedule plays (docs/schedules.md)."""
+        """A notebook shows the schedule animated (docs/schedules.md)."""
         from unisono.plan.player import schedule_frame
 
         return schedule_frame(self)
 
     def to_json(self) -> str:
-        """As JSON, for other programs; `from_json` brings it back."""
+        """The schedule as JSON, which other programs and `from_json` can read."""
         names = ("source", "destination", "chunk", "reduces", "count")
         phases = [
             dict(zip(names, phase.step.columns(), strict=True))
@@ -339,7 +339,7 @@ class Schedule:
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
-        """The schedule that `to_json` wrote. Raises ValueError for anything else."""
+        """The schedule that `to_json` wrote as `text`. Raises ValueError for anything else."""
         try:
             parts = json.loads(text)
             names = ("source", "destination", "chunk", "reduces", "count")
@@ -349,7 +349,7 @@ class Schedule:
             )
             return cls(**parts, phases=phases)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is not a schedule's JSON: {error!r}") from error
+            raise ValueError(f"the text is not a schedule in JSON: {error!r}") from error
 
     # --- invalid schedules -----------------------------------------------------------------
 
@@ -357,11 +357,11 @@ class Schedule:
         step = phase.step
         within, shift = phase.within, phase.shift
         if phase.times < 1:
-            raise ValueError(f"a phase is taken at least once, not {phase.times} times")
+            raise ValueError(f"a phase must happen at least once, not {phase.times} times")
         if len(step) == 0:
             return
         if shift and (within < 1 or self.chunks % within):
-            raise ValueError(f"{self.chunks} chunks do not fall into blocks of {within}")
+            raise ValueError(f"{self.chunks} chunks cannot be divided into blocks of {within}")
         if shift and (
             np.any(step.chunk % step.count)
             or np.any(shift % step.count)
@@ -378,7 +378,7 @@ class Schedule:
             bad = next(
                 t for t in step if t.chunk < 0 or t.count < 1 or t.chunk + t.count > self.chunks
             )
-            raise ValueError(f"{bad}: not all of it is among {self.chunks} chunks")
+            raise ValueError(f"{bad}: not all of these chunks are among {self.chunks} chunks")
         distance = (step.destination - step.source) % self.ranks
         for time in range(phase.times if phase.turn else 1):
             alone = np.flatnonzero((distance + phase.turn * time) % self.ranks == 0)
@@ -388,7 +388,7 @@ class Schedule:
 
 
 class _Steps(Sequence[Step]):
-    """The steps of a schedule, made one at a time."""
+    """The steps of a schedule, built one at a time."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -413,4 +413,4 @@ class _Steps(Sequence[Step]):
             if 0 <= number < phase.times:
                 return self._schedule.at(phase, number)
             number -= phase.times
-        raise IndexError(f"there is no step {index} among {len(self)}")
+        raise IndexError(f"step {index} is not among {len(self)} steps")

@@ -1,9 +1,9 @@
 """How long a schedule takes on a topology, and what it keeps busy: the model of docs/scale.md.
 
-Messages of an earlier step are served first. Sending is over when the last byte has left the port;
-receiving when the last byte is in and, in a reduction, the receiver has added it. Receivers have
-room for what comes early. Queues can be lucky: where ranks share a card, a message that comes later
-than before may leave it to one that is waited for (Graham's anomalies, 1969).
+Messages of an earlier step are served first. A send ends when the last byte has left the port; a
+receive ends when the last byte has arrived and, in a reduction, the receiver has added it.
+Receivers buffer what arrives early. Where ranks share a card, a delay can save time: a message that
+comes late lets another pass that a rank is waiting for (Graham's anomalies, 1969).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from unisono.plan.topology import Topology
 
 Seconds = NDArray[np.float64]
 Indices = NDArray[np.int64]
-# Of a step's messages: source, destination, how long each keeps its sender's port; when each rank
-# begins the step; when each message has been dealt with.
+# For a step's messages: source, destination, how long each occupies its sender's port; when each
+# rank begins the step; when each message is done.
 OnStep = Callable[[Indices, Indices, Seconds, Seconds, Seconds], None]
 
 
@@ -37,10 +37,10 @@ class LinkUse:
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """What happens when `schedule` moves a tensor of `total_bytes` on `topology`.
+    """The simulation of `schedule` with a tensor of `total_bytes` on `topology`.
 
-    `finish_s` is when each rank is done, `time_s` when the last one is. `reducing_s` says
-    how long each rank was busy adding.
+    `finish_s` is when each rank is done, `time_s` when the last one is, `reducing_s` how long each
+    rank was busy adding.
 
     >>> from unisono import plan
     >>> ring = plan.find("all_reduce", "ring").schedule(16)
@@ -66,7 +66,7 @@ class Timeline:
             yield LinkUse(name, float(self._bytes[index]), float(self._busy_s[index]))
 
     def most_bytes(self, kind: Literal["port", "card"]) -> float:
-        """What went through one direction of the port, or card, through which most did."""
+        """The bytes that went through the busiest direction of a port or card."""
         parts = self._parts
         of_kind = (
             slice(0, parts.card_out) if kind == "port" else slice(parts.card_out, parts.reducer)
@@ -85,9 +85,9 @@ def simulate(
 ) -> Timeline:
     """Simulate `schedule` on `topology`, with a tensor of `total_bytes`.
 
-    `slow_ranks` maps ranks to how many times longer their overhead and their adding take; `late_s`
-    maps ranks to how much later they begin. `on_step` is told of every step, in order, and none is
-    skipped because it repeats. Raises ValueError for ranks that are not there.
+    `slow_ranks` maps ranks to the factor by which their overhead and their additions slow down,
+    `late_s` maps ranks to how much later they begin. `on_step` is called for every step in order,
+    repeated ones included. Raises ValueError for ranks that do not exist.
 
     >>> from unisono import plan
     >>> ring, h100 = plan.find("all_reduce", "ring").schedule(16), plan.find_topology("h100")
@@ -129,7 +129,7 @@ class _Simulation:
         self.on_step: OnStep | None = None
 
     def run(self, step: Step, times: int) -> None:
-        # Pipelines take the same step again and again, each time with other chunks.
+        # A pipeline repeats a step with other chunks each time.
         if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
             made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
             self.latest = step, made
@@ -139,21 +139,21 @@ class _Simulation:
             ends = messages.source, messages.destination
             for _ in range(times):
                 before = self.ready.copy()
-                done = messages.pass_on(self.ready, self.free)
+                done = messages.deliver(self.ready, self.free)
                 self.on_step(*ends, messages.sending.busy_s, before, done)
             return
         size = self.topology.node_size
         self._repeat(messages, times, size if size < self.schedule.ranks else 1)
 
     def _repeat(self, messages: Messages, times: int, period: int) -> None:
-        """Messages that go `times` times. Times only ever add up and wait for each other: where all
-        has become later by the same time after a `period`, the ranks of a node, as in a ring over
-        equal nodes, the rest is one multiplication."""
+        """Send the messages `times` times. Times only add up and wait for each other. So once
+        everything has moved on by the same time after a `period` (the ranks of a node, for a ring
+        over equal nodes), the rest is one multiplication."""
         left = times
         while left:
             before_ready, before_free = self.ready.copy(), self.free.copy()
             for _ in range(min(period, left)):
-                messages.pass_on(self.ready, self.free)
+                messages.deliver(self.ready, self.free)
             left -= min(period, left)
             rounds = left // period
             later, used = self.ready - before_ready, self.free > before_free
@@ -205,7 +205,7 @@ def _same_but_for_chunks(one: Step, other: Step) -> bool:
 
 
 class Parts:
-    """Where each port, card and adding unit stands in the arrays of the simulation."""
+    """The index of each port, card and adder in the arrays of the simulation."""
 
     def __init__(self, ranks: int, topology: Topology) -> None:
         self.ranks, self.topology = ranks, topology
@@ -220,12 +220,12 @@ class Parts:
         return rank // size * cards + rank % size * cards // size
 
     def names(self) -> Iterator[str]:
-        for way in ("out", "in"):
-            yield from (f"rank {rank} {way}" for rank in range(self.ranks))
-        for way in ("out", "in"):
+        for direction in ("out", "in"):
+            yield from (f"rank {rank} {direction}" for rank in range(self.ranks))
+        for direction in ("out", "in"):
             for card in range(self.cards):
                 node, number = divmod(card, self.topology.cards)
-                yield f"node {node} card {number} {way}"
+                yield f"node {node} card {number} {direction}"
 
     def check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
@@ -236,14 +236,15 @@ class Parts:
         for rank, factor in ranks.items():
             self.check_rank(rank)
             if factor <= 0:
-                raise ValueError("a factor of slowness must be more than 0")
+                raise ValueError(f"the factor of slow rank {rank} must be above 0, not {factor}")
             slow[rank] = factor
         return slow
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The parts that some messages pass, how long each is busy, and whether each has its own."""
+    """The parts that some messages pass, how long each message occupies its part, and whether each
+    message has a part to itself."""
 
     part: Indices
     at: Indices | slice
@@ -262,7 +263,7 @@ class Stage:
         return cls(part, _as_slice(part) if alone else part, busy_s, alone, order, starts)
 
     def serve(self, begin: Seconds, free: Seconds) -> Seconds:
-        """When each message begins to pass, where it could from `begin`; moves `free` on."""
+        """When each message starts to pass, which it can from `begin`; updates `free`."""
         if self.alone:
             begin = np.maximum(begin, free[self.at])
             free[self.at] = begin + self.busy_s
@@ -271,7 +272,7 @@ class Stage:
         length = np.diff(starts, append=len(order))
         overtakes = np.diff(begin[order], prepend=-np.inf) < 0
         overtakes[starts] = False
-        if overtakes.any():  # only these parts' messages are put in order: by time, then as listed
+        if overtakes.any():  # sort only these parts' messages: by time, then as listed
             where = np.flatnonzero(np.repeat(np.logical_or.reduceat(overtakes, starts), length))
             some = order[where]
             order = order.copy()
@@ -286,7 +287,7 @@ class Stage:
 
 
 def _as_slice(index: Indices) -> Indices | slice:
-    """The same indices as a slice, which NumPy is much faster with, if they follow each other."""
+    """Consecutive indices as a slice, which is much faster in NumPy; others as they are."""
     if len(index) and np.all(np.diff(index) == 1):
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
@@ -337,8 +338,8 @@ class Messages:
         self.entering = Stage.of(card_into, card)
         self.reducing = Stage.of(parts.reducer + adder, add * slow[adder])
 
-    def pass_on(self, ready: Seconds, free: Seconds) -> Seconds:
-        """When each message has been dealt with. Moves `ready` and `free` on."""
+    def deliver(self, ready: Seconds, free: Seconds) -> Seconds:
+        """When each message is done. Updates `ready` and `free`."""
         begin = self.sending.serve(ready[self.source_at], free)
         left = begin + self.sending.busy_s
         head, tail = begin + self.latency, left + self.latency

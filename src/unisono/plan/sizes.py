@@ -9,7 +9,7 @@ _EXAMPLES = "sizes are written like 8, 64K, 1.5M or 1G (K = 1,024 bytes, M = 1,0
 
 
 def parse_size(text: str) -> int:
-    """The bytes of "64M". Raises ValueError, with the ways to write a size, for anything else."""
+    """A size like "64M" in bytes. Raises ValueError, with examples of sizes, for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size: {_EXAMPLES}")
@@ -17,8 +17,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str, factor: int = 2) -> tuple[int, ...]:
-    """The bytes of "8:1G", from the first to the last size by powers of `factor`, or of "8,1K,64M".
-    Raises ValueError for anything else."""
+    """The sizes of "8:1G", each `factor` times the one before, or of "8,1K,64M", in bytes. Raises
+    ValueError for anything else."""
     if ":" not in text:
         return tuple(parse_size(part) for part in text.split(","))
     first, _, last = text.partition(":")
@@ -48,7 +48,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits with the unit that fits: 12.3 us, 4.56 ms, 1.2 s."""
+    """Three digits and a unit: 12.3 us, 4.56 ms, 1.2 s."""
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= factor:
             return f"{seconds / factor:.3g} {unit}"

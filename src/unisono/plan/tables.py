@@ -1,4 +1,4 @@
-"""What `unisono plan` shows as tables and charts, and the same for programs."""
+"""The tables and charts of `unisono plan`, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from unisono.plan.complexity import Cost
 from unisono.plan.nccl import VERSION, Estimate, Tuning
 from unisono.plan.sizes import format_seconds, format_size
 
-NcclRow = tuple[int, Estimate, float]  # a size, what NCCL considers for it, and the seconds
-Series = Mapping[str, Sequence[float]]  # by algorithm, the seconds at each x
+NcclRow = tuple[int, Estimate, float]  # (size, NCCL's estimate, seconds)
+Series = Mapping[str, Sequence[float]]  # for each algorithm, the seconds at each x
 
 
 def where(ranking: Ranking, with_size: bool = True) -> str:
@@ -30,7 +30,7 @@ def where(ranking: Ranking, with_size: bool = True) -> str:
 
 
 def ranking_table(ranking: Ranking) -> Table:
-    """The algorithms, the fastest first; among them the switches, where they add."""
+    """The algorithms, the fastest first, and with them the switches if they reduce."""
     rows = [
         (
             choice.time_s,
@@ -120,14 +120,14 @@ def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """With all figures: a table that is wider than the terminal, or the page, stays so."""
+    """Print the table in full, even if it is wider than the terminal."""
     any_width = console.options.update(max_width=10_000)
     width = max(console.width, Measurement.get(console, any_width, table).maximum)
     Console(file=console.file, highlight=False, width=width).print(table)
 
 
 def _table(*headings: str, left: int) -> Table:
-    """A narrow table; the first `left` columns are names, the others figures."""
+    """A narrow table; the first `left` columns are names, the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
@@ -153,9 +153,9 @@ def series(rankings: Sequence[Ranking]) -> dict[str, list[float]]:
 
 
 def check_chart(path: Path) -> None:
-    """Raise ValueError or RuntimeError, before the work, if a chart cannot be written there."""
+    """Raise ValueError or RuntimeError, before any work is done, if the chart cannot be written."""
     if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"a chart is written to a .png or .svg file, not {path.name}")
+        raise ValueError(f"cannot write a chart to {path.name}: give -o a .png or .svg file")
     try:
         import matplotlib  # noqa: F401 - is it there?
     except ImportError as error:
@@ -167,12 +167,12 @@ def check_chart(path: Path) -> None:
 def save_chart(
     path: Path, x: Sequence[float], times: Series, title: str, x_label: str = "bytes"
 ) -> None:
-    """A PNG or SVG file, by the ending of `path`. Raises what `check_chart` raises."""
+    """Write a PNG or SVG file, by the suffix of `path`. Raises what `check_chart` raises."""
     check_chart(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    # Text stays text, and the file is the same every time that it is made.
+    # Text stays text, and the same chart is the same file every time.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "unisono"}):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""What ranks are connected by: nodes, links with latency and bandwidth, cards that ranks share."""
+"""How ranks are connected: nodes, links with latency and bandwidth, cards that ranks share."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from pathlib import Path
 class Topology:
     """Ranks in nodes of `node_size`, rank r in node r // node_size.
 
-    The ranks of a node are connected with a latency of `inside_latency_s` for a hop, and a port of
-    `inside_bytes_per_s` for each rank in each direction. `between_latency_s` is the latency of a
-    hop to another node, which goes through one of the node's `cards`, each with `card_bytes_per_s`
-    in each direction. A message keeps its sender's and its receiver's port busy for
-    `overhead_s` besides its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before
-    anything moves.
+    Inside a node a hop has a latency of `inside_latency_s`, and each rank has a port with
+    `inside_bytes_per_s` in each direction. `between_latency_s` is the latency of a hop to another
+    node, which goes through one of the node's `cards`, each with `card_bytes_per_s` in each
+    direction. A message occupies its sender's and its receiver's port for `overhead_s` in addition
+    to its bytes; a rank adds `reduce_bytes_per_s`; a call takes `call_s` before anything moves.
 
     The network's switches have `switch_ports` ports and add what passes them, each at
-    `switch_bytes_per_s`; with 0 ports they only pass it on. `inside_switch_adds` says the same of
-    the switch inside a node. `name` is what people call it, `source` where its figures come from.
+    `switch_bytes_per_s`; with 0 ports they only forward it. `inside_switch_adds` says whether the
+    switch inside a node adds, too. `name` is its name, `source` where its numbers come from.
 
     Raises ValueError for invalid values.
 
@@ -51,9 +50,9 @@ class Topology:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in ("name", "source"):
-                fits, wanted = isinstance(value, str), "a text"
+                fits, wanted = isinstance(value, str), "a string"
             elif field.name in ("node_size", "cards"):
-                fits, wanted = type(value) is int and value >= 1, "a whole number from 1"
+                fits, wanted = type(value) is int and value >= 1, "an integer of at least 1"
             elif field.name == "switch_ports":
                 fits, wanted = type(value) is int and (value == 0 or value >= 4), "0, or 4 or more"
             elif field.name == "inside_switch_adds":
@@ -89,7 +88,7 @@ class Topology:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:
-        """A topology from a small file, whose keys are the names of the fields, or ValueError."""
+        """A topology from a TOML file whose keys are the names of the fields, or ValueError."""
         try:
             values = tomllib.loads(Path(path).read_text())
         except OSError as error:
@@ -101,8 +100,8 @@ class Topology:
         unknown = set(values) - {field.name for field in fields}
         if unknown:
             raise ValueError(
-                f"topology file {path} has {', '.join(sorted(unknown))}, which no topology has; "
-                f"it may have {', '.join(field.name for field in fields)}"
+                f"topology file {path} has unknown keys: {', '.join(sorted(unknown))}; "
+                f"the known ones are {', '.join(field.name for field in fields)}"
             )
         missing = [
             field.name
@@ -126,7 +125,7 @@ class Topology:
         return "\n".join(lines) + "\n"
 
     def with_nodes_of(self, node_size: int) -> Topology:
-        """The same with another number of ranks per node."""
+        """This topology with `node_size` ranks per node."""
         return dataclasses.replace(self, node_size=node_size)
 
     def nodes(self, ranks: int) -> int:
@@ -134,7 +133,7 @@ class Topology:
         return -(-ranks // self.node_size)
 
     def rails(self, ranks: int) -> int:
-        """How many of a node's cards `ranks` ranks can keep busy: a channel for each uses all."""
+        """How many of a node's cards `ranks` ranks can keep busy, with a channel for each."""
         return min(self.cards, self.node_size) if self.nodes(ranks) > 1 else 1
 
 
@@ -156,7 +155,7 @@ _H100 = Topology(
     "InfiniBand NDR; "
     f"{_HOP} (HBM3, 3.35 TB/s); overhead assumed",
 )
-# What is not said of the next two is as on an H100.
+# The next two are like an H100 in all that they do not set.
 PRESETS = {
     "h100": _H100,
     "a100": dataclasses.replace(
@@ -211,7 +210,7 @@ for _plain, _ports, _switches in (
 def find_topology(name: str) -> Topology:
     """A preset by its `name`, or the topology in the TOML file of that name.
 
-    Raises ValueError with the names that there are.
+    Raises ValueError, with the known names, for an unknown one.
 
     >>> from unisono import plan
     >>> plan.find_topology("h100").node_size

@@ -91,7 +91,7 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
     query, key, value = three
     shapes = ", ".join(str(tuple(tensor.shape)) for tensor in three)
     if min(tensor.dim() for tensor in three) < 2:
-        comm.reject_call(operation, f"shapes {shapes}: positions and width are needed")
+        comm.reject_call(operation, f"shapes {shapes} must end with positions and width")
     if query.shape[-2] != key.shape[-2]:
         comm.reject_call(
             operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
@@ -101,7 +101,7 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
         return 1
     fits = fits and query.dim() == key.dim() > 2 and query.shape[:-3] == key.shape[:-3]
     if not fits or key.shape[-3] == 0 or query.shape[-3] % key.shape[-3]:
-        comm.reject_call(operation, f"query, key and value of shapes {shapes} do not fit")
+        comm.reject_call(operation, f"query, key and value of shapes {shapes} do not fit together")
     return int(query.shape[-3] // key.shape[-3])
 
 
@@ -191,7 +191,7 @@ class _Rings:
         return _Lane(self.comm, (self.source(-1, 0), self.source(1, 0)), self.lengths, tag)
 
     def blocks(self, mine: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Turn, step and the block at hand; the next ones come while the caller works on it."""
+        """Turn, step and the current block; the next ones arrive while the caller works on it."""
         inner, outer = self.inner_lane(_KEYS), self.outer_lane(_OUTER_KEYS)
         first = mine
         for turn in range(self.turns):
@@ -254,7 +254,7 @@ class _Ring(torch.autograd.Function):
         own = (slope * result).sum(-1, keepdim=True)
         query_slope = torch.zeros_like(wide)
         both = torch.cat([key, value], dim=-1).contiguous()
-        # The slopes of the block at hand: those of the inner ring's ranks before us, and in the
+        # The slopes of the current block: those of the inner ring's ranks before us, and in the
         # outer ring, of the inner rings before ours.
         slopes = ring_slopes = both
         inner, outer = rings.inner_lane(_SLOPES), rings.outer_lane(_OUTER_SLOPES)

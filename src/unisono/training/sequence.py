@@ -40,7 +40,7 @@ def shard_positions(
     if order not in ORDERS:
         raise ValueError(unknown_order(order))
     if length < 0:
-        raise ValueError(f"a sequence of {length} positions")
+        raise ValueError(f"a sequence cannot have {length} positions")
     mine = torch.arange(length)
     if context is not None:
         comm = resolve(context)

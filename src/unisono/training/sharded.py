@@ -48,8 +48,8 @@ class _Row:
         self.share.copy_(self.mine)
         for index, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if parameter.tensor.data_ptr() != self.parts[index].data_ptr():
-                why = f"{parameter.name} has other memory than when its ShardedOptimizer was made"
-                comm.reject_call("all_reduce", f"{why}: move and convert the model before")
+                why = f"{parameter.name} has moved since its ShardedOptimizer was made"
+                comm.reject_call("all_reduce", f"{why}: move and convert the model first")
             gradient = parameter.tensor.grad
             self.absent[index] = float(gradient is None)
             if gradient is None:

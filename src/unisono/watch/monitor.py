@@ -293,7 +293,7 @@ class Monitor:
                 del self._awaited[key]
                 ended_s = over[0].record.ended_s or time.monotonic()
                 waited_s = ended_s - wait.record.arrived_s
-                _logger.warning("unisono.watch: %s went on after %.0f s", wait, waited_s)
+                _logger.warning("unisono.watch: %s continued after %.0f s", wait, waited_s)
 
     def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
         """Whether a call of ours is still waiting: asking all ranks takes time, and if it has gone

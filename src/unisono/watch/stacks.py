@@ -34,7 +34,7 @@ _MOST_ENDED = 8
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a stack. `doing` is what it calls, as it stands in the source: lock.acquire."""
+    """One line of a stack. `doing` is what it calls, as written in the source: lock.acquire."""
 
     file: str
     line: int

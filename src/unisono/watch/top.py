@@ -52,7 +52,7 @@ class RankRow:
 
 @dataclass(frozen=True)
 class Job:
-    """Processes that share groups. `verdict` is what the watch says of a call that waits."""
+    """Processes that share groups. `verdict` is what the watch says about a waiting call."""
 
     command: str
     pids: tuple[int, ...]

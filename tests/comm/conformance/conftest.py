@@ -1,8 +1,8 @@
-"""What every implementation of the Communicator promises, at every size of group.
+"""What every transport of the Communicator guarantees, at every group size.
 
-One set of tests; the fixture `comm` has each run on all implementations. A test runs on every rank
-and compares with what it computes from all ranks' inputs: bit for bit, but for the order in which
-another library adds the floats of three ranks or more.
+One set of tests; the fixture `comm` runs each on all transports. A test runs on every rank and
+compares with what it computes from all ranks' inputs: bit for bit, except for the order in which
+another library adds the floats of three or more ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def world_of_ours(request: pytest.FixtureRequest) -> Iterator[Communicator]:
 def hosts_world(
     request: pytest.FixtureRequest, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Communicator]:
-    """A world over hosts, which are made up: all ranks are on this machine."""
+    """A world over simulated hosts: all ranks are on this machine."""
     hosts = PLACEMENTS[request.node.callspec.params["comm"]]
     rank = int(os.environ["UNISONO_RANK"])
     monkeypatch.setenv("UNISONO_HOSTID", hosts[rank])

@@ -1,4 +1,5 @@
-"""Collectives by an algorithm of the caller's choice: every one of the catalog, every promise."""
+"""Collectives by an algorithm that the caller chooses: every one in the catalog, every
+guarantee."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ROOTED = ("broadcast", "reduce")
 
 
 def call_and_check(comm: Communicator, collective: str, count: int, root: int, **how: Any) -> None:
-    """One call with `count` elements per part, against what NumPy makes of all ranks' inputs."""
+    """One call with `count` elements per part, compared with NumPy's result from all ranks'
+    inputs."""
     rank, size = comm.rank, comm.size
     wide = collective in ("reduce_scatter", "all_to_all")
     given = inputs(size, torch.int32, count * size if wide else count, seed=count)

@@ -1,4 +1,4 @@
-"""How tensors lie in memory: strides, lists in one call, results in place, views of autograd."""
+"""Memory layouts: strides, lists in one call, results in place, autograd's views."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ARRAY_LAYOUTS = {
 
 
 def laid_out(layout: str, dtype: torch.dtype, content: torch.Tensor | None, array: bool) -> Any:
-    """A base and a view of it in this layout, which holds `content`."""
+    """A base tensor, and a view of it with this layout that holds `content`."""
     shape, view_of = ARRAY_LAYOUTS[layout]
     base: Any = values(dtype, int(numpy.prod(shape)), 99, 0).reshape(shape)
     if array:
@@ -48,7 +48,7 @@ def laid_out(layout: str, dtype: torch.dtype, content: torch.Tensor | None, arra
 
 
 def whole_numbers(size: int, dtype: torch.dtype, count: int) -> list[torch.Tensor]:
-    """The inputs of all ranks; their sums are exact in whatever order they are added."""
+    """The inputs of all ranks; their sums are exact in any order."""
     rows = [row.to(dtype) for row in inputs(size, torch.int8, count)]
     return [row * (1 + 2j) for row in rows] if dtype.is_complex else rows
 
@@ -281,7 +281,7 @@ LAZY: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda plain: plain.conj().imag[:1],
     lambda plain: torch._neg_view(plain.real.half()[::2]),
 ]
-"""Views of complex numbers that do not read as they lie."""
+"""Views of complex numbers whose values differ from what is in memory."""
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -292,7 +292,7 @@ def test_conjugated_and_negated_views_read_as_they_are(comm: Communicator, async
 
     def done(work: Any) -> None:
         while work is not None and not work.is_completed():
-            pass  # whoever sees that it is over has the numbers
+            pass  # a thread that sees it completed has the numbers
         assert work is None or work.exception() is None
 
     def resolved(tensor: torch.Tensor) -> torch.Tensor:
@@ -308,7 +308,7 @@ def test_conjugated_and_negated_views_read_as_they_are(comm: Communicator, async
         done(comm.all_gather(lazy[0], plain[rank], async_op=async_op))
         for part, wanted in zip(lazy[0], plain, strict=True):
             assert_same(resolved(part), wanted, ("all_gather into them", number))
-        for op, views in (("sum", lazy[1]), ("product", lazy[2])):  # which tells -1 from 1
+        for op, views in (("sum", lazy[1]), ("product", lazy[2])):  # which distinguishes -1 from 1
             if not promised(comm, plain[0].dtype, op):
                 continue
             done(comm.all_reduce(views[rank], op, async_op=async_op))

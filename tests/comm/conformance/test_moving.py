@@ -26,14 +26,14 @@ COUNTS = (0, 1, 2, 7, 1001)
 
 
 def uneven(size: int, scale: int = 1) -> list[int]:
-    """A count for each rank, all different where possible, one of them zero."""
+    """A count for each rank, all different if possible, one of them zero."""
     return [(3 * rank % (size + 1)) * scale for rank in range(size)]
 
 
 @on_implementations(EVERY, quick=QUICK_DTYPES)
 def test_every_dtype_of_torch_is_moved(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
-    warnings.simplefilter("ignore")  # some types are experimental to torch
+    warnings.simplefilter("ignore")  # torch calls some types experimental
     for dtype in movable_dtypes():
         for count in (0, 1, 7, 700):
             root = count % size

@@ -1,4 +1,4 @@
-"""Reductions: every dtype and op, sizes around every threshold, what numbers do at their edges."""
+"""Reductions: every dtype and op, sizes around every threshold, edge cases of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments that are refused, by one sentence, after which the group goes on."""
+"""Invalid arguments: each is rejected with one sentence, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_read_only_or_expanded_input_is_as_good_as_any(comm: Communicator) -> 
 
 
 def without_plain_memory() -> list[tuple[Any, str]]:
-    """Each with the reason that it is refused for, which may end with the devices that will do."""
+    """Each with the reason, which may end with the devices that are supported."""
     resized = torch.ones(8)[2:6]
     resized.untyped_storage().resize_(12)
     records = numpy.dtype([("a", "f4"), ("b", "i4")])

@@ -1,4 +1,4 @@
-"""The words of people who know torch: those that are understood, and those that are answered."""
+"""torch's names: those that are accepted, and those whose error names the right call."""
 
 from __future__ import annotations
 

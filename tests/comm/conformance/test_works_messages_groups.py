@@ -1,4 +1,4 @@
-"""Works, messages and groups, and what a Communicator says of itself."""
+"""Works, messages and groups, and a Communicator's own properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_works_finish_in_any_order_of_waiting_and_when_dropped(comm: Communicato
     tensors = [torch.full((1000,), float(k)) for k in range(8)]
     works = [comm.all_reduce(tensor, async_op=True) for tensor in tensors]
     strided = torch.zeros(6)
-    comm.all_reduce(strided[::2].fill_(1), async_op=True)  # nobody waits for it
+    comm.all_reduce(strided[::2].fill_(1), async_op=True)  # no thread waits for it
     for work in reversed(works):
         assert work is not None
         work.wait()
@@ -128,7 +128,7 @@ def test_messages_with_tags_and_from_anybody(comm: Communicator) -> None:
 @on_implementations(ranks_from(3))
 def test_groups_are_made_by_their_members_alone_in_the_order_given(comm: Communicator) -> None:
     rank, size = comm.rank, comm.size
-    if rank < 2:  # a group more on some ranks than on others must not confuse the next
+    if rank < 2:  # one group more on some ranks than on others must not confuse the next
         first = subgroup(comm, [0, 1])
         first.barrier()
     members = [size - 1, 0]

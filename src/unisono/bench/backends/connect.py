@@ -92,11 +92,11 @@ class Connector:
 
     def _device_for_nccl(self) -> str:
         if not torch.cuda.is_available():
-            raise Unsupported("there is no CUDA device here")
+            raise Unsupported("this machine has no CUDA device")
         devices, ranks = torch.cuda.device_count(), len(self._neighbours)
         if devices < ranks:
             raise Unsupported(
-                f"NCCL needs a GPU per rank, and there are {devices} for {ranks} ranks"
+                f"NCCL needs a GPU per rank, but there are {devices} for {ranks} ranks"
             )
         return take_gpu(self._neighbours.index(self._comm.rank))
 
@@ -107,7 +107,7 @@ class Connector:
             raise Unsupported("mpi4py is not installed", INSTALL_MPI)
         launched = read_rank_info()
         if launched is None or launched.launcher != "mpirun":
-            raise Unsupported("its ranks must be started by mpirun", START_MPI)
+            raise Unsupported("MPI needs ranks that mpirun started", START_MPI)
         from mpi4py import MPI
 
         world, size = MPI.COMM_WORLD, self._comm.size

@@ -32,7 +32,7 @@ class Direct(Backend):
         if self.algorithm is None:
             return partial(call, *arguments, **more)
         if "algorithm" not in inspect.signature(call).parameters:
-            raise Unsupported(f"{method} has no choice of algorithms")
+            raise Unsupported(f"{method} takes no algorithm")
         try:
             find_to_run(method, self.algorithm)
         except ValueError as error:
@@ -41,7 +41,7 @@ class Direct(Backend):
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         if case.collective.pairwise and self.algorithm is not None:
-            raise Unsupported("messages have no choice of algorithms")
+            raise Unsupported("messages take no algorithm")
         return super().calls(case, buffers)
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:

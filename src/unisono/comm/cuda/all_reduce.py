@@ -113,7 +113,7 @@ class AllReduces:
         return calls.carry_out(call, job, [tensor], async_op, leaves_record=True)
 
     def _tell_regions(self, call: AnnouncedCall, row: torch.Tensor) -> list[RankMemory]:
-        """Where each rank's row lies, after a meeting in which all calls matched."""
+        """Where each rank's row is, after a meeting in which all calls matched."""
         calls = self._calls
         mine = calls.describe([row], row.nbytes)
         message = numpy.frombuffer(encode_memory(mine, 1), numpy.uint8)

@@ -61,7 +61,7 @@ def _kernels() -> Kernels:
 
 
 def flags_bytes(size: int) -> int:
-    """How much memory the flags of so many ranks take."""
+    """The memory that the flags of this many ranks take."""
     return size * _LINE_BYTES
 
 
@@ -149,7 +149,7 @@ class Orchestra:
     def locate(
         self, memory: Sequence[RankMemory], tasks: Sequence[Task]
     ) -> list[tuple[Task, list[int]]]:
-        """On the conductor: where the tasks' memory lies in this process. Raises DriverError if
+        """On the conductor: where the tasks' memory is in this process. Raises DriverError if
         some of it cannot be opened."""
         begin = functools.cache(functools.partial(self._address, memory))
         return [

@@ -116,7 +116,7 @@ class Driver:
         return bytes(self._call("cuIpcGetMemHandle", base).reserved)
 
     def open_memory(self, handle: bytes) -> int:
-        """Where another process's allocation lies in this one."""
+        """The address of another process's allocation in this one."""
         given = self._cu.CUipcMemHandle()
         given.reserved = handle
         lazily = self._cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS

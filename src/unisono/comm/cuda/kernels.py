@@ -17,7 +17,7 @@ from unisono.comm.cuda.driver import Driver
 from unisono.comm.reductions import Reduction
 
 MOST_ROWS = 64
-"""The most rows that one launch can combine: its arguments hold so many addresses."""
+"""The most rows that one launch can combine: its arguments hold this many addresses."""
 
 _THREADS = 256
 _VECTOR_BYTES = 16

@@ -54,7 +54,7 @@ def encode_memory(memory: RankMemory, most_regions: int) -> bytes:
 
 
 def decode_memory(data: bytes, most_regions: int) -> RankMemory:
-    """The reverse of `encode_memory`, with so many regions at most."""
+    """The reverse of `encode_memory`, with at most this many regions."""
     count, can_map, size, gone = _HEADER.unpack_from(data)
     regions = tuple(
         Region(*_REGION.unpack_from(data, _HEADER.size + index * _REGION.size))

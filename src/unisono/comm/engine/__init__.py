@@ -129,7 +129,7 @@ def compare_shapes(by_default: bool) -> None:
 
 
 def where_is_program() -> str:
-    """The program's current line, for a peer that waits for us in vain."""
+    """The program's current line, for a peer whose wait for us fails."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         frame = frame.f_back  # a program that waits inside one of our calls, in Python

@@ -7,8 +7,8 @@ numbers, one of which the other has just generated:
     called   a random number, proof
     caller   proof
 
-Messages follow: length, a hash of direction, count and content, JSON. Without the secret nobody can
-forge or replay a message. Messages are not encrypted.
+Messages follow: length, a hash of direction, count and content, JSON. Without the secret
+no process can forge or replay a message. Messages are not encrypted.
 """
 
 from __future__ import annotations

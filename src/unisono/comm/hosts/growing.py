@@ -145,7 +145,7 @@ def join_growing(
         if about and about["generation"] >= generation:
             if rank is not None and rank >= about["size"]:
                 size = about["size"]
-                raise RendezvousError(f"group {name} grows to {size} ranks, without a rank {rank}")
+                raise RendezvousError(f"group {name} grows to {size} ranks and has no rank {rank}")
             number, check = growth_store.take_number(about), partial(_check, growth_store, about)
             call_s = about["timeout_s"] if timeout_s is None else timeout_s
             try:

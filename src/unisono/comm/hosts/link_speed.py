@@ -120,7 +120,7 @@ def _take_stream(comm: Communicator, peer: int) -> float:
 
 
 def _keep_under_way(blocks: int, begin: Any) -> None:
-    """Start so many messages, keeping a few in flight, and wait for all."""
+    """Start this many messages, keeping a few in flight, and wait for all."""
     under_way: collections.deque[Any] = collections.deque()
     for number in range(blocks):
         if len(under_way) == _UNDER_WAY:

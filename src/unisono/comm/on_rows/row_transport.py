@@ -95,7 +95,7 @@ class RowTransport(Transport):
         width: int,
         call: AnnouncedCall,
     ) -> None:
-        """Send so many bytes of `input` to each rank, and receive so many from each."""
+        """Send each rank its number of bytes of `input`, and receive each rank's."""
 
     @abstractmethod
     def meet(self, call: AnnouncedCall) -> None:

@@ -36,7 +36,7 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
     except queue.Empty:
         raise StoreGone(
             f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
-            "its process is stopped, or the network to it drops packets (by a wrong MTU?)"
+            "its process is stopped, or the network to it drops packets (a wrong MTU?)"
         ) from None
     if error is not None:
         raise error

@@ -122,7 +122,7 @@ class NewcomerServer:
         return [visitor.rank for visitor in self._inside]
 
     def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
-        """Wait for so many newcomers. Raises RendezvousError if they do not join, and what
+        """Wait for this many newcomers. Raises RendezvousError if they do not join, and what
         `check` raises, which is called periodically."""
         me = about_me(self._server.address) | {"grows": True}
         self._announcements.announce(me)
@@ -179,7 +179,7 @@ def admit(
     about: dict[str, Any],
     settle: Callable[[bool], bool] | None,
 ) -> tuple[Membership, Growth]:
-    """Admit so many new processes; all members call this. `name` is the new group's, and
+    """Admit this many new processes; all members call this. `name` is the new group's, and
     `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:

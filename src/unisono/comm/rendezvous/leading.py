@@ -17,7 +17,7 @@ _QUIET_S = 0.2
 """After so long without a visitor, a leader checks where the missing ranks are."""
 
 _MOST_PIDFDS = 250
-"""Larger groups are not watched: so many descriptors do not fit into one message."""
+"""Larger groups are not watched: their descriptors do not fit into one message."""
 
 
 class Leader:

@@ -100,7 +100,7 @@ class Workspace:
     # -- where chunks lie ------------------------------------------------------------------------
 
     def slices(self, slice_bytes: int, most: int) -> int:
-        """How many slices to cut the row into, so that each has about so many bytes."""
+        """How many slices to cut the row into, so that each has about this many bytes."""
         size_bytes = self._elements * int(self.whole.itemsize)
         return max(1, min(most, size_bytes // slice_bytes))
 

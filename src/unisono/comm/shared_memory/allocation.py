@@ -80,7 +80,7 @@ class Allocator:
     def allocate(
         self, sizes: list[int], exchange: Callable[[array[int]], list[int]]
     ) -> Memory | None:
-        """Memory in which each rank has so many bytes; None if no rank wants any, or they cannot
+        """Memory in which each rank has this many bytes; None if no rank wants any, or they cannot
         share memory. Raises SegmentError on every rank if one cannot get its part. `exchange`
         shares every rank's integers with all, as a call of the group."""
         self._serial += 1
@@ -157,7 +157,7 @@ def _open_shown(process: int, number: int, inode: int) -> int:
 
 def _describe(name: str, sizes: list[int], outcomes: list[int]) -> str:
     total = sum(sizes)
-    lines = [f"no {total} bytes of shared memory for group {name} (up to {max(sizes)} per rank)"]
+    lines = [f"group {name} cannot share {total} bytes (up to {max(sizes)} per rank)"]
     for rank, (outcome, detail) in enumerate(zip(outcomes[::2], outcomes[1::2], strict=True)):
         if outcome == _NO_ROOM:
             lines.append(f"rank {rank} needs {sizes[rank]} bytes: its memory limits leave {detail}")

@@ -39,7 +39,7 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
     if status == Status.MISMATCH:
         return _mismatch(membership, name, call)
     if status == Status.TIMEOUT and call == 0:
-        text = f"rank {culprit} waited in vain for a message in group {name}"
+        text = f"rank {culprit} waited for a message in group {name} that never came"
         waiting = error_texts.read_waiting(group, culprit)
         if waiting is not None:
             text += f": {error_texts.describe_waiting(waiting)}"

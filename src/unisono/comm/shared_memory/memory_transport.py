@@ -381,7 +381,7 @@ class SharedMemory(Transport):
                     for rank, size in enumerate(sizes)
                     if size < 0
                 ]
-                raise SegmentError("\n".join([f"no shared memory for group {self.name}", *unable]))
+                raise SegmentError("\n".join([f"group {self.name} cannot share memory", *unable]))
             return allocator.allocate(sizes, self._exchange)
         except (GroupError, SegmentError):
             raise
@@ -413,7 +413,7 @@ class SharedMemory(Transport):
             owner = self.group.owner(address_of(tensor)) if count(tensor) else -1
             if owner not in (-1, self.rank):
                 raise ValueError(
-                    f"the output lies in the memory of rank {owner}: a collective cannot write to "
+                    f"the output is in the memory of rank {owner}: a collective cannot write to "
                     "a view from get_peer_tensor()"
                 )
 

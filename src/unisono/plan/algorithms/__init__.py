@@ -3,7 +3,7 @@
 Importing this package registers them all; `unisono.plan.catalog` lists them.
 """
 
-from unisono.plan.algorithms import (  # noqa: F401 - an import registers
+from unisono.plan.algorithms import (  # noqa: F401 - importing registers them
     binary_trees,
     binomial,
     bruck,

@@ -1,18 +1,18 @@
-"""Binary trees: one, or two at once, in which the inner ranks of one are the leaves of the other.
+"""Binary trees: one, or two at once, where the inner ranks of one are the leaves of the other.
 
-`binary_tree` is the tree of a heap (Williams, "Algorithm 232: Heapsort", 1964): below rank r stand
-2r + 1 and 2r + 2, counted from the root. A rank sends to both of its children in one step, where a
-binomial tree's rank sends to one; so it has fewer levels than a binomial tree on as many ranks, and
-no rank sends more than two tensors down, where the binomial root sends ceil(lg n). Half of all
-ranks are leaves, which send nothing down.
+`binary_tree` is the tree of a heap (Williams, "Algorithm 232: Heapsort", 1964): the children of
+rank r are 2r + 1 and 2r + 2, counted from the root. A rank sends to both of its children in one
+step, where a rank of a binomial tree sends to one. So it has fewer levels than a binomial tree on
+as many ranks. No rank sends more than two tensors down, where the binomial root sends ceil(lg n).
+Half of all ranks are leaves, which send nothing down.
 
-`double_tree` uses them. Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
-broadcast, reduction and scan", 2009; the trees are those of NCCL 2.4 (Jeaugey, "Massively scale
-your deep learning training with NCCL 2.4", 2019). Each tree carries one half of the tensor, so that
-nearly every rank sends and receives at full bandwidth.
+`double_tree` is by Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast,
+reduction and scan", 2009; the trees are those of NCCL 2.4 (Jeaugey, "Massively scale your deep
+learning training with NCCL 2.4", 2019). Each tree carries one half of the tensor, so that nearly
+every rank sends and receives at full bandwidth.
 
-A tree's share is cut into `pieces` pieces that follow each other a step apart, so that all levels
-are busy. With d = floor(lg n) levels below the root of a heap:
+A tree's share is cut into `pieces` pieces that follow each other one step apart, so all levels are
+busy. With d = floor(lg n) levels below the root of a heap:
 
 | algorithm   | collective        | steps                     | a rank sends     | all ranks send |
 |-------------|-------------------|---------------------------|------------------|----------------|
@@ -52,13 +52,13 @@ def reduce(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
 
 @algorithm("all_reduce", "double_tree")
 def all_reduce_double(ranks: int, pieces: int = 1) -> Schedule:
-    """Every rank ends with the sum of all: up to the roots of both trees, and down again."""
+    """Every rank ends up with the sum: up to the roots of both trees, and down again."""
     return all_reduce_along(both_trees(ranks), "double_tree", pieces)
 
 
 @algorithm("broadcast", "double_tree")
 def broadcast_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    """Every rank ends with the root's tensor; both trees hang below the root."""
+    """Every rank ends up with the root's tensor; both trees have the same root."""
     return _broadcast_along(trees_below_root(ranks), "double_tree", root, pieces)
 
 
@@ -76,8 +76,8 @@ def heap(ranks: int) -> Ranks:
 
 
 def binary_tree(ranks: int) -> Ranks:
-    """Rank 0 is the root and has one child; the others stand in order, odd ranks are leaves. The
-    parent of r, whose lowest set bit is b, is the neighbour with lowest bit 2b."""
+    """Rank 0 is the root and has one child; the others are in order, and odd ranks are leaves. The
+    parent of r, whose lowest set bit is b, is the neighbour whose lowest set bit is 2b."""
     rank = np.arange(ranks)
     bit = rank & -rank
     parent = (rank ^ bit) | (bit << 1)
@@ -87,7 +87,7 @@ def binary_tree(ranks: int) -> Ranks:
 
 
 def both_trees(ranks: int) -> list[Ranks]:
-    """The tree, and the tree in which its inner ranks are leaves: mirrored or shifted by one."""
+    """The tree, and the tree in which its inner ranks are leaves: mirrored, or shifted by one."""
     tree, rank = binary_tree(ranks), np.arange(ranks)
     label = ranks - 1 - rank if ranks % 2 == 0 else (rank - 1) % ranks
     return [tree, _relabelled(tree, label)]
@@ -102,14 +102,14 @@ def trees_below_root(ranks: int) -> list[Ranks]:
 
 
 def _relabelled(tree: Ranks, label: Ranks) -> Ranks:
-    """The same tree where rank r takes the position of `label[r]`."""
+    """The same tree with rank r in the position of `label[r]`."""
     rank_at = np.argsort(label)
     parent = tree[label]
     return np.where(parent >= 0, rank_at[parent], -1)
 
 
 def depths(tree: Ranks) -> Ranks:
-    """How many steps each rank is away from the root."""
+    """The number of steps from each rank to the root."""
     depth, ancestor = np.zeros(len(tree), np.int64), np.arange(len(tree))
     while np.any(tree[ancestor] >= 0):
         depth += tree[ancestor] >= 0
@@ -144,9 +144,9 @@ def _broadcast_along(trees: list[Ranks], name: str, root: int, pieces: int) -> S
 
 
 def _pipelined(moves: list[tuple[Ranks, Ranks, Ranks, int, bool]], pieces: int) -> list[Step]:
-    """Steps from moves (when, from, to, first chunk, reduces): piece p sets out p steps later."""
+    """Steps from moves (when, from, to, first chunk, reduces): piece p starts p steps later."""
     if pieces < 1:
-        raise ValueError(f"a tree cuts into at least one piece, not {pieces}")
+        raise ValueError(f"pieces must be at least 1, not {pieces}")
     last = max((int(when.max()) for when, *_ in moves if len(when)), default=-1)
     steps = []
     for step in range(last + pieces):

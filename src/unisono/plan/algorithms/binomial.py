@@ -1,4 +1,4 @@
-"""Binomial trees: whoever has the data helps to spread it, so that every step doubles them.
+"""Binomial trees: every rank that has the data sends it on, so every step doubles their number.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 2005; the tree is older than MPI. Ranks are counted from the root. reduce and gather are broadcast
@@ -24,7 +24,7 @@ from unisono.plan.schedule import Schedule, Step
 
 @algorithm("broadcast", "binomial")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
-    """Every rank ends with the root's tensor. Nearest ranks last, so that nodes talk inside."""
+    """Every rank ends up with the root's tensor. Near ranks come last, which stay inside a node."""
     steps = []
     for distance in _distances(ranks):
         sender = np.arange(0, ranks - distance, 2 * distance)
@@ -40,7 +40,7 @@ def reduce(ranks: int, root: int = 0) -> Schedule:
 
 @algorithm("scatter", "binomial")
 def scatter(ranks: int, root: int = 0) -> Schedule:
-    """Rank r ends with chunk r of the root: each sender gives away the far half of what it has."""
+    """Rank r ends up with chunk r of the root: each sender sends the far half of what it has."""
     steps = []
     for distance in _distances(ranks):
         sender = np.arange(0, ranks - distance, 2 * distance)

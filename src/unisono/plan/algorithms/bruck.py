@@ -1,17 +1,17 @@
-"""Bruck's algorithms: after ceil(lg n) steps everybody has everything, for any n.
+"""Bruck's algorithms: after ceil(lg n) steps every rank has everything, for any n.
 
 Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
-multiport message-passing systems", 1997. all_gather: in step k every rank passes all that it has,
-2^k chunks, to the rank 2^k before it. reduce_scatter is that, run backwards. all_to_all: a chunk
-that has to go d ranks further goes 2^k of them in each step k whose bit is set in d: few steps,
-each chunk sent lg n / 2 times.
+multiport message-passing systems", 1997. all_gather: in step k every rank sends all that it has,
+2^k chunks, to the rank 2^k before it. reduce_scatter is the same run backwards. all_to_all: a chunk
+that has to travel d ranks travels 2^k of them in each step k whose bit is set in d: few steps, but
+each chunk is sent lg n / 2 times.
 
 | collective                 | steps      | a rank sends                    |
 |----------------------------|------------|---------------------------------|
 | all_gather, reduce_scatter | ceil(lg n) | (n - 1) / n                     |
 | all_to_all                 | ceil(lg n) | (set bits of 1 to n - 1) / n    |
 
-(The latter is lg n / 2 for powers of two.)
+(The last is lg n / 2 for powers of two.)
 """
 
 from __future__ import annotations

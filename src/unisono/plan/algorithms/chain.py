@@ -1,8 +1,8 @@
-"""A pipelined chain: each rank hands the pieces on to the next while it receives more.
+"""A pipelined chain: each rank forwards pieces to the next while it receives more.
 
 Described as the "chain" or "pipeline" of Open MPI's collectives (Pješivac-Grbović and others,
 "Performance analysis of MPI collective operations", 2007). With many pieces it moves a tensor at
-full bandwidth however many ranks there are; with one it is a slow line. reduce is the same
+full bandwidth, however many ranks there are; with one piece it is slow. reduce is the same run
 backwards.
 
 | steps            | a rank sends |
@@ -22,7 +22,7 @@ from unisono.plan.schedule import Schedule, Step
 @algorithm("broadcast", "chain")
 def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
     if pieces < 1:
-        raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
+        raise ValueError(f"pieces must be at least 1, not {pieces}")
     steps = []
     for number in range(ranks - 2 + pieces if ranks > 1 else 0):
         link = np.arange(max(0, number - pieces + 1), min(ranks - 1, number + 1))

@@ -1,7 +1,7 @@
-"""Straight from everyone to everyone, all at once: one step, many messages.
+"""Every rank sends straight to every other, all at once: one step, many messages.
 
-The obvious algorithm; it is the best where a switch connects all ranks and overhead is small, as
-inside a node. For gather and scatter, where one rank is the end of all messages, it is known as
+The obvious algorithm. It is the best where a switch connects all ranks and overhead is small, as
+inside a node. For gather and scatter, where the root takes part in all messages, it is called
 linear.
 
 | collective                 | algorithm | steps | the busiest rank sends      |
@@ -50,7 +50,7 @@ def gather(ranks: int, root: int = 0) -> Schedule:
 
 
 def _pairs(ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every rank with every other, the next one first: so that not all begin with the same."""
+    """Every rank with every other, the next one first, so that not all begin with rank 0."""
     rank, distance = np.arange(ranks)[:, None], np.arange(1, ranks)
     source, destination = np.broadcast_arrays(rank, (rank + distance) % ranks)
     return source.ravel(), destination.ravel()

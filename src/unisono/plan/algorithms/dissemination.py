@@ -1,7 +1,7 @@
-"""The dissemination barrier: in step k every rank tells the one 2^k after it that it is there.
+"""The dissemination barrier: in step k every rank signals the rank 2^k after it.
 
 Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988. After ceil(lg n)
-steps each rank has heard, directly or not, of every other. No bytes but the messages themselves.
+steps each rank has heard from every other, directly or not. The messages are empty.
 
 | steps      | a rank sends        |
 |------------|---------------------|

@@ -1,9 +1,9 @@
-"""First inside the nodes, then between them: what crosses the network is as little as can be.
+"""First inside the nodes, then between them, so that as little as possible crosses the network.
 
 The three stages are those of Horovod's hierarchical all-reduce (2018) and of BlueConnect (Cho and
-others, 2019). The g ranks of a node reduce and scatter, each straight to each; then the ranks with
-the same rank in their nodes all-reduce their share over the m nodes by halving and doubling; then
-each node gathers. It needs nodes of equal size; with p the largest power of two up to m:
+others, 2019). The g ranks of a node reduce-scatter directly; then the ranks with the same local
+rank all-reduce their share over the m nodes by halving and doubling; then each node all-gathers. It
+needs nodes of equal size. With p the largest power of two up to m:
 
 | steps                     | a rank sends inside   | and between nodes, m = p |
 |---------------------------|-----------------------|--------------------------|
@@ -43,7 +43,7 @@ def all_reduce(ranks: int, node_size: int = 1) -> Schedule:
 
 
 def _inside(ranks: int, node_size: int, share: int, action: Action) -> Step:
-    """Everyone gives each neighbour that one's share, to be added, or its own, to be kept."""
+    """Each rank sends every neighbour that one's share, to be added, or its own, to be kept."""
     first = np.arange(0, ranks, node_size)[:, None, None]
     me, distance = np.arange(node_size)[:, None], np.arange(1, node_size)
     source, other = np.broadcast_arrays(first + me, first + (me + distance) % node_size)

@@ -1,10 +1,10 @@
 """Large calls over several hosts, as unisono runs them (docs/hosts.md).
 
-A lane is the j-th ranks of all hosts; there are as many as the smallest host has ranks. The ranks
-of a host combine or collect their data, each lane exchanges its part, each of its ranks straight
-with each other, and the ranks of a host share what has come. Pieces of the tensor go through these
-stages one behind the other. The stages are those of Horovod's hierarchical all-reduce (2018); hosts
-may differ in size. What it takes with h hosts of g ranks and p pieces, where both are more than 1:
+Lane j consists of the j-th rank of every host; there are as many lanes as the smallest host has
+ranks. The ranks of a host combine or collect their data, the ranks of each lane exchange their part
+directly, and the ranks of a host share what has arrived. Pieces of the tensor go through these
+stages one after another. The stages are those of Horovod's hierarchical all-reduce (2018), but
+hosts may differ in size. The cost with h hosts of g ranks, both above 1, and p pieces:
 
 | collective     | steps     | a rank sends inside | and to other hosts  |
 |----------------|-----------|---------------------|---------------------|
@@ -15,8 +15,8 @@ may differ in size. What it takes with h hosts of g ranks and p pieces, where bo
 | reduce_scatter | p + 1     | (g - 1) / g         | (h - 1) / (h g)     |
 | all_to_all     | p + 1     | (g - 1) / g         | (h - 1) / h         |
 
-The root of a broadcast sends g - 1 inside. The ranks of a reduction send less where they have no
-lane; all_gather and reduce_scatter of uneven hosts take a step more, inside.
+The root of a broadcast sends g - 1 inside. In a reduction, ranks without a lane send less. With
+hosts of different sizes all_gather and reduce_scatter take one more step, inside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 Hosts = Sequence[Sequence[int]]
 Move = tuple[int, int, int, int]
-"""From which rank to which, the first chunk, how many."""
+"""(source, destination, first chunk, number of chunks)."""
 
 MOST_RANKS = 1024
 
@@ -76,7 +76,7 @@ def reduce(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 
 
 @algorithm("broadcast", "lanes", most_ranks=MOST_RANKS)
 def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with the root's tensor. Hosts pass it on in a chain."""
+    """Every rank ends up with the root's tensor. Hosts pass it on in a chain."""
     hosts = hosts_of(ranks, node_size)
     lanes, home = count_lanes(hosts), host_of(hosts, root)
     chain = [hosts[(home + position) % len(hosts)] for position in range(len(hosts))]
@@ -94,12 +94,12 @@ def broadcast(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int
 
 @algorithm("all_gather", "lanes", most_ranks=MOST_RANKS)
 def all_gather(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with everybody's part. Uneven hosts share inside first; what a host has is
-    then cut into as many parts as there are lanes."""
+    """Every rank ends up with every rank's part. Hosts of different sizes share inside first; then
+    a host's data is cut into as many parts as there are lanes."""
     hosts = hosts_of(ranks, node_size)
     lanes = count_lanes(hosts)
     is_even = all(len(host) == lanes for host in hosts)
-    units = 1 if is_even else lanes  # of each rank, so that they can be dealt out among the lanes
+    units = 1 if is_even else lanes  # per rank, so that they can be divided among the lanes
     carried = [  # by host and lane: the first chunk of each unit
         np.array([(rank * units + unit) * pieces for rank in host for unit in range(units)])
         .reshape(lanes, -1)
@@ -133,8 +133,8 @@ def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> S
 
 @algorithm("all_to_all", "lanes", most_ranks=512)
 def all_to_all(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    """Every rank ends with what each had for it. What a rank has for another host goes to one rank
-    there, its mate; each hands on what it got and what it has of its own."""
+    """Every rank ends up with what each rank had for it. A rank sends all that it has for another
+    host to one rank there, its mate; each then shares what it got, and its own, inside its host."""
     hosts = hosts_of(ranks, node_size)
     between = [
         (source, there[index % len(there)], (source * ranks + to) * pieces, 1)
@@ -167,7 +167,7 @@ def _into_lanes(hosts: Hosts, lanes: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _along_lanes(hosts: Hosts) -> Iterator[tuple[int, int, int, int, int]]:
-    """From each rank with a lane to each other one of it: the lane, from which host, to which."""
+    """From each rank with a lane to each other rank of it: the lane, the hosts from and to."""
     for lane in range(count_lanes(hosts)):
         for of, host in enumerate(hosts):
             for to, there in enumerate(hosts):
@@ -176,16 +176,16 @@ def _along_lanes(hosts: Hosts) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 # -- who is where, and pipelines -------------------------------------------------------------------
-# A host is the list of its ranks. `node_size` says how many there are on each, in blocks, the last
-# one perhaps smaller; where ranks lie otherwise, it is the list of hosts.
+# A host is the list of its ranks. `node_size` is the number of ranks per host, in blocks, of which
+# the last may be smaller; for any other placement it is the list of hosts.
 
 
 def hosts_of(ranks: int, node_size: int | Hosts) -> Hosts:
-    """Ranks 0 to node_size - 1 on the first host, and so on; what is left on the last."""
+    """Ranks 0 to node_size - 1 on the first host, and so on; the last host has the rest."""
     if not isinstance(node_size, int):
         return node_size
     if node_size < 1:
-        raise ValueError(f"a host has at least one rank, not {node_size}")
+        raise ValueError(f"a host needs at least one rank, not {node_size}")
     return [range(first, min(first + node_size, ranks)) for first in range(0, ranks, node_size)]
 
 
@@ -197,17 +197,17 @@ def host_of(hosts: Hosts, rank: int) -> int:
 
 
 def make_step(moves: Iterable[Move], action: Action) -> Step:
-    """A step of such moves; those from a rank to itself are left out."""
+    """A step of these moves; those from a rank to itself are left out."""
     others = [move for move in moves if move[0] != move[1]]
     source, destination, chunk, count = np.array(others, np.int64).reshape(-1, 4).T
     return Step.of(source, destination, chunk, action, count)
 
 
 def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> list[Step | Phase]:
-    """Each piece goes through the stages, each stage a piece behind the one before. `stages` are
-    those of the first piece; the chunks of the next lie `shift` further in blocks of `within`."""
+    """Each piece goes through the stages, one step behind the piece before. `stages` are those of
+    the first piece; the chunks of the next are `shift` further on, in blocks of `within`."""
     if pieces < 1:
-        raise ValueError(f"a tensor is cut into at least one piece, not {pieces}")
+        raise ValueError(f"pieces must be at least 1, not {pieces}")
     stages = [stage for stage in stages if len(stage)]
 
     def at(time: int) -> Step:
@@ -225,7 +225,7 @@ def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> li
         )
 
     steps: list[Step | Phase] = []
-    full = pieces - len(stages) + 1  # so many steps have all stages
+    full = pieces - len(stages) + 1  # steps in which all stages are busy
     time, last = 0, pieces + len(stages) - 1 if stages else 0
     while time < last:
         repeats = full if time == len(stages) - 1 and full > 1 else 1
@@ -235,12 +235,13 @@ def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> li
 
 
 def mate_on(host: Sequence[int], index: int) -> int:
-    """The rank of another host to which the index-th of this one gives what is for all there."""
+    """The rank of another host to which this host's index-th rank sends all that is for it."""
     return host[index % len(host)]
 
 
 def origins_of(hosts: Hosts, number: int, index: int) -> list[int]:
-    """Whose data a rank hands on inside its host: its own, then that of those whose mate it is."""
+    """Whose data a rank forwards inside its host: its own, then that of the ranks whose mate it
+    is."""
     here = hosts[number]
     found = [here[index]]
     for other, ranks in enumerate(hosts):

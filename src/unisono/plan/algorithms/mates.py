@@ -1,17 +1,18 @@
 """Small calls over several hosts, as unisono runs them (docs/hosts.md).
 
-Every rank sends what it has to its mate on each other host, the one of the same number; then the
-ranks of a host share what they have and what they got. So everybody has everything after one hop
-between hosts and one inside, with few messages on the network: a dissemination in two dimensions.
-With h hosts of g ranks, each more than 1:
+Every rank sends what it has to its mate on each other host, the rank with the same number there;
+then the ranks of a host share what they have and what they got. So every rank has everything after
+one hop between hosts and one inside, with few messages on the network: dissemination in two
+dimensions. With h hosts of g ranks, each more than 1:
 
 | steps | messages of a rank | a rank sends                                  |
 |-------|--------------------|-----------------------------------------------|
-| 2     | h - 1 + g - 1      | so many tensors; all_gather (h-1)/n + (g-1)/g |
+| 2     | h - 1 + g - 1      | as many tensors; all_gather (h-1)/n + (g-1)/g |
 
-reduce_scatter and all_to_all move what a rank does not need, too: it is small. unisono combines
-what has come in the order of ranks. A schedule cannot say so, for it has no buffers to keep parts
-in: run by theirs, all_reduce and reduce_scatter would add in another order on each rank.
+reduce_scatter and all_to_all also move data that a rank does not need, but it is small. unisono
+combines what has arrived in the order of ranks. A schedule cannot express this, because it has no
+buffers to keep parts in: with it, all_reduce and reduce_scatter would add in a different order on
+each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from unisono.plan.algorithms.lanes import Hosts, hosts_of, make_step, mate_on, o
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
-_ORDER = "by its schedule each rank would add in an order of its own; lanes may be run"
+_ORDER = "its schedule would add in a different order on each rank; run lanes instead"
 
 
 @algorithm("all_reduce", "mates", most_ranks=1024, only_planned=_ORDER)
@@ -68,7 +69,7 @@ def _combine(collective: str, ranks: int, node_size: int | Hosts, chunks: int) -
 
 
 def _collect(collective: str, ranks: int, node_size: int | Hosts, row: int) -> Schedule:
-    """Everybody's `row` chunks go everywhere."""
+    """Send each rank's `row` chunks to every rank."""
     hosts = hosts_of(ranks, node_size)
     between = [(source, to, source * row, row) for source, to in _to_mates(hosts)]
     inside = [

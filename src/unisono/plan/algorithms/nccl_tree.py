@@ -1,16 +1,16 @@
 """NCCL's tree: a chain in each node, and a double binary tree between the nodes.
 
-Jeaugey, "Massively scale your deep learning training with NCCL 2.4", 2019; src/graph/trees.cc
-and connect.cc of NCCL 2.30. Where `double_tree` is one pair of trees over all ranks, here only the
-first rank of each chain, the head, talks to other nodes. `channels` pairs of trees run at once,
-each with its share of the tensor and with heads of its own: with a channel for each network card,
-all cards are busy. With g ranks in each of m nodes:
+Jeaugey, "Massively scale your deep learning training with NCCL 2.4", 2019; src/graph/trees.cc and
+connect.cc of NCCL 2.30. `double_tree` is one pair of trees over all ranks; here only the first rank
+of each chain, the head, talks to other nodes. `channels` pairs of trees run at once, each with its
+share of the tensor and its own heads: with a channel for each network card, all cards are busy.
+With g ranks in each of m nodes:
 
 | collective | steps                                   | all ranks send | a card sends, k channels |
 |------------|-----------------------------------------|----------------|--------------------------|
 | all_reduce | 2(g - 1 + ceil(lg m)) + pieces - 1      | 2(n - 1)       | at most 2 / k            |
 
-The steps are those of even m: an odd m may save two.
+The steps are for even m; an odd m may save two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def all_reduce(ranks: int, node_size: int = 1, pieces: int = 1, channels: int = 
             f"nccl_tree needs nodes of equal size: {ranks} ranks do not fill nodes of {node_size}"
         )
     if channels < 1:
-        raise ValueError(f"a tree has at least one channel, not {channels}")
+        raise ValueError(f"channels must be at least 1, not {channels}")
     if channels > 1:
         check_size("nccl_tree", ranks)
     between = both_trees(ranks // node_size)
@@ -44,7 +44,8 @@ def all_reduce(ranks: int, node_size: int = 1, pieces: int = 1, channels: int = 
 
 
 def _with_chains(tree: Ranks, node_size: int, head: int) -> Ranks:
-    """A tree over nodes as one over ranks: below the head of each node hang the others in order."""
+    """A tree over nodes as one over ranks: below the head of a node are its other ranks in
+    order."""
     node, local = np.divmod(np.arange(len(tree) * node_size), node_size)
     above = np.where(tree[node] >= 0, tree[node] * node_size + head, -1)
     return np.where(local == head, above, node * node_size + (local - 1) % node_size)

@@ -1,7 +1,7 @@
 """All-to-all one partner at a time: in step k every rank sends to the rank k after it.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-2005. Every chunk travels once and every link is used evenly, at the price of n - 1 steps.
+2005. Every chunk is sent once and all links are used evenly, at the cost of n - 1 steps.
 
 | steps | a rank sends |
 |-------|--------------|

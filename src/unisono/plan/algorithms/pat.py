@@ -1,11 +1,11 @@
 """PAT, parallel aggregated trees: NCCL's logarithmic all_gather and reduce_scatter.
 
 Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025; NCCL
-has had it since 2.23, for one rank per node. As in Bruck's algorithm each chunk travels along a
-binomial tree of its own, all trees at once. Bruck's go to the nearest rank first and end with one
-message of half the tensor; these go to the farthest first. So a rank passes its few far chunks on
-early and needs little room for them. Where a buffer has room for only `aggregate` chunks, the trees
-end in smaller branches, walked one after the other. With w the smallest power of two from n on:
+has had it since 2.23, for one rank per node. As in Bruck's algorithm, each chunk travels along its
+own binomial tree, all trees at once. Bruck's trees go to the nearest rank first and end with one
+message of half the tensor; these go to the farthest first. So a rank forwards its few far chunks
+early and needs little room for them. If a buffer has room for only `aggregate` chunks, the trees
+end in smaller branches, taken one after another. With w the smallest power of two >= n:
 
 | collective                 | aggregate                  | steps                 | a rank sends |
 |----------------------------|----------------------------|-----------------------|--------------|
@@ -30,7 +30,7 @@ from unisono.plan.schedule import Schedule, Step
 @algorithm("all_gather", "pat", most_ranks=1024)
 def all_gather(ranks: int, aggregate: int = 0) -> Schedule:
     if aggregate < 0 or aggregate & (aggregate - 1):
-        raise ValueError(f"pat aggregates a power of two of chunks, or 0 for all, not {aggregate}")
+        raise ValueError(f"aggregate must be a power of two, or 0 for all chunks, not {aggregate}")
     width = 1 << (ranks - 1).bit_length()
     most = max(width // 2, 1)
     stride = width // min(aggregate or most, most)
@@ -51,7 +51,7 @@ def reduce_scatter(ranks: int, aggregate: int = 0) -> Schedule:
 
 
 def _step(ranks: int, far: int, distances: Sequence[int]) -> Step:
-    """The ranks at these distances before a chunk's owner get it from the rank `far` after them."""
+    """The ranks at these distances before a chunk's owner get it from the rank `far` ahead."""
     owner, distance = np.arange(ranks)[:, None], np.asarray(distances, np.int64)
     to = (owner - distance) % ranks
     chunk = np.broadcast_to(owner, to.shape)

@@ -1,9 +1,9 @@
-"""Recursive doubling and halving: in every step the partner is twice, or half, as far away.
+"""Recursive doubling and halving: every step doubles, or halves, the distance to the partner.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-2005; all_reduce by halving and doubling is Rabenseifner's. With p the largest power of two up to
-n, the first n - p odd ranks, where n is not a power of two, are folded into their left neighbours
-before, which costs a step, and get the result after, which costs another one.
+2005; all_reduce by halving and doubling is Rabenseifner's. p is the largest power of two up to n.
+If n > p, the first n - p odd ranks are first folded into their left neighbours, which costs a step,
+and get the result at the end, which costs another.
 
 | collective     | algorithm          | steps (+ 2 if n > p) | a rank sends, n = p |
 |----------------|--------------------|----------------------|---------------------|
@@ -27,7 +27,7 @@ Ranks = NDArray[np.int64]
 
 @algorithm("all_reduce", "recursive_doubling")
 def all_reduce_doubling(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all: partners exchange and add whole tensors."""
+    """Every rank ends up with the sum: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
     position = np.arange(len(leader))
     steps = [
@@ -42,7 +42,7 @@ def all_reduce_doubling(ranks: int) -> Schedule:
 
 @algorithm("all_reduce", "halving_doubling")
 def all_reduce_halving(ranks: int) -> Schedule:
-    """Every rank ends with the sum of all: reduce_scatter by halving, all_gather by doubling."""
+    """Every rank ends up with the sum: reduce_scatter by halving, all_gather by doubling."""
     leader, folded = _fold(ranks)
     chunks = len(leader)
     doubling = Schedule.from_steps(
@@ -68,9 +68,9 @@ def all_reduce_halving(ranks: int) -> Schedule:
 
 @algorithm("all_gather", "recursive_doubling")
 def all_gather(ranks: int) -> Schedule:
-    """Every rank ends with the chunks of all: partners exchange all that they have."""
+    """Every rank ends up with all chunks: partners exchange all that they have."""
     leader, folded = _fold(ranks)
-    # A folded rank's chunk lies beside its leader's, so that neighbours stay in one piece.
+    # A folded rank's chunk is next to its leader's, so their chunks stay contiguous.
     before = Step.of(folded, folded - 1, folded, "copy")
     below = Step.of(folded - 1, folded, 0, "copy", folded)
     above = Step.of(folded - 1, folded, folded + 1, "copy", ranks - 1 - folded)
@@ -81,12 +81,12 @@ def all_gather(ranks: int) -> Schedule:
 
 @algorithm("reduce_scatter", "recursive_halving")
 def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends with chunk r, the sum of all: partners give away the other's half."""
+    """Rank r ends up with chunk r of the sum: partners send each other the other's half."""
     return backwards(all_gather(ranks), "recursive_halving")
 
 
 def _fold(ranks: int) -> tuple[Ranks, Ranks]:
-    """The ranks that stay, a power of two of them, and those whose left neighbour acts for them."""
+    """The ranks that stay, a power of two, and those that their left neighbour acts for."""
     staying = 1 << (ranks.bit_length() - 1)
     extra = ranks - staying
     position = np.arange(staying)
@@ -98,7 +98,7 @@ def _distances(staying: int) -> list[int]:
 
 
 def _doubling(leader: Ranks, start: Ranks) -> list[Step | Phase]:
-    """Leader p, who begins with the chunks from start[p] to start[p + 1], gives away all it has."""
+    """Leader p begins with chunks start[p] to start[p + 1] and sends all that it has."""
     position = np.arange(len(leader))
     steps: list[Step | Phase] = []
     for far in _distances(len(leader)):

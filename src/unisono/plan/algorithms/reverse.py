@@ -1,8 +1,8 @@
 """An algorithm run backwards in time is an algorithm for the opposite collective.
 
-Where every rank gets a chunk at most once, each chunk travels along a tree away from its holder.
-Backwards the same trees lead towards it, and what was copied outwards is added up inwards:
-broadcast becomes reduce, all_gather becomes reduce_scatter, scatter becomes gather (which moves
+If every rank gets a chunk at most once, each chunk travels along a tree away from its holder. Run
+backwards, the same trees lead to the holder, and what was copied outwards is added up on the way
+in: broadcast becomes reduce, all_gather becomes reduce_scatter, scatter becomes gather (which moves
 chunks and adds nothing). Steps and bytes stay the same, with senders and receivers exchanged.
 """
 
@@ -14,7 +14,7 @@ _OPPOSITES = {"broadcast": "reduce", "all_gather": "reduce_scatter", "scatter": 
 
 
 def backwards(schedule: Schedule, algorithm: str) -> Schedule:
-    """The opposite of a broadcast, all_gather or scatter, named `algorithm`."""
+    """The reverse of a broadcast, all_gather or scatter schedule, named `algorithm`."""
     collective = _OPPOSITES[schedule.collective]
     phases = []
     for phase in reversed(schedule.phases):

@@ -1,14 +1,14 @@
-"""Rings: every rank talks to its two neighbours only.
+"""Rings: every rank talks only to its two neighbours.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-The tensor is cut into n chunks. In reduce_scatter partial sums travel around the ring and end,
-complete, at their owners; in all_gather the owners' chunks travel around it once more.
+The tensor is cut into n chunks. In reduce_scatter partial sums travel around the ring and arrive at
+their owners complete; in all_gather the owners' chunks travel around the ring.
 
 One ring leaves a node through one network card. `channels` rings run at once, as in NCCL, each with
-its share of the tensor, and each enters and leaves the nodes at ranks of its own: with a channel
-for each card, all cards are busy. Where a node has a power of two of ranks, each channel passes
-them in an order of its own. Every second node is passed backwards, so that a message stays on its
-rail: what leaves through card j arrives through card j (but for one hop where m is odd).
+its share of the tensor. Each enters and leaves the nodes at its own ranks: with a channel for each
+card, all cards are busy. If the number of ranks per node is a power of two, each channel visits
+them in its own order. Every second node is visited backwards, so that a message stays on its rail:
+what leaves through card j arrives through card j (except for one hop if m is odd).
 
 | collective     | steps    | a rank sends    | a card sends, k channels on k cards, m nodes |
 |----------------|----------|-----------------|----------------------------------------------|
@@ -26,7 +26,7 @@ from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 MOST_RANKS_IN_CHANNELS = 1024
-"""Where the steps of several channels do not repeat regularly."""
+"""The most ranks for several channels where their steps do not repeat regularly."""
 
 Ranks = NDArray[np.int64]
 
@@ -51,9 +51,9 @@ def all_reduce(ranks: int, node_size: int = 1, channels: int = 1) -> Schedule:
 
 
 def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
-    """For each channel the ranks in the order of its ring."""
+    """The ranks of each channel, in the order of its ring."""
     if channels < 1:
-        raise ValueError(f"a ring has at least one channel, not {channels}")
+        raise ValueError(f"channels must be at least 1, not {channels}")
     position = np.arange(ranks)
     if channels == 1:
         return position[None, :]
@@ -63,7 +63,7 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
         )
     node, passed = np.divmod(position, node_size)
     first = (np.arange(channels) * node_size // channels)[:, None]
-    # Odd strides pass all ranks of such a node, and end in as many places as they begin in.
+    # Odd strides visit all ranks of such a node, and end at as many ranks as they begin at.
     stride = 2 * first + 1 if node_size.bit_count() == 1 else 1
     last = first - stride
     local = np.where(node % 2 == 0, first + passed * stride, last - passed * stride) % node_size
@@ -74,11 +74,11 @@ def _orders(ranks: int, node_size: int, channels: int) -> Ranks:
 def check_size(name: str, ranks: int) -> None:
     if ranks > MOST_RANKS_IN_CHANNELS:
         most = f"{MOST_RANKS_IN_CHANNELS:,} ranks"
-        raise ValueError(f"{name} with channels is too large to write down beyond {most}")
+        raise ValueError(f"{name} with channels has too large a schedule beyond {most}")
 
 
 def far_first(step: Step, node_size: int) -> Step:
-    """The same step with what leaves a node listed, and so sent, first, for it takes longest."""
+    """The same step with the transfers that leave a node first, because they take longest."""
     stays = step.source // node_size == step.destination // node_size
     listed = np.argsort(stays, kind="stable")
     columns = (step.source, step.destination, step.chunk, step.reduces, step.count)
@@ -86,15 +86,15 @@ def far_first(step: Step, node_size: int) -> Step:
 
 
 def _step(order: Ranks, chunk: Ranks, action: Action, node_size: int) -> Step:
-    """Every rank of every ring sends to the next one."""
+    """The source and destination of each transfer: every rank of every ring sends to the next."""
     to = np.roll(order, -1, axis=1)
     step = Step.of(order.ravel(), to.ravel(), chunk.ravel(), action)
     return step if len(order) == 1 else far_first(step, node_size)
 
 
 def _around(order: Ranks, first: int, action: Action, node_size: int) -> Phase:
-    """Each rank sends the chunk of the rank `first` places on, then what it got last. Chunks are
-    numbered by channel, then by position, so that steps repeat."""
+    """Each rank sends the chunk of the rank `first` places further on, then what it received last.
+    Chunks are numbered by channel, then by position, so that steps repeat."""
     channels, ranks = order.shape
     chunk = (np.arange(ranks) + first) % ranks + np.arange(channels)[:, None] * ranks
     return Phase(_step(order, chunk, action, node_size), ranks - 1, -1, ranks)
@@ -103,7 +103,7 @@ def _around(order: Ranks, first: int, action: Action, node_size: int) -> Phase:
 def _owned(
     ranks: int, node_size: int, channels: int, first: int, action: Action
 ) -> list[Phase] | list[Step]:
-    """The same where chunks are numbered by their owners, then by channel."""
+    """The same with chunks numbered by owner, then by channel."""
     order = _orders(ranks, node_size, channels)
     if channels == 1:
         return [_around(order, first, action, node_size)]

@@ -1,12 +1,12 @@
 """A ring in two dimensions: along the rows, along the columns, and back along the rows.
 
 Mikami and others, "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018 (they
-call it 2D-torus). The n ranks form a grid of h rows and w columns; rank r stands in row r // w.
-Each row reduces and scatters, each column all-reduces its share, each row gathers. Where nodes are
-known, a row is a node, or as large a part of one as divides n: rows then stay inside nodes, and a
-rank sends only 2(h - 1) / n of the tensor to other nodes. Without nodes the grid is as square as n
-allows, and the steps are the square root of a ring's; for a prime n it is a ring. The bytes are
-those of a ring in any case.
+call it 2D-torus). The n ranks form a grid of h rows and w columns; rank r is in row r // w. Each
+row reduce-scatters, each column all-reduces its share, each row all-gathers. If the nodes are
+known, a row is a node, or the largest part of one that divides n: rows then stay inside nodes, and
+a rank sends only 2(h - 1) / n of the tensor to other nodes. Without nodes the grid is as square as
+n allows, and the steps grow with the square root of n; for a prime n it is a ring. It always moves
+as many bytes as a ring.
 
 | steps                 | a rank sends |
 |-----------------------|--------------|
@@ -25,7 +25,7 @@ from unisono.plan.schedule import Phase, Schedule, Step
 
 @algorithm("all_reduce", "ring_2d")
 def all_reduce(ranks: int, node_size: int = 0) -> Schedule:
-    """Chunk c * h + r belongs to column c and row r. `node_size` 0: the nodes are not known."""
+    """Chunk c * h + r belongs to column c and row r. `node_size` is 0 if the nodes are unknown."""
     width = _width(ranks, node_size)
     height = ranks // width
     rank = np.arange(ranks)
@@ -52,9 +52,9 @@ def all_reduce(ranks: int, node_size: int = 0) -> Schedule:
 
 
 def _width(ranks: int, node_size: int) -> int:
-    """How many ranks a row has: those of a node, or as square a grid as there is."""
+    """The number of ranks in a row: those of a node, or for as square a grid as possible."""
     if node_size < 0:
-        raise ValueError(f"a node has at least one rank, not {node_size}")
+        raise ValueError(f"a node needs at least one rank, not {node_size}")
     inside = math.gcd(ranks, node_size)
     if 0 < node_size < ranks and inside > 1:
         return inside

@@ -1,9 +1,9 @@
-"""Large broadcasts and reductions in two halves: deal the tensor out, then put it together.
+"""Large broadcasts and reductions in two halves: scatter the tensor, then put it together.
 
 Van de Geijn's broadcast (Barnett and others, "Interprocessor collective communication library",
-1994): a binomial scatter, then a ring all_gather. Rabenseifner's reduction the other way round: a
-ring reduce_scatter, then a binomial gather. Twice the bytes of a broadcast at full bandwidth, but
-no rank sends more than that, however many there are.
+1994): a binomial scatter, then a ring all_gather. Rabenseifner's reduction is the reverse: a ring
+reduce_scatter, then a binomial gather. The busiest rank sends up to twice the tensor, however many
+ranks there are.
 
 | collective | algorithm             | steps              | the busiest rank sends |
 |------------|-----------------------|--------------------|------------------------|

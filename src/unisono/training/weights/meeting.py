@@ -77,7 +77,7 @@ def init_weight_update_group(
     """
     for what, number in {"rank_offset": rank_offset, "worker_rank": worker_rank}.items():
         if not isinstance(number, int) or number < 0:
-            raise ValueError(f"{what} must be a whole number from 0, not {number!r}")
+            raise ValueError(f"{what} must be a whole number of at least 0, not {number!r}")
     if not isinstance(world_size, int):
         raise ValueError(f"world_size must be a whole number, not {world_size!r}")
     if backend not in BACKENDS:
@@ -187,7 +187,7 @@ class _Meeting:
                 return
             if not deadline.left_s():
                 raise self._failure(
-                    f"{name_ranks(missing)} did not come within {in_seconds(deadline.timeout_s)}"
+                    f"{name_ranks(missing)} did not join within {in_seconds(deadline.timeout_s)}"
                 )
             if waiting.is_long():
                 waiting.say(missing, self._size - len(missing))

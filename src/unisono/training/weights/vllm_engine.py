@@ -231,7 +231,7 @@ class UnisonoTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: 
     ) -> Self:
         """Meet all workers of all engines. Every trainer rank calls it; rank 0 connects."""
         if source is None:
-            raise ValueError("a WeightSource is needed: it provides what to send")
+            raise ValueError("the trainer needs a WeightSource, which provides what to send")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
             engine._meet(init_info)
