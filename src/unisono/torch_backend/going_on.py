@@ -24,8 +24,15 @@ _torch: Any = c10d  # torch's stubs lack them
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
     """A Backend of the ranks that are not excluded; only they call it. `aborts`: calls in progress
-    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too."""
+    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too;
+    UnisonoError for a group that serves GPUs, since torch would register the Backend for one
+    kind of device."""
     comm = group.comm
+    if group in _torch._world.pg_map and group._device_types != [torch.device("cpu")]:
+        raise UnisonoError(
+            "dist.shrink_group would make a group for CPU tensors alone: call comm.shrink(), for "
+            "the default group unisono.set_world(unisono.get_world().shrink())"
+        )
     if aborts:
         comm.abort("shrink_group ended the calls in progress")
     left = [rank for rank in range(comm.size) if rank not in excluded]
@@ -49,10 +56,10 @@ class ShrunkBackend(UnisonoBackend):
             self.is_registered = True
             custom = _torch.ProcessGroup.BackendType.CUSTOM
             for group in _torch._world.pg_map:
-                device = group.bound_device_id or torch.device("cpu")
-                if type(group) is _torch.ProcessGroup and group._get_backend(device) is self:
-                    group._register_backend(device, custom, self)
-                    group._set_default_backend(custom)
+                for device in group._device_types if type(group) is _torch.ProcessGroup else ():
+                    if group._get_backend(device) is self:
+                        group._register_backend(device, custom, self)
+                        group._set_default_backend(custom)
         return super().carry_out(name, given)
 
 
