@@ -11,15 +11,17 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
 from unisono.comm.factory import connect, solo
 from unisono.comm.work import FinishedWork
-from unisono.errors import UnisonoError
+from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.torch_backend.backend import UnisonoBackend
 from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 from unisono.torch_support import never_compiled
 
 _torch: Any = c10d  # torch's stubs lack them
+_c_torch: Any = _distributed_c10d
 
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
@@ -80,6 +82,14 @@ class ReconfigurableProcessGroup(UnisonoProcessGroup):
     def get_reconfigure_handle(self) -> str:
         """The name that peers use for this process."""
         return self._handle
+
+    def get_error(self) -> Any:
+        """What has ended the group, for torch. A program's own `abort` is no error."""
+        error, kinds = self.comm.errored, _c_torch.ErrorType
+        if isinstance(error, PeerLost):
+            return kinds.REMOTE_ERROR
+        is_none = error is None or isinstance(error, GroupAborted)
+        return kinds.SUCCESS if is_none else kinds.COMM_ERROR
 
     def reconfigure(self, opts: Any) -> Any:
         """Leave the current members and meet those of `opts.handles`, in their order if they have
