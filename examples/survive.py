@@ -149,16 +149,20 @@ def main() -> None:
         here = RANKS if store is None else RANKS // HOSTS
         first = options.host * here
         ranks = [start(folder, options.store, first + rank) for rank in range(here)]
-        wait_for_steps(ranks, folder)
-        for _ in range(options.kills):
-            time.sleep(options.every * random.uniform(0.5, 1.5))
-            victim = random.randrange(here)
-            ranks[victim].kill()
-            ranks[victim].wait()
-            ranks[victim] = start(folder, options.store, first + victim, "new")
+        try:
             wait_for_steps(ranks, folder)
-        ends_in(folder, store)[options.host].touch()
-        codes = [rank.wait() for rank in ranks]
+            for _ in range(options.kills):
+                time.sleep(options.every * random.uniform(0.5, 1.5))
+                victim = random.randrange(here)
+                ranks[victim].kill()
+                ranks[victim].wait()
+                ranks[victim] = start(folder, options.store, first + victim, "new")
+                wait_for_steps(ranks, folder)
+            ends_in(folder, store)[options.host].touch()
+            codes = [rank.wait() for rank in ranks]
+        finally:  # Ctrl-C, say: no rank goes on alone
+            for rank in ranks:
+                rank.kill()
         assert codes == [0] * here, f"ranks ended with {codes}"
         steps: dict[int, tuple[int, int, float]] = {}
         for log in folder.glob("log-*"):

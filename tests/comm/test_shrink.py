@@ -12,8 +12,9 @@ import torch
 
 from ranks import RankPool, attempt, connect, raised, subgroup
 from resources import assert_given_back, held_resources
-from unisono import GroupAborted, NoQuorum, PeerLost
+from unisono import GroupAborted, GroupClosed, NoQuorum, PeerLost
 from unisono.comm.communicator import Communicator
+from unisono.comm.factory import solo
 from unisono.comm.rendezvous import survivors
 from unisono.comm.rendezvous.membership import JoinRequest
 
@@ -342,3 +343,41 @@ def interrupt_one(rank: int, size: int, path: str) -> object:
     if rank == 0:
         time.sleep(0.6)
     return comm.shrink().global_ranks
+
+
+def test_a_group_closed_by_another_thread_ends_shrink(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(close_while_shrinking, 3, connected=False)
+    assert [outcome.value for outcome in outcomes] == ["closed", (1, 2), (1, 2)], outcomes
+
+
+def close_while_shrinking(rank: int, size: int, path: str) -> object:
+    comm = connect(path, rank, size)
+    comm.barrier()
+    if rank == 0:
+        threading.Timer(0.3, comm.close).start()
+        begin = time.monotonic()
+        assert "is closed" in str(raised(GroupClosed, comm.shrink))
+        assert time.monotonic() - begin < 5
+        return "closed"
+    if rank == 1:
+        time.sleep(0.8)
+    return comm.shrink().global_ranks
+
+
+def test_a_group_of_one_that_is_closed_does_not_shrink() -> None:
+    alone = solo()
+    alone.close()
+    with pytest.raises(GroupClosed):
+        alone.shrink()
+
+
+def test_whoever_drops_the_new_group_is_told_so(fresh_pool: RankPool) -> None:
+    fresh_pool.run(drop_it, 2)
+
+
+def drop_it(comm: Communicator) -> None:
+    pair = comm.split([0, 1])
+    assert pair is not None
+    pair.shrink()
+    error = raised(GroupClosed, pair.shrink)
+    assert "which was dropped: keep what shrink() returns" in str(error)

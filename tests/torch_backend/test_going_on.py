@@ -19,9 +19,12 @@ from ranks import RankPool, raised
 from torch_names import since_2_15
 from unisono import GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
+from unisono.torch_backend.process_group import HAS_PYTHON_BACKENDS, UnisonoProcessGroup
 from unisono.training import catch_up
 
 MIXED = "cpu:unisono,meta:gloo"  # torch asks the accelerator's backend, if there is one
+BOTH = pytest.mark.parametrize("backend", ["unisono", MIXED])
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for groups without GPUs")
 
 
 def test_torch_goes_on_with_the_survivors_and_a_newcomer(fresh_pool: RankPool) -> None:
@@ -66,8 +69,8 @@ def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters())
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    synced = DDP(model)  # a model dropped before backward averages nothing
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, group: Any = None) -> int:
+    synced = DDP(model, process_group=group)  # one dropped before backward averages nothing
     synced(torch.randn(4, 3)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -83,9 +86,9 @@ def count() -> float:
 # -- shrink_group --------------------------------------------------------------------------------
 
 
-def after_shrink_group(rank: int, size: int, path: str, flags: int) -> object:
+def after_shrink_group(rank: int, size: int, path: str, backend: str, flags: int) -> object:
     """Rank 1 of 4 dies; the others shrink the default group, train on, and shrink again."""
-    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
+    dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -105,33 +108,71 @@ def after_shrink_group(rank: int, size: int, path: str, flags: int) -> object:
 
 
 @since_2_15
+@without_gpu
+@BOTH
 @pytest.mark.parametrize("flags", [0, 1])
-def test_torch_shrinks_groups_of_ours(fresh_pool: RankPool, flags: int) -> None:
-    outcomes = fresh_pool.outcomes(after_shrink_group, 4, flags, connected=False)
+def test_torch_shrinks_groups_of_ours(fresh_pool: RankPool, backend: str, flags: int) -> None:
+    outcomes = fresh_pool.outcomes(after_shrink_group, 4, backend, flags, connected=False)
     for rank, expected in {0: [(0, 6.0)], 2: [(1, 6.0), (0, 3.0)], 3: [(2, 6.0), (1, 3.0)]}.items():
         assert outcomes[rank].value == expected, outcomes[rank].error
 
 
 @since_2_15
-def test_a_subgroup_shrinks_alone(pool: RankPool) -> None:
-    pool.run(shrink_a_subgroup, 3, connected=False)
+@without_gpu
+@BOTH
+def test_a_subgroup_shrinks_alone(pool: RankPool, backend: str) -> None:
+    pool.run(shrink_a_subgroup, 3, backend, connected=False)
 
 
-def shrink_a_subgroup(rank: int, size: int, path: str) -> None:
-    dist.init_process_group(MIXED, store=dist.FileStore(path, size), rank=rank, world_size=size)
+def shrink_a_subgroup(rank: int, size: int, path: str, backend: str) -> None:
+    dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
     group = dist.new_group([0, 1, 2])
     if rank < 2:
         pair = dist.shrink_group([2], group=group)
         dist.all_reduce(x := torch.ones(1), group=pair)
         assert (float(x), pair.size(), pair.rank()) == (2, 2, rank)
+        train(*make(rank), pair)
     dist.barrier()
     dist.destroy_process_group()
 
 
+@since_2_15
+@without_gpu
+@BOTH
+def test_invalid_calls_of_shrink_group_leave_the_group_as_it_was(
+    pool: RankPool, backend: str
+) -> None:
+    pool.run(shrink_wrongly, 2, backend, connected=False)
+
+
+def shrink_wrongly(rank: int, size: int, path: str, backend: str) -> None:
+    dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
+    raised(ValueError, dist.shrink_group, [])
+    raised(ValueError, dist.shrink_group, [0, 0])
+    raised(ValueError, dist.shrink_group, [2])
+    raised(RuntimeError, dist.shrink_group, [rank])
+    assert count() == 3
+    dist.destroy_process_group()
+
+
 @pytest.mark.ranks(2)
-def test_torch_does_not_shrink_a_group_that_is_ours_alone(process_group: Any) -> None:
-    with pytest.raises(TypeError, match="does not support shrinking"):
+@pytest.mark.skipif(HAS_PYTHON_BACKENDS, reason="it works since torch 2.15")
+def test_an_older_torch_is_told_how_to_shrink(process_group: Any) -> None:
+    with pytest.raises(UnisonoError, match=r"set_world\(unisono.get_world\(\).shrink\(\)\)"):
         dist.shrink_group([1 - dist.get_rank()])
+    dist.barrier()
+
+
+@since_2_15
+@pytest.mark.ranks(2)
+def test_a_group_that_serves_gpus_is_not_shrunk_to_one_for_cpus(
+    process_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = [torch.device("cpu"), torch.device("cuda")]
+    monkeypatch.setattr(UnisonoProcessGroup, "_device_types", both)
+    with pytest.raises(UnisonoError, match=r"CPU tensors alone.*get_world\(\).shrink\(\)"):
+        dist.shrink_group([1 - dist.get_rank()])
+    dist.barrier()
 
 
 # -- reconfigure ---------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch.testing._internal.common_utils import run_tests
 
 
 class UnisonoFaultToleranceTest(theirs.AbstractFaultToleranceTest, MultiProcessTestCase):
-    backend_name, device = "unisono", "cpu"
+    backend_name, device_type = "unisono", "cpu"
 
 
 if __name__ == "__main__":

@@ -716,13 +716,16 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> left.size, left.generation
         (2, 1)
         """
+        limit_s = self._limit_s(timeout_s)
+        if not isinstance(at_least, int) or at_least < 1:
+            raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
                 made = self._successor()
                 if made is None:
-                    raise GroupClosed(f"group {self.name} was already replaced", group=self.name)
+                    text = f"{self._next_name()}, which was dropped: keep what shrink() returns"
+                    raise GroupClosed(f"group {self.name} continued as {text}", group=self.name)
                 return made
-            limit_s = self.timeout_s if timeout_s is None else timeout_s
             made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
             self._successor = weakref.ref(made)
             return made
@@ -761,7 +764,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import grow
 
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._limit_s(timeout_s)
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, count, store, limit_s, self.generation + 1
         return grow(self.transport, *following)
 
@@ -774,6 +779,12 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         base, _, number = self.name.rpartition("~")
         return int(number) if base and number.isdigit() else 0
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if not isinstance(limit_s, (int, float)) or not limit_s > 0:
+            raise ValueError(f"timeout_s={timeout_s!r} is not a positive number of seconds")
+        return limit_s
 
     def _next_name(self) -> str:
         """The name of the group that this one shrinks to or grows into."""

@@ -218,8 +218,10 @@ def _come_in(
     from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.growing import join_growing, number_newcomers
 
-    if rank is not None and rank < 0:
-        raise ValueError(f"{rank} is not a rank")
+    if rank is not None and (not isinstance(rank, int) or rank < 0):
+        raise ValueError(f"{rank!r} is not a rank")
+    if not isinstance(generation, int):  # the members would stumble over it
+        raise ValueError(f"generation={generation!r} is not a whole number")
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
     if is_networked(store):
         from unisono.comm.hosts import growing

@@ -70,6 +70,8 @@ class Solo(Transport):
         if at_least > 1:
             text = f"group {self.name} cannot continue: it has one rank, at_least={at_least}"
             raise NoQuorum(text, rank=0, group=self.name)
+        if isinstance(self._ending, GroupClosed):
+            raise copy.copy(self._ending)
         return Solo(name, self.global_ranks, self.timeout_s)
 
     def raise_if_ended(self) -> None:

@@ -11,21 +11,30 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
 from unisono.comm.factory import connect, solo
 from unisono.comm.work import FinishedWork
-from unisono.errors import UnisonoError
+from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.torch_backend.backend import UnisonoBackend
 from unisono.torch_backend.process_group import UnisonoProcessGroup, our_group
 from unisono.torch_support import never_compiled
 
 _torch: Any = c10d  # torch's stubs lack them
+_c_torch: Any = _distributed_c10d
 
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
     """A Backend of the ranks that are not excluded; only they call it. `aborts`: calls in progress
-    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too."""
+    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too;
+    UnisonoError for a group that serves GPUs, since torch would register the Backend for one
+    kind of device."""
     comm = group.comm
+    if group in _torch._world.pg_map and group._device_types != [torch.device("cpu")]:
+        raise UnisonoError(
+            "dist.shrink_group would make a group for CPU tensors alone: call comm.shrink(), for "
+            "the default group unisono.set_world(unisono.get_world().shrink())"
+        )
     if aborts:
         comm.abort("shrink_group ended the calls in progress")
     left = [rank for rank in range(comm.size) if rank not in excluded]
@@ -49,10 +58,10 @@ class ShrunkBackend(UnisonoBackend):
             self.is_registered = True
             custom = _torch.ProcessGroup.BackendType.CUSTOM
             for group in _torch._world.pg_map:
-                device = group.bound_device_id or torch.device("cpu")
-                if type(group) is _torch.ProcessGroup and group._get_backend(device) is self:
-                    group._register_backend(device, custom, self)
-                    group._set_default_backend(custom)
+                for device in group._device_types if type(group) is _torch.ProcessGroup else ():
+                    if group._get_backend(device) is self:
+                        group._register_backend(device, custom, self)
+                        group._set_default_backend(custom)
         return super().carry_out(name, given)
 
 
@@ -73,6 +82,14 @@ class ReconfigurableProcessGroup(UnisonoProcessGroup):
     def get_reconfigure_handle(self) -> str:
         """The name that peers use for this process."""
         return self._handle
+
+    def get_error(self) -> Any:
+        """What has ended the group, for torch. A program's own `abort` is no error."""
+        error, kinds = self.comm.errored, _c_torch.ErrorType
+        if isinstance(error, PeerLost):
+            return kinds.REMOTE_ERROR
+        is_none = error is None or isinstance(error, GroupAborted)
+        return kinds.SUCCESS if is_none else kinds.COMM_ERROR
 
     def reconfigure(self, opts: Any) -> Any:
         """Leave the current members and meet those of `opts.handles`, in their order if they have

@@ -37,6 +37,7 @@ from unisono.comm.engine import Operation, Status, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.comm.work import FinishedWork, JoinedWork, Work
+from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.given_calls import (
@@ -93,7 +94,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     supports_splitting = False
     supports_coalescing = False
     supports_time_estimate = False
-    supports_shrinking = False  # a Backend of ours does, for one device of several
+    supports_shrinking = True
 
     def __init__(self, comm: Communicator, store: Any) -> None:
         super().__init__(comm.rank, comm.size)
@@ -338,6 +339,11 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def shrink(self, excluded: Sequence[int], flags: int = 0, options: Any = None) -> Any:
         """What `dist.shrink_group` asks for: a Backend of the ranks that are left."""
+        if not HAS_PYTHON_BACKENDS:
+            raise UnisonoError(
+                "dist.shrink_group on unisono needs torch 2.15 or later: call comm.shrink(), for "
+                "the default group unisono.set_world(unisono.get_world().shrink())"
+            )
         from unisono.torch_backend.going_on import shrink
 
         return shrink(self, excluded, aborts=bool(flags))

@@ -114,6 +114,8 @@ def set_world(comm: Communicator) -> Communicator:
     >>> unisono.launch(work, ranks=2)
     [('world~1', 2), ('world~1', 2)]
     """
+    if not isinstance(comm, Communicator):
+        raise TypeError(f"set_world needs a Communicator, not {comm!r}")
     exchange = comm.transport.exchange_integers
     if comm.backend != "unisono" or exchange is None:
         raise UnisonoError(f"a group on {comm.backend} cannot become the world")

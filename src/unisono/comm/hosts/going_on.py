@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from unisono import variables
-from unisono.comm.engine import ENDING_SILENT
+from unisono.comm.engine import ENDING_SILENT, Status
 from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
 from unisono.comm.hosts.making import connect_anywhere
@@ -85,6 +85,9 @@ class StoreBoard:
     def _read(self, key: str) -> str | None:
         name = f"{self._prefix}/{key}"
         return str(self._store.get(name).decode()) if self._store.check([name]) else None
+
+    def is_closed(self) -> bool:
+        return self._of.group.failure()[0] == Status.CLOSED
 
     def is_gone(self, rank: int) -> bool:
         return rank in self._gone or rank in self._attested()

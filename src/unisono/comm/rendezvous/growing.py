@@ -183,6 +183,10 @@ def admit(
     `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:
+        counts = {number for (number,) in group.exchange_integers((count,))}
+        if len(counts) > 1:
+            text = f"its ranks called grow with different counts, {sorted(counts)}"
+            raise RendezvousError(f"group {known_as}: {text}")
         newcomers, failed, plan = None, None, [0] * (2 + count)
         if group.rank == 0:
             try:
@@ -195,7 +199,12 @@ def admit(
                 plan = [1, int.from_bytes(os.urandom(7), "big"), *newcomers.wanted]
             except RendezvousError as error:
                 failed = error
-        is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
+        call_s = group.timeout_s
+        group.timeout_s = max(call_s, limit_s + MEETING_S)  # the first member may take so long
+        try:
+            is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
+        finally:
+            group.timeout_s = call_s
         if not is_open:
             raise failed or RendezvousError(
                 f"group {known_as}: not enough new processes reached rank 0"
@@ -235,13 +244,22 @@ def join_growing(
     me = about_me(server.address)
     wanted = -1 if rank is None else rank
     waiting = Waiting(wanted, 0, name, limit)
+    later = f", of generation {generation} or later," if generation else ""
+    in_vain = (
+        f"group {name}{later} did not admit this process within {in_seconds(limit.timeout_s)}: do "
+        f"its members call grow({name!r})?"
+    )
     while True:
         # this only needs the leader's announcement; the group's size is not known yet
         request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
-        with (
-            descriptors_needed(),
-            contextlib.closing(find_leader(announcements, request, me)) as visit,
-        ):
+        with descriptors_needed(), contextlib.ExitStack() as stack:
+            try:
+                line = find_leader(announcements, request, me)
+                visit = stack.enter_context(contextlib.closing(line))
+            except RendezvousError as error:
+                if limit.left_s():
+                    raise
+                raise RendezvousError(f"{in_vain} ({error})") from error
             leader = announcements.look_up()
             hello = {"key": _key(name), "rank": wanted, "generation": generation}
             try:
@@ -255,10 +273,7 @@ def join_growing(
                 return growth.membership(met), growth, told | {"timeout_s": call_s}
             except (Departed, OSError, KeyError) as error:
                 if isinstance(error, TimeoutError) or not limit.left_s():
-                    raise RendezvousError(
-                        f"group {name} did not admit this process within "
-                        f"{in_seconds(limit.timeout_s)}"
-                    ) from error
+                    raise RendezvousError(in_vain) from error
             waiting.pause()
 
 

@@ -30,12 +30,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from unisono.comm.engine.numbers import Note
+from unisono.comm.engine.numbers import Note, Status
 from unisono.comm.rendezvous.bounded_store import StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
-from unisono.errors import GroupError, NoQuorum, RendezvousError, name_ranks
+from unisono.errors import GroupClosed, GroupError, NoQuorum, RendezvousError, name_ranks
 
 STOPPED_S = 5.0
 """How long to wait for a stopped rank, unless the limit is shorter."""
@@ -69,6 +69,9 @@ class Board(Protocol):
 
     def settle(self, attempt: int, made: bool | None) -> bool | None:
         """How an attempt ended, in the same way as `choose`."""
+
+    def is_closed(self) -> bool:
+        """Whether this process has closed the group meanwhile, in another thread."""
 
     def is_gone(self, rank: int) -> bool:
         """Whether a rank has certainly left the group: it ended, or closed the group."""
@@ -112,6 +115,9 @@ class SegmentBoard:
         proposed = () if made is None else (int(made),)
         outcome = self._group.settle(2 * attempt + 1, *proposed)
         return None if outcome < 0 else bool(outcome)
+
+    def is_closed(self) -> bool:
+        return self._group.failure()[0] == Status.CLOSED
 
     def is_gone(self, rank: int) -> bool:
         return self._group.loss(rank) is not None or self._group.has_closed(rank)
@@ -238,6 +244,8 @@ def _await_choice(board: Board, number: int, timeout_s: float) -> str:
     limit, stopped_limit = Deadline(timeout_s), Deadline(min(timeout_s, STOPPED_S))
     pause_s, glance, stopped = 0.0001, Deadline(_GLANCE_S), frozenset[int]()
     while True:
+        if board.is_closed():
+            raise GroupClosed(f"group {board.name} is closed", rank=board.rank, group=board.name)
         choice = board.choose(number, None)
         if choice is not None:
             return choice

@@ -297,7 +297,8 @@ class SharedMemory(Transport):
             from unisono.comm.solo import Solo
 
             return Solo(name, global_ranks, self.timeout_s)
-        assert self._server is not None
+        if self._server is None:  # another thread has closed the group
+            raise self.exceptions.closed()
         return SharedMemory(made, self._server, name, global_ranks, self.timeout_s)
 
     def grow(
@@ -338,7 +339,8 @@ class SharedMemory(Transport):
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
         """Meet the survivors; None: this rank is alone."""
-        assert self._server is not None
+        if self._server is None:
+            raise self.exceptions.closed()
         if len(attempt.members) == 1:
             attempt.settle(True)
             return None
