@@ -35,7 +35,7 @@ from unisono.training.weights.deltas import DECLINED, HELD, MISSING
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import Description, make_plan
 from unisono.training.weights.shards import Held
-from unisono.training.weights.transfers import Transfers
+from unisono.training.weights.transfers import Transfers, spans_hosts
 
 T = TypeVar("T")
 
@@ -174,7 +174,8 @@ class UpdateProtocol:
         plan. Raises WeightMismatch on every rank if they do not fit."""
         (descriptions,) = self.gather(holds)
         self.close()
-        plan = make_plan([Description.from_text(text) for text in descriptions])
+        everyone = [Description.from_text(text) for text in descriptions]
+        plan = make_plan(everyone, packs=not spans_hosts(self.comm))
         self.transfers = Transfers(self.comm, plan)
         return self.transfers
 
