@@ -18,7 +18,7 @@ import torch
 from unisono.errors import WeightUpdateError, name_number
 from unisono.training.deferral import defer_signals
 from unisono.training.weights.gpu_memory import ExportedWeights, ToldMemory, open_unit
-from unisono.training.weights.plan import Description, UpdateOptions, WeightPlan
+from unisono.training.weights.plan import Description, UpdateOptions
 from unisono.training.weights.protocol import UpdateProtocol
 from unisono.training.weights.shards import Held, MappedPlace, WeightReader, WeightShard
 from unisono.training.weights.staging import WeightStaging, do_all_or_none, view_of
@@ -404,7 +404,9 @@ class WeightReceiver(_Endpoint):
                 self._staging.check_can_serve(mine)
             return
         if plan.options.transactional:
-            transfers.unpacks = not self._can_stay_packed(plan, mine)
+            # `prepare` and `commit` get all new tensors
+            waits = self._commit is None and self._prepare is None
+            transfers.unpacks = not (waits and transfers.can_stay_packed(mine))
             packed = () if transfers.unpacks else plan.packed
             self._staging.prepare(plan, ties, own, device, packed)
             transfers.deltas.has_base &= self._staging.is_reused or self._holds_base(mine, device)
@@ -429,19 +431,6 @@ class WeightReceiver(_Endpoint):
         """Whether the engine's own tensors are the result of the last update; otherwise staging
         is."""
         return self._commit is None and mine.all_are_on(device)
-
-    def _can_stay_packed(self, plan: WeightPlan, mine: Held) -> bool:
-        """Whether nobody needs small tensors before they are copied into the engine's, and that
-        cannot fail: elements of one that is not contiguous may overlap."""
-        return (
-            self._commit is None
-            and self._prepare is None
-            and all(
-                tensor.is_contiguous()
-                for name, tensor in mine.tensors.items()
-                if name in plan.packed
-            )
-        )
 
     def _check(self, damaged: Sequence[str]) -> None:
         """Check that the engine can serve what has arrived."""

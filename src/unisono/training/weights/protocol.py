@@ -35,7 +35,7 @@ from unisono.training.weights.deltas import DECLINED, HELD, MISSING
 from unisono.training.weights.gpu_memory import ToldMemory, read_told
 from unisono.training.weights.plan import Description, make_plan
 from unisono.training.weights.shards import Held
-from unisono.training.weights.transfers import Transfers, spans_hosts
+from unisono.training.weights.transfers import Transfers
 
 T = TypeVar("T")
 
@@ -175,7 +175,8 @@ class UpdateProtocol:
         (descriptions,) = self.gather(holds)
         self.close()
         everyone = [Description.from_text(text) for text in descriptions]
-        plan = make_plan(everyone, packs=not spans_hosts(self.comm))
+        is_in_memory = self.comm.backend == "unisono" and self.comm.transport.is_on_one_host
+        plan = make_plan(everyone, packs=is_in_memory)
         self.transfers = Transfers(self.comm, plan)
         return self.transfers
 

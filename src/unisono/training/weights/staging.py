@@ -96,7 +96,7 @@ class WeightStaging:
         kept = dict(self.tensors)
         swaps: list[Step] = []
         returns: list[Step] = []
-        copies = list(unpacking)
+        copies: list[Step] = []
         with outlasting_inference_mode():
             for name in set(self._firsts.values()):
                 own, new = mine.tensors[name], self.tensors[name]
@@ -108,8 +108,8 @@ class WeightStaging:
                     copies.append(partial(torch.Tensor.copy_, own.detach(), new))
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
-        with writing_to(mine.tensors.values()):
-            do_all_or_none([*swaps, *copies, keeping, then], returns)
+        with writing_to([mine.tensors[name] for name in self._firsts]):
+            do_all_or_none([*unpacking, *swaps, *copies, keeping, then], returns)
 
     def check_can_serve(self, mine: Held) -> None:
         """Raise ValueError for tensors whose memory cannot be replaced by the trainer's."""

@@ -29,7 +29,7 @@ from unisono.comm.work import Work
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.weights.deltas import DeltaSide
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
-from unisono.training.weights.shards import Box, Held
+from unisono.training.weights.shards import Held
 
 _ROW_INTEGERS = 512
 _ALIGNED_BYTES = 16  # as every dtype needs it
@@ -54,23 +54,45 @@ class _Row:
     def __init__(self, bucket: list[Unit], held: Held, device: torch.device) -> None:
         sizes = [unit.bytes + -unit.bytes % _ALIGNED_BYTES for unit in bucket]
         self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-        self.views = [
+        self._views = [
             memory[: unit.bytes].view(unit.dtype).view(unit.box.shape)
             for unit, memory in zip(bucket, self.memory.split(sizes), strict=True)
         ]
-        self.names = [unit.name for unit in bucket]
-        self._parts: dict[int, Box] = {
-            index: unit.box
-            for index, unit in enumerate(bucket)
-            if unit.box != held.boxes[unit.name][1]
+        self._names = [unit.name for unit in bucket]
+        self._parts = {
+            i: unit.box for i, unit in enumerate(bucket) if unit.box != held.boxes[unit.name][1]
         }
+        dtypes = [held.tensors[name].dtype for name in self._names if name in held.tensors]
+        self._is_converted = dtypes != [unit.dtype for unit in bucket]
 
-    def tensors(self, held: Held) -> list[torch.Tensor]:
+    def _tensors(self, held: Held) -> list[torch.Tensor]:
         """Where the same elements are in `held`."""
-        found = list(map(held.tensors.__getitem__, self.names))
+        found = list(map(held.tensors.__getitem__, self._names))
         for index, box in self._parts.items():
-            found[index] = held[self.names[index]].part(box)
+            found[index] = held[self._names[index]].part(box)
         return found
+
+    def pack(self, held: Held) -> None:
+        """Copy them from `held`."""
+        tensors, copy = self._tensors(held), not self._is_converted
+        if copy:
+            try:
+                native.copy_row(self.memory, tensors, True)
+            except ValueError:  # some are not contiguous, or on a GPU
+                copy = False
+        if not copy:
+            with outlasting_inference_mode():
+                torch._foreach_copy_(self._views, tensors)
+
+    def unpack(self, held: Held) -> None:
+        """Copy them to `held`."""
+        tensors = self._tensors(held)
+        with writing_to(tensors):
+            torch._foreach_copy_(tensors, self._views)
+
+    def unpacking(self, held: Held) -> Callable[[], object]:
+        """A C function that copies them to `held`: `can_stay_packed` was true."""
+        return partial(native.copy_row, self.memory, self._tensors(held), False)
 
 
 class Transfers:
@@ -96,6 +118,7 @@ class Transfers:
         self.bytes = sum(step.bytes for step in self._steps)
         self.deltas = DeltaSide(set(), gives_up=False)
         self._rows: dict[int, _Row] = {}  # by the number of the step
+        self._are_whole: bool | None = None
         self.unpacks = True
         """Whether a receiver's small tensors are unpacked as they arrive; otherwise by
         `unpacking`."""
@@ -113,7 +136,7 @@ class Transfers:
             for number, transfer in enumerate(self._mine)
             if self.plan.options.deltas
             and self.plan.keepers.issuperset(transfer.members[1:])
-            and spans_hosts(self._groups.get(transfer.members, self._comm))
+            and _spans_hosts(self._groups.get(transfer.members, self._comm))
         }
         size = sum(step.bytes for step in self._steps if step.transfer in spanning)
         has_room = not spanning or 2 * size < native.memory_room()
@@ -153,8 +176,7 @@ class Transfers:
             step, row = self._steps[number], self._rows.get(number)
             wait()
             if row is not None and not sends and self.unpacks:
-                with writing_to(at.tensors.values()):
-                    torch._foreach_copy_(row.tensors(at), row.views)
+                row.unpack(at)
             if checks and not sends:
                 sums[step.transfer].append(checksum(tensors))
             if progress is not None:
@@ -168,8 +190,7 @@ class Transfers:
                 row = self._rows.get(number) or _Row(step.bucket, at, device)
                 self._rows[number], tensors = row, [row.memory]
                 if sends:
-                    with outlasting_inference_mode():
-                        torch._foreach_copy_(row.views, row.tensors(at))
+                    row.pack(at)
             else:
                 tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
                 if sends:
@@ -193,12 +214,22 @@ class Transfers:
             deltas.note(time.perf_counter() - begin_s, as_deltas)
         return self._find_damage(sums) if checks else []
 
-    def unpacking(self, to: Held) -> list[Callable[[], object]]:
-        """C functions that copy what has arrived packed `to` these tensors, to be called in
-        `writing_to`."""
-        return [
-            partial(torch._foreach_copy_, row.tensors(to), row.views) for row in self._rows.values()
-        ]
+    def can_stay_packed(self, mine: Held) -> bool:
+        """Whether `unpacking` can copy to these tensors of a receiver: contiguous ones in the CPU's
+        memory, which it receives in one piece."""
+        if self._are_whole is None:  # boxes belong to the plan
+            units = [unit for step in self._steps if step.is_packed for unit in step.bucket]
+            self._are_whole = all(unit.box == mine.boxes[unit.name][1] for unit in units)
+        packed = self.plan.packed
+        return self._are_whole and all(
+            tensor.is_cpu and tensor.is_contiguous()
+            for name, tensor in mine.tensors.items()
+            if name in packed
+        )
+
+    def unpacking(self, mine: Held) -> list[Callable[[], object]]:
+        """C functions that copy to these tensors what has stayed packed."""
+        return [row.unpacking(mine) for row in self._rows.values()]
 
     def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
         """Send or receive these; returns a function that waits for it."""
@@ -264,8 +295,7 @@ def _convert(bucket: list[Unit], tensors: list[torch.Tensor], device: torch.devi
         tensors[i] = tensor.to(tensor.device if is_there else device, unit.dtype)
 
 
-def spans_hosts(group: Communicator) -> bool:
-    """Whether only what has changed may be sent."""
+def _spans_hosts(group: Communicator) -> bool:
     return group.backend == "unisono" and not group.transport.is_on_one_host
 
 
