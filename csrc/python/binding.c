@@ -497,6 +497,7 @@ static PyMethodDef module_methods[] = {
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"create_block", module_create_block, METH_O, NULL},
+    {"copy_row", module_copy_row, METH_VARARGS, NULL},
     {"pack_changes", module_pack_changes, METH_VARARGS, NULL},
     {"apply_changes", module_apply_changes, METH_VARARGS, NULL},
     {"share_pages", module_share_pages, METH_VARARGS, NULL},

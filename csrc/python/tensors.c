@@ -325,3 +325,43 @@ int read_side(side *s, PyObject *object, size_t parts, bool coalesced, bool writ
     if (failed) return failed;
     return coalesced || !many ? cut_tensors(s, parts) : one_tensor_per_part(s, parts);
 }
+
+/* -- rows -------------------------------------------------------------------------------------- */
+
+enum { ROW_ALIGNMENT = 16 };
+
+static size_t aligned(size_t bytes) {
+    return (bytes + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT;
+}
+
+static bool fit_into(const side *s, PyObject *list, const tensor *row) {
+    size_t end = 0;
+    for (size_t i = 0; i < s->tensors; i++) {
+        const tensor *t = &s->tensor[i];
+        if (t->layout || t->owner != PyList_GetItem(list, (Py_ssize_t)i)) return false;
+        end += aligned(t->bytes);
+    }
+    return !row->layout && end == row->bytes;
+}
+
+PyObject *module_copy_row(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *object, *list;
+    int packs;
+    if (!PyArg_ParseTuple(arguments, "OO!p", &object, &PyList_Type, &list, &packs)) return NULL;
+    tensor row;
+    side s;
+    start_tensor(&row);
+    start_side(&s);
+    bool is_read = !read_tensor(&row, object, true) && !read_list(&s, list);
+    bool fit = is_read && fit_into(&s, list, &row);
+    for (size_t i = 0, begin = 0; fit && i < s.tensors; begin += aligned(s.tensor[i++].bytes)) {
+        char *from = packs ? s.tensor[i].data : row.data + begin;
+        memcpy(packs ? row.data + begin : s.tensor[i].data, from, s.tensor[i].bytes);
+    }
+    free_side(&s);
+    free_tensor(&row);
+    if (fit) Py_RETURN_NONE;
+    if (PyErr_Occurred()) return NULL;
+    return PyErr_Format(PyExc_ValueError, "the tensors are not contiguous, or do not fit");
+}

@@ -68,6 +68,11 @@ bool have_one_dtype(const side *s);
 int read_list(side *s, PyObject *sequence); /* only the tensors, of any types, to inspect */
 void free_side(side *s);
 
+/* copy_row(row, list, packs): copy a list of tensors into a row of bytes, or back. Each begins at
+ * the next multiple of ROW_ALIGNMENT bytes. Raises ValueError, before anything is copied, if one is
+ * not contiguous in the CPU's memory, or they have another size than the row. */
+PyObject *module_copy_row(PyObject *module, PyObject *arguments);
+
 /* Whether shapes are compared: compare_shapes(bool) of the module. */
 extern bool shapes_are_compared;
 PyObject *module_compare_shapes(PyObject *module, PyObject *wanted);

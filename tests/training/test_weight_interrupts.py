@@ -24,7 +24,7 @@ from unisono import Communicator, WeightUpdateError
 from unisono.collectives.objects import all_gather_object
 from unisono.training import WeightReceiver, WeightSender
 from unisono.training.deferral import defer_signals
-from unisono.training.weights.shards import HeldTensor, held_tensors
+from unisono.training.weights.shards import Held, held_tensors
 from unisono.training.weights.staging import WeightStaging
 
 FILES = {str(Path(module.__file__ or "")) for module in (weight_staging, weights_module)}
@@ -43,7 +43,7 @@ class Engine:
         self.version = 0
         self.staging = WeightStaging()
 
-    def stage(self) -> dict[str, HeldTensor]:
+    def stage(self) -> Held:
         mine = held_tensors(self.weights)
         ties = {name: name for name in mine}
         self.staging.prepare(None, ties, mine, torch.device("cpu"))  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ class Engine:
             tensor.fill_(self.version + 1)
         return mine
 
-    def change_over(self, mine: dict[str, HeldTensor]) -> None:
+    def change_over(self, mine: Held) -> None:
         self.staging.swap(mine, partial(setattr, self, "version", self.version + 1))
 
     def check(self) -> None:

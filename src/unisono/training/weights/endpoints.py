@@ -117,7 +117,7 @@ class _Endpoint(ABC):
         begin_s = time.perf_counter()
         protocol = self._protocol
         with protocol.update(timeout_s):
-            mine, is_ready = protocol.attempt(self._read) or ({}, False)
+            mine, is_ready = protocol.attempt(self._read) or (Held({}, {}), False)
             goes_on = protocol.meet(self.version, wanted, is_ready, self._changes)
             met_s = time.perf_counter()
             if not goes_on:
@@ -143,7 +143,7 @@ class _Endpoint(ABC):
     def _read(self) -> tuple[Held, bool]:
         """What this rank holds, and whether the last plan still applies. If more than the contents
         has changed, it does not, and the weights are described again."""
-        mine: Held = {}
+        mine = Held({}, {})
         is_as_before = True
         # Memory in which others may read a trainer's weights.
         parts = self._protocol.comm.transport.own_parts() if self._sends else []
@@ -269,7 +269,7 @@ class WeightSender(_Endpoint):
     def _served(self, transfers: Transfers, mine: Held) -> dict[str, torch.Tensor]:
         """The GPU memory of this rank that engines serve."""
         names = transfers.plan.exports.get(self._protocol.comm.rank, ())
-        return {name: mine[name].tensor for name in names}
+        return {name: mine.tensors[name] for name in names}
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
         counts = _write_counts(mine) if self._check_live else {}
@@ -404,11 +404,15 @@ class WeightReceiver(_Endpoint):
                 self._staging.check_can_serve(mine)
             return
         if plan.options.transactional:
-            self._staging.prepare(plan, ties, own, device)
+            # `prepare` and `commit` get all new tensors
+            waits = self._commit is None and self._prepare is None
+            transfers.unpacks = not (waits and transfers.can_stay_packed(mine))
+            packed = () if transfers.unpacks else plan.packed
+            self._staging.prepare(plan, ties, own, device, packed)
             transfers.deltas.has_base &= self._staging.is_reused or self._holds_base(mine, device)
         elif own is None or self._prepare or self._commit:
             raise ValueError("prepare and commit need a transactional update")
-        elif {held.tensor.device.type for held in mine.values()} - {device.type}:
+        elif not mine.all_are_on(device):
             raise ValueError(f"weights that are received in place must be on {device.type}")
 
     def _carry_out(self, transfers: Transfers, mine: Held) -> None:
@@ -419,15 +423,14 @@ class WeightReceiver(_Endpoint):
         base = mine if self._holds_base(mine, device) else at
         damaged = protocol.move(at, base, device, self._progress)
         protocol.attempt(partial(self._check, damaged))
-        protocol.decide(partial(self._change_over, plan.options.transactional, mine))
+        protocol.decide(partial(self._change_over, transfers, mine))
         if self._alias and self._commit is None and self._prepare is None:
             self._served_by = transfers
 
     def _holds_base(self, mine: Held, device: torch.device) -> bool:
         """Whether the engine's own tensors are the result of the last update; otherwise staging
         is."""
-        are_there = all(held.tensor.device.type == device.type for held in mine.values())
-        return self._commit is None and are_there
+        return self._commit is None and mine.all_are_on(device)
 
     def _check(self, damaged: Sequence[str]) -> None:
         """Check that the engine can serve what has arrived."""
@@ -436,7 +439,7 @@ class WeightReceiver(_Endpoint):
         if self._prepare is not None:
             self._prepare(dict(self._staging.tensors))
 
-    def _change_over(self, transactional: bool, mine: Held) -> None:
+    def _change_over(self, transfers: Transfers, mine: Held) -> None:
         now_served = partial(setattr, self, "version", self._protocol.version)
         if self._commit is not None:
             new = dict(self._staging.tensors) if self._reuse else self._staging.hand_over()
@@ -444,8 +447,9 @@ class WeightReceiver(_Endpoint):
                 do_all_or_none([partial(self._commit, new), now_served], [])
         elif self._alias and self._changes:
             self._staging.serve(mine, now_served)
-        elif transactional and not self._alias:
-            self._staging.swap(mine, now_served)
+        elif transfers.plan.options.transactional and not self._alias:
+            unpacking = () if transfers.unpacks else transfers.unpacking(mine)
+            self._staging.swap(mine, now_served, unpacking)
         else:
             now_served()
 
@@ -453,13 +457,13 @@ class WeightReceiver(_Endpoint):
 def _write_counts(mine: Held) -> dict[str, int]:
     """How often torch's operators have written to each tensor, by its version counter."""
     return {
-        name: held.tensor._version for name, held in mine.items() if not held.tensor.is_inference()
+        name: tensor._version for name, tensor in mine.tensors.items() if not tensor.is_inference()
     }
 
 
 def _check_unwritten(mine: Held, counts: dict[str, int]) -> None:
     """Raise WeightUpdateError if a tensor was written to since."""
-    written = [name for name, count in counts.items() if mine[name].tensor._version != count]
+    written = [name for name, count in counts.items() if mine.tensors[name]._version != count]
     if written:
         more = f" and {len(written) - 1} more" if written[1:] else ""
         raise WeightUpdateError(

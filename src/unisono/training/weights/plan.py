@@ -7,6 +7,7 @@ the same differences, so that nothing has to be agreed on later.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -24,6 +25,9 @@ _MOST_ROWS = 40  # of a table of differences
 _GPU_BUCKET_BYTES = 1 << 30
 """The least size of a bucket between GPU memories: every bucket costs each rank a time slice on a
 shared GPU."""
+
+_PACKED_BYTES = 32 * 1024
+"""The most bytes of a tensor that is packed: two more copies take less time than a tensor does."""
 
 Difference = tuple[str, str, str]
 """A name, what the trainer has, what an engine has."""
@@ -181,12 +185,15 @@ class WeightPlan:
     """For each engine that serves the trainer's memory: what it serves, by name."""
     keepers: frozenset[int]
     """The engines that can receive changes."""
+    packed: frozenset[str]
+    """The small tensors, which each sender packs into one row for each of its transfers, the last
+    bucket: at most one bucket in all."""
     exports: dict[int, tuple[str, ...]]
     """For each sender with GPU memory that engines serve: the names of the weights there."""
 
 
-def make_plan(everyone: Sequence[Description]) -> WeightPlan:
-    """The plan for ranks with these descriptions.
+def make_plan(everyone: Sequence[Description], packs: bool = True) -> WeightPlan:
+    """The plan for ranks with these descriptions; it `packs` small tensors.
 
     Raises WeightMismatch, the same on every rank, if the tensors do not fit.
     """
@@ -229,14 +236,16 @@ def make_plan(everyone: Sequence[Description]) -> WeightPlan:
     bucket_bytes = options.bucket_bytes
     if is_on_gpus and not options.convert:  # nothing is packed, so a bucket takes no memory
         bucket_bytes = max(bucket_bytes, _GPU_BUCKET_BYTES)
+    packed = _small(trainer, bucket_bytes) if packs and not is_on_gpus else frozenset[str]()
     return WeightPlan(
         options,
         tuple(senders),
         trainer,
-        _plan_transfers(senders, trainer, wanted, bucket_bytes),
+        _plan_transfers(senders, trainer, wanted, bucket_bytes, packed),
         is_on_gpus,
         aliases,
         frozenset(rank for rank, engine in engines.items() if engine.keeps),
+        packed,
         {rank: tuple(names) for rank, names in exports.items()},
     )
 
@@ -300,6 +309,7 @@ def _plan_transfers(
     trainer: Mapping[str, TrainerTensor],
     wanted: Mapping[int, Mapping[str, Box]],
     bucket_bytes: int,
+    packed: frozenset[str],
 ) -> list[WeightTransfer]:
     found: dict[tuple[int, ...], list[Unit]] = {}
     load = dict.fromkeys(senders, 0)
@@ -313,20 +323,34 @@ def _plan_transfers(
                 units = found.setdefault((sender, *takers), [])
                 for part in box.split(max(1, bucket_bytes // dtype.itemsize)):
                     units.append(Unit(name, dtype, part, sender, held))
-    return [WeightTransfer(key, _cut(found[key], bucket_bytes)) for key in sorted(found)]
+    return [WeightTransfer(key, _cut(found[key], bucket_bytes, packed)) for key in sorted(found)]
 
 
-def _cut(units: Sequence[Unit], bucket_bytes: int) -> list[list[Unit]]:
-    """Units in buckets of at most this many bytes."""
+def _small(trainer: Mapping[str, TrainerTensor], most_bytes: int) -> frozenset[str]:
+    """The names of small tensors, with at most this many bytes in all."""
+    found = []
+    for name, ours in trainer.items():
+        size = math.prod(ours.whole) * ours.travels_as.itemsize
+        if size <= min(_PACKED_BYTES, most_bytes):
+            most_bytes -= size
+            found.append(name)
+    return frozenset(found if len(found) > 1 else ())
+
+
+def _cut(units: Sequence[Unit], bucket_bytes: int, packed: frozenset[str]) -> list[list[Unit]]:
+    """Units in buckets of at most this many bytes; those to be packed in one at the end."""
+    small = [unit for unit in units if unit.name in packed]
     buckets: list[list[Unit]] = []
     filled = bucket_bytes
     for unit in units:
+        if unit.name in packed:
+            continue
         filled += unit.bytes
         if filled > bucket_bytes:
             buckets.append([])
             filled = unit.bytes
         buckets[-1].append(unit)
-    return buckets
+    return [*buckets, small] if small else buckets
 
 
 def _shared_parts(

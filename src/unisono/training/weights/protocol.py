@@ -174,7 +174,9 @@ class UpdateProtocol:
         plan. Raises WeightMismatch on every rank if they do not fit."""
         (descriptions,) = self.gather(holds)
         self.close()
-        plan = make_plan([Description.from_text(text) for text in descriptions])
+        everyone = [Description.from_text(text) for text in descriptions]
+        is_in_memory = self.comm.backend == "unisono" and self.comm.transport.is_on_one_host
+        plan = make_plan(everyone, packs=is_in_memory)
         self.transfers = Transfers(self.comm, plan)
         return self.transfers
 

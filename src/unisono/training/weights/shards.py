@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -83,7 +83,27 @@ class HeldTensor:
         return view
 
 
-Held = Mapping[str, HeldTensor]
+class Held(Mapping[str, HeldTensor]):
+    """What a process holds under each name. Most updates need only the `tensors`; the entries with
+    their `boxes` are created when they are asked for."""
+
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], boxes: Mapping[str, tuple[Lengths, Box]]
+    ) -> None:
+        self.tensors, self.boxes = tensors, boxes
+
+    def __getitem__(self, name: str) -> HeldTensor:
+        return HeldTensor(self.tensors[name], *self.boxes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def all_are_on(self, device: torch.device) -> bool:
+        """Whether all tensors are on devices of this type."""
+        return {tensor.device.type for tensor in self.tensors.values()} <= {device.type}
 
 
 @dataclass(frozen=True)
@@ -109,18 +129,20 @@ class MappedPlace:
         return cls(number, address - start, tuple(tensor.stride()))
 
 
-def held_tensors(weights: Any) -> dict[str, HeldTensor]:
+def held_tensors(weights: Any) -> Held:
     """What is in a module, a mapping or pairs of names and tensors.
 
     A value is a tensor, a DTensor or a `WeightShard`. Raises TypeError or ValueError, with the
     name, for any other value.
     """
-    found: dict[str, HeldTensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    boxes: dict[str, tuple[Lengths, Box]] = {}
     for name, value in _pairs_of(weights):
-        if name in found:
+        if name in tensors:
             raise ValueError(f"there are two weights named {name!r}")
-        found[name] = _held_tensor(name, value)
-    return found
+        held = _held_tensor(name, value)
+        tensors[name], boxes[name] = held.tensor, (held.whole, held.box)
+    return Held(tensors, boxes)
 
 
 def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
@@ -134,22 +156,21 @@ class WeightReader:
     addresses have changed."""
 
     def __init__(self) -> None:
-        self._marks: list[Any] | None = None
-        self._boxes: list[tuple[Lengths, Box]] = []
+        self._marks: tuple[Any, ...] | None = None
+        self._boxes: Mapping[str, tuple[Lengths, Box]] = {}
         self.ties: dict[str, str] = {}
         """The `tied_names` of what was read last."""
 
-    def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[dict[str, HeldTensor], bool]:
+    def read(self, weights: Any, parts: Sequence[Any] = ()) -> tuple[Held, bool]:
         """Like `held_tensors`; also whether it is unchanged since the last time. `parts` are the
         parts of shared memory in which weights may be."""
         pairs = list(_pairs_of(weights))
         marks = _marks_of(pairs, parts)
         if marks is not None and marks == self._marks:
-            known = zip(pairs, self._boxes, strict=True)
-            return {name: HeldTensor(value, *boxes) for (name, value), boxes in known}, True
+            return Held(dict(pairs), self._boxes), True
         self._marks = None
         held = held_tensors(pairs)
-        self._boxes = [(entry.whole, entry.box) for entry in held.values()]
+        self._boxes = held.boxes
         self.ties = tied_names(held)
         self._marks = marks
         return held, False
@@ -158,20 +179,24 @@ class WeightReader:
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
-def _marks_of(pairs: Sequence[tuple[str, Any]], parts: Sequence[Any]) -> list[Any] | None:
+_kind_of = attrgetter("layout", "dtype", "shape", "device")
+
+
+def _marks_of(pairs: Sequence[tuple[str, Any]], parts: Sequence[Any]) -> tuple[Any, ...] | None:
     """Everything that a description of plain tensors contains; None if there are others."""
-    if not {type(value) for _, value in pairs} <= _PLAIN:
+    names, tensors = [name for name, _ in pairs], [value for _, value in pairs]
+    if not set(map(type, tensors)) <= _PLAIN:
         return None
-    marks: list[Any] = list(parts)
-    at: dict[int, int] = {}  # address -> the first tensor there, to find tied ones
-    for name, value in pairs:
-        if value.layout is not torch.strided:
-            return None
-        address = value.data_ptr()
-        where = address if parts else at.setdefault(address, len(marks))
-        marks.append((name, where, value.shape, value.stride(), value.dtype, value.device))
-        marks.append((value.is_conj(), value.is_neg()))
-    return marks
+    kinds = list(map(_kind_of, tensors))
+    layouts, dtypes = {kind[0] for kind in kinds}, {kind[1] for kind in kinds}
+    lazy = [torch.Tensor.is_neg, *[torch.Tensor.is_conj for each in dtypes if each.is_complex]]
+    if layouts - {torch.strided} or any(any(map(is_lazy, tensors)) for is_lazy in lazy):
+        return None
+    where = list(map(torch.Tensor.data_ptr, tensors))
+    if not parts:  # only which are tied
+        first = {address: index for index, address in reversed(list(enumerate(where)))}
+        where = [] if len(first) == len(where) else [first[address] for address in where]
+    return names, kinds, list(map(torch.Tensor.stride, tensors)), where, list(parts)
 
 
 def tied_names(weights: Mapping[str, HeldTensor]) -> dict[str, str]:

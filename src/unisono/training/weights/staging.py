@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from unisono.comm.shared_memory.allocation import is_in_a_block
 from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.memory import shares_storage
 from unisono.training.weights.plan import Unit, WeightPlan
-from unisono.training.weights.shards import HeldTensor, held_tensors
+from unisono.training.weights.shards import Held, HeldTensor, held_tensors
+from unisono.training.weights.transfers import writing_to
 
 Step = Callable[[], object]
 
@@ -37,19 +38,22 @@ class WeightStaging:
         self,
         plan: WeightPlan,
         ties: Mapping[str, str] | None,
-        mine: Mapping[str, HeldTensor] | None,
+        mine: Held | None,
         device: torch.device,
+        packed: Container[str] = (),
     ) -> None:
-        """Prepare a tensor for every name to be received. `ties` are the engine's `tied_names`, and
-        `mine` its weights; None: it has none of its own, and takes the trainer's."""
+        """Prepare a tensor for every name to be received, unless it stays `packed` until the swap.
+        `ties` are the engine's `tied_names`, and `mine` its weights; None: it has none of its own,
+        and takes the trainer's."""
         spare, self.tensors = self.tensors, {}
         self.is_reused = mine is not None
-        self._firsts = _firsts_of(plan, ties)
+        firsts = _firsts_of(plan, ties)
+        self._firsts = {name: first for name, first in firsts.items() if first not in packed}
         for name in set(self._firsts.values()):
             if mine is None:
                 self.tensors[name] = _empty(plan, name, device)
                 continue
-            own, old = mine[name].tensor, spare.pop(name, None)
+            own, old = mine.tensors[name], spare.pop(name, None)
             if old is None or not _is_like(old, own, device) or not is_alone(old):
                 old, self.is_reused = torch.empty_like(own.detach(), device=device), False
             self.tensors[name] = old
@@ -77,30 +81,25 @@ class WeightStaging:
     def _share_tied(self) -> None:
         self.tensors = {name: self.tensors[first] for name, first in self._firsts.items()}
 
-    def received(self, mine: Mapping[str, HeldTensor]) -> dict[str, HeldTensor]:
+    def received(self, mine: Held) -> Held:
         """The tensors with their boxes of the whole."""
-        if not mine:
-            return held_tensors(self.tensors)
-        return {
-            name: HeldTensor(tensor, mine[name].whole, mine[name].box)
-            for name, tensor in self.tensors.items()
-        }
+        return Held(self.tensors, mine.boxes) if mine else held_tensors(self.tensors)
 
     def hand_over(self) -> dict[str, torch.Tensor]:
         """Give the tensors to a commit, which may keep them."""
         tensors, self.tensors = self.tensors, {}
         return tensors
 
-    def swap(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
+    def swap(self, mine: Held, then: Step, unpacking: Sequence[Step] = ()) -> None:
         """Put the new weights into the engine's tensors, keep the old memory, and call `then`: all
-        or nothing, even if something raises."""
+        or nothing, even if something raises. `unpacking` writes those that are packed."""
         kept = dict(self.tensors)
         swaps: list[Step] = []
         returns: list[Step] = []
         copies: list[Step] = []
         with outlasting_inference_mode():
             for name in set(self._firsts.values()):
-                own, new = mine[name].tensor, self.tensors[name]
+                own, new = mine.tensors[name], self.tensors[name]
                 if own.device == new.device and is_alone(own) and not own.is_inference():
                     kept[name] = own.data
                     swaps.append(partial(setattr, own, "data", new))
@@ -109,10 +108,10 @@ class WeightStaging:
                     copies.append(partial(torch.Tensor.copy_, own.detach(), new))
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
-        with torch.inference_mode(any(mine[name].tensor.is_inference() for name in self._firsts)):
-            do_all_or_none([*swaps, *copies, keeping, then], returns)
+        with writing_to([mine.tensors[name] for name in self._firsts]):
+            do_all_or_none([*unpacking, *swaps, *copies, keeping, then], returns)
 
-    def check_can_serve(self, mine: Mapping[str, HeldTensor]) -> None:
+    def check_can_serve(self, mine: Held) -> None:
         """Raise ValueError for tensors whose memory cannot be replaced by the trainer's."""
         for name, own in self._to_be_moved(mine):
             if own.is_inference() or shares_storage(own):
@@ -124,13 +123,13 @@ class WeightStaging:
                     f"because it is {why}"
                 )
 
-    def is_served(self, mine: Mapping[str, HeldTensor]) -> bool:
+    def is_served(self, mine: Held) -> bool:
         """Whether the engine's tensors are still where `serve` put them."""
         return self._served == {
-            name: mine[name].tensor.data_ptr() for name in self._served if name in mine
+            name: mine.tensors[name].data_ptr() for name in self._served if name in mine
         }
 
-    def serve(self, mine: Mapping[str, HeldTensor], then: Step) -> None:
+    def serve(self, mine: Held, then: Step) -> None:
         """Point the engine's tensors at the trainer's memory, and call `then`: all or nothing."""
         moved = self._to_be_moved(mine)
         with outlasting_inference_mode():
@@ -139,11 +138,11 @@ class WeightStaging:
         do_all_or_none([*steps, then], returns)
         self._served = {name: view.data_ptr() for name, view in self.tensors.items()}
 
-    def _to_be_moved(self, mine: Mapping[str, HeldTensor]) -> list[tuple[str, torch.Tensor]]:
+    def _to_be_moved(self, mine: Held) -> list[tuple[str, torch.Tensor]]:
         """The engine's tensors that are not there yet, each once."""
         moved = {}
         for name, view in self.tensors.items():
-            own = mine[name].tensor
+            own = mine.tensors[name]
             if own.data_ptr() != view.data_ptr() or own.stride() != view.stride():
                 moved[id(own)] = name, own
         return list(moved.values())

@@ -4,16 +4,18 @@ checksum to verify them.
 A sender and the receivers that take the same data from it form their own group, unless they are all
 ranks. So senders work at the same time and need no buffers for each other. On shared memory a
 bucket goes from the sender's tensors through the engine's slots into the receivers': nothing is
-packed unless a tensor has to be converted or is on another device.
+packed unless a tensor has to be converted or is on another device, or is small: each tensor costs
+more than its bytes, so small ones travel in one row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +26,13 @@ from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
 from unisono.comm.work import Work
+from unisono.torch_autograd import outlasting_inference_mode
 from unisono.training.weights.deltas import DeltaSide
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import Held
 
 _ROW_INTEGERS = 512
+_ALIGNED_BYTES = 16  # as every dtype needs it
 
 Progress = Callable[[int, int], Any]
 """Called with the bytes moved and the bytes in all."""
@@ -40,6 +44,55 @@ class _Step(NamedTuple):
     transfer: int
     bucket: list[Unit]
     bytes: int
+    is_packed: bool
+
+
+class _Row:
+    """The small tensors of a bucket, packed into `memory`: of a rank that holds `held`."""
+
+    @outlasting_inference_mode()
+    def __init__(self, bucket: list[Unit], held: Held, device: torch.device) -> None:
+        sizes = [unit.bytes + -unit.bytes % _ALIGNED_BYTES for unit in bucket]
+        self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+        self._views = [
+            memory[: unit.bytes].view(unit.dtype).view(unit.box.shape)
+            for unit, memory in zip(bucket, self.memory.split(sizes), strict=True)
+        ]
+        self._names = [unit.name for unit in bucket]
+        self._parts = {
+            i: unit.box for i, unit in enumerate(bucket) if unit.box != held.boxes[unit.name][1]
+        }
+        dtypes = [held.tensors[name].dtype for name in self._names if name in held.tensors]
+        self._is_converted = dtypes != [unit.dtype for unit in bucket]
+
+    def _tensors(self, held: Held) -> list[torch.Tensor]:
+        """Where the same elements are in `held`."""
+        found = list(map(held.tensors.__getitem__, self._names))
+        for index, box in self._parts.items():
+            found[index] = held[self._names[index]].part(box)
+        return found
+
+    def pack(self, held: Held) -> None:
+        """Copy them from `held`."""
+        tensors, copy = self._tensors(held), not self._is_converted
+        if copy:
+            try:
+                native.copy_row(self.memory, tensors, True)
+            except ValueError:  # some are not contiguous, or on a GPU
+                copy = False
+        if not copy:
+            with outlasting_inference_mode():
+                torch._foreach_copy_(self._views, tensors)
+
+    def unpack(self, held: Held) -> None:
+        """Copy them to `held`."""
+        tensors = self._tensors(held)
+        with writing_to(tensors):
+            torch._foreach_copy_(tensors, self._views)
+
+    def unpacking(self, held: Held) -> Callable[[], object]:
+        """A C function that copies them to `held`: `can_stay_packed` was true."""
+        return partial(native.copy_row, self.memory, self._tensors(held), False)
 
 
 class Transfers:
@@ -52,10 +105,10 @@ class Transfers:
         self._mine = [each for each in plan.transfers if comm.rank in each.members]
         longest = max((len(transfer.buckets) for transfer in self._mine), default=0)
         self._steps = [  # in an order that all ranks keep
-            _Step(number, transfer.buckets[i], sum(unit.bytes for unit in transfer.buckets[i]))
+            _Step(number, bucket, sum(unit.bytes for unit in bucket), bucket[0].name in plan.packed)
             for i in range(longest)
             for number, transfer in enumerate(self._mine)
-            if i < len(transfer.buckets)
+            for bucket in transfer.buckets[i : i + 1]
         ]
         self._groups: dict[tuple[int, ...], Communicator] = {}
         """The groups that were made for it, by their members."""
@@ -64,6 +117,11 @@ class Transfers:
         self.buckets = len(self._steps)
         self.bytes = sum(step.bytes for step in self._steps)
         self.deltas = DeltaSide(set(), gives_up=False)
+        self._rows: dict[int, _Row] = {}  # by the number of the step
+        self._are_whole: bool | None = None
+        self.unpacks = True
+        """Whether a receiver's small tensors are unpacked as they arrive; otherwise by
+        `unpacking`."""
 
     def open(self) -> None:
         """Make the groups, and find those that span hosts."""
@@ -111,11 +169,14 @@ class Transfers:
         most = 2 if sends else 2 * len(self._mine)
         sums: list[list[int]] = [[] for _ in self._mine]
         done = 0
-        under_way: deque[tuple[_Step, list[torch.Tensor], Callable[[], object]]] = deque()
+        under_way: deque[tuple[int, list[torch.Tensor], Callable[[], object]]] = deque()
 
         def finish() -> int:
-            step, tensors, wait = under_way.popleft()
+            number, tensors, wait = under_way.popleft()
+            step, row = self._steps[number], self._rows.get(number)
             wait()
+            if row is not None and not sends and self.unpacks:
+                row.unpack(at)
             if checks and not sends:
                 sums[step.transfer].append(checksum(tensors))
             if progress is not None:
@@ -125,9 +186,15 @@ class Transfers:
         for number, step in enumerate(self._steps):
             if len(under_way) == most:
                 done = finish()
-            tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
-            if sends:
-                _convert(step.bucket, tensors, device)
+            if step.is_packed:
+                row = self._rows.get(number) or _Row(step.bucket, at, device)
+                self._rows[number], tensors = row, [row.memory]
+                if sends:
+                    row.pack(at)
+            else:
+                tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
+                if sends:
+                    _convert(step.bucket, tensors, device)
             begin = partial(self._begin, self._mine[step.transfer])
             if step.transfer not in deltas.transfers or not (sends or as_deltas):
                 wait = begin(tensors)
@@ -136,7 +203,7 @@ class Transfers:
             else:
                 old = [base[unit.name].part(unit.box) for unit in step.bucket]
                 wait = deltas.receive(old, tensors, begin)
-            under_way.append((step, tensors, wait))
+            under_way.append((number, tensors, wait))
             if checks and sends:
                 sums[step.transfer].append(checksum(tensors))  # while they are in flight
         while under_way:
@@ -146,6 +213,23 @@ class Transfers:
         if sends:
             deltas.note(time.perf_counter() - begin_s, as_deltas)
         return self._find_damage(sums) if checks else []
+
+    def can_stay_packed(self, mine: Held) -> bool:
+        """Whether `unpacking` can copy to these tensors of a receiver: contiguous ones in the CPU's
+        memory, which it receives in one piece."""
+        if self._are_whole is None:  # boxes belong to the plan
+            units = [unit for step in self._steps if step.is_packed for unit in step.bucket]
+            self._are_whole = all(unit.box == mine.boxes[unit.name][1] for unit in units)
+        packed = self.plan.packed
+        return self._are_whole and all(
+            tensor.is_cpu and tensor.is_contiguous()
+            for name, tensor in mine.tensors.items()
+            if name in packed
+        )
+
+    def unpacking(self, mine: Held) -> list[Callable[[], object]]:
+        """C functions that copy to these tensors what has stayed packed."""
+        return [row.unpacking(mine) for row in self._rows.values()]
 
     def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
         """Send or receive these; returns a function that waits for it."""
@@ -193,6 +277,13 @@ class Transfers:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
+
+
+@contextlib.contextmanager
+def writing_to(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """For operators that write to these; not recorded for backward."""
+    with torch.inference_mode(any(map(torch.Tensor.is_inference, tensors))), torch.no_grad():
+        yield
 
 
 def _convert(bucket: list[Unit], tensors: list[torch.Tensor], device: torch.device) -> None:
