@@ -59,9 +59,10 @@ test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browse
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
 	.venv/bin/python -m pytest -m "not slow" tests/pages
 
+test-docs: export PYTHONDONTWRITEBYTECODE =
 test-docs: .venv/.stamp ## run every command and program that README and docs show, and the notebooks
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(NOTEBOOK_TOOLS)
-	.venv/bin/python -m pytest -n 2 -m "not slow" tests/docs
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not slow" tests/docs
 
 # The site needs no network, and the build none once these are there.
 docs: .venv/.stamp ## build the documentation into build/site; fails on any warning, dead link or misspelling

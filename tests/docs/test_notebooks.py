@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +35,43 @@ def test_cells() -> None:
     assert sources[3:] == ["%%writefile a.py\ny", "!python a.py", text, player]
 
 
+FIRST = f"""
+%reset_selective -f .
+import sys
+import unisono
+sys.path.append({str(ROOT / "tests")!r})
+vars(unisono).pop("launch", None)
+"""
+"""Comes before the cells of a chapter."""
+WARM = """
+from ranks import RankPool
+
+def launch(*args, **options):
+    with RankPool() as ranks:
+        return ranks.launch(*args, **options)
+
+unisono.launch = launch
+"""
+"""Its ranks are then forked where torch is loaded already."""
+COLD = "course-03-all-reduce"
+"""The chapter that starts its ranks as the reader does."""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """One kernel for all chapters: torch is imported once."""
+    manager = pytest.importorskip("jupyter_client").KernelManager(kernel_name="python3")
+    yield manager
+    if manager.has_kernel:
+        manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.docs
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_runs(chapter: str, tmp_path: Path) -> None:
+def test_runs(chapter: str, tmp_path: Path, kernel: Any) -> None:
     nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
     notebooks.write_all(ROOT / "docs", tmp_path)
     notebook = nbformat.read(tmp_path / f"{chapter}.ipynb", as_version=4)
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, timeout=120, resources=resources).execute()
+    first = f"%cd -q {tmp_path}{FIRST}{WARM if chapter != COLD else ''}"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
+    nbclient.NotebookClient(notebook, timeout=120, km=kernel).execute()

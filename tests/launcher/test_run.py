@@ -405,6 +405,17 @@ def test_a_log_folder_that_cannot_be_written_is_one_error(
     assert f"--log-dir: cannot write {tmp_path}/file/logs" in done.stderr
 
 
+def test_a_full_disk_ends_the_log_and_not_the_program(
+    tmp_path: Path, program: WriteProgram
+) -> None:
+    log = tmp_path / "logs/0/stdout.log"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    done = run(program("print('a'); print('b')"), 1, options=("--log-dir", str(tmp_path / "logs")))
+    assert (done.returncode, done.stdout) == (0, "[rank 0] a\n[rank 0] b\n")
+    assert done.stderr.count(f"cannot write {log}: No space left on device") == 1
+
+
 WAITS = """
     import os, signal, sys, time
     def stop(number, frame):

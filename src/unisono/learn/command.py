@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import click
 
@@ -40,11 +42,16 @@ def learn(context: click.Context) -> None:
 @_folder
 def start(folder: Path) -> None:
     """Copy the exercises. Files that are there already are kept."""
-    folder.mkdir(parents=True, exist_ok=True)
     new = [file for file in _EXERCISES if not (folder / file.name).exists()]
-    for file in new:
-        shutil.copyfile(file, folder / file.name)
-    click.echo(f"{len(new)} exercises copied into {folder}; begin with {folder}/chapter_01.py")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in new:
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from error
+    kept = len(_EXERCISES) - len(new)
+    done = f"{len(new)} exercises copied into {folder}" + f"; {kept} kept" * bool(kept)
+    click.echo(f"{done}; begin with {folder}/chapter_01.py")
 
 
 @learn.command()
@@ -58,8 +65,9 @@ def check(chapters: tuple[int, ...], folder: Path) -> None:
     solved = True
     for number in chapters or range(1, len(_EXERCISES) + 1):
         file = folder / f"chapter_{number:02}.py"
-        if not file.exists():
-            raise click.ClickException(f"there is no {file}: run `unisono learn start` first")
+        if not file.is_file():
+            how = f"unisono learn start --folder {folder}"
+            raise click.ClickException(f"there is no file {file}: run `{how}` first")
         run, sizes = CHECKS[number - 1]
         problem = _problem(run, sizes, file)
         click.echo(f"{_TITLES[number - 1]}: {problem or 'solved'}")
@@ -70,28 +78,42 @@ def check(chapters: tuple[int, ...], folder: Path) -> None:
         sys.exit(1)
 
 
+class _Names:
+    """The names that the reader's file defines, as attributes."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.__dict__.update(runpy.run_path(str(file)))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{self._file.name} does not define {name}")
+
+
 def _problem(run: Callable[..., None], sizes: tuple[int, ...], file: Path) -> str | None:
     """What is wrong with the reader's file, or None."""
     from unisono.launcher.functions import launch
 
     try:
         if not sizes:
-            run(_load(file))
+            run(_Names(file))
         for ranks in sizes:
-            launch(_check, ranks, args=(run, file), threads=1, timeout=_TIMEOUT_S, capture=True)
-    except Exception as error:
+            launch(_check, ranks, args=(run, file), threads=1, timeout=_TIMEOUT_S)
+    except (Exception, SystemExit) as error:
         is_told = isinstance(error, AssertionError | RanksFailed)
         said = str(error) if is_told else f"{type(error).__name__}: {error}"
         said = said.partition("\n")[0].replace(": AssertionError:", ":")
-        return _NOT_YET if "NotImplementedError" in said else said
+        if "NotImplementedError" in said:
+            return _NOT_YET
+        story = traceback.format_exc()
+        if isinstance(error, RanksFailed):
+            story = error.endings[error.first].traceback
+        lines = re.findall(rf'{re.escape(file.name)}", line (\d+)', story)
+        where = f" ({file.name}, line {lines[-1]})" if lines and ", line " not in said else ""
+        return said + where
     return None
 
 
 def _check(run: Callable[..., None], file: Path) -> None:
     from unisono.world.world import init
 
-    run(_load(file), init(timeout_s=_CALL_S))
-
-
-def _load(file: Path) -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(file)))
+    run(_Names(file), init(timeout_s=_CALL_S))
