@@ -11,6 +11,7 @@ cores make every rank late, which is a harder test and a longer one.
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -67,6 +68,7 @@ def main() -> None:
     pairs = [(path, setup, latest_s) for path in chosen for setup in ("unisono", "watched")]
     runs = list(itertools.islice(itertools.cycle(pairs), given.runs))
     done = wrong = 0
+    importlib.import_module("torch._dynamo")  # DDP and optimizers would, for seconds, in every rank
     # A fork of this process has no threads, so it may fork ranks.
     fork = multiprocessing.get_context("fork")
     with fork.Pool(given.jobs, end_with_parent, (os.getpid(),)) as pool:
