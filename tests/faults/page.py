@@ -32,6 +32,7 @@ _ERROR = re.compile(
 )
 _SPEAKER = re.compile(r"\[[Rr]ank ?\d+\]:")
 """How a rank labels what it says itself."""
+_FOLDERS = re.compile(r"/[\w./-]+/(?=\w+\.py)")
 _LONGEST = 110
 
 
@@ -95,7 +96,7 @@ def quote_ours(fault: Fault, outcome: Outcome) -> str:
     """The verdict that is right, or the first one."""
     reports = reports_in(outcome)
     good = [report for report in reports if names_rank_and_line(fault, report)]
-    return (good or reports or ["says nothing"])[0].partition("\n")[0]
+    return _FOLDERS.sub("", (good or reports or ["says nothing"])[0].partition("\n")[0])
 
 
 Outcomes = Mapping[tuple[str, str], Outcome]

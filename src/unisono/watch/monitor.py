@@ -55,8 +55,8 @@ _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
 _PATIENT_TIMES = 3
-"""Hosts beyond the first eight wait this many times longer before they ask all others; so does a
-report of a slow rank for another host's word on where it is."""
+"""Hosts beyond the first eight wait this many times longer before they ask all others; so does the
+report of a slow rank until it is known where that is."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
 _OVER_HOSTS_S = 5.0
@@ -375,8 +375,7 @@ class Monitor:
             known = self._slowness.setdefault(group.segment, Slowness())
             known.look(group, self._where_now)
             told_s = self._slow_told_s.get(group.segment, 0.0)
-            is_far = known.host not in ("", own_host()) and not known.places
-            patience = _PATIENT_TIMES if is_far and not at_the_end else 1
+            patience = 1 if known.places or at_the_end else _PATIENT_TIMES
             enough_s = 2 * told_s or patience * self.settings.hang_s
             if known.seen_s < enough_s or (told_s and not at_the_end):
                 continue
