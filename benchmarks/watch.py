@@ -167,7 +167,7 @@ def main() -> None:
         print(f"record of a call       {record_ns():>6} ns   (limit 100)")
         for async_op in (False, True):
             kind = "async" if async_op else "blocking"
-            print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 5)")
+            print(f"watched call, {kind:<8} {watched_us(ledger, async_op):6.2f} us   (limit 4)")
         dist.destroy_process_group()
     step_ms, took_ms, count = check_ms()
     share = took_ms / (100 * step_ms)

@@ -7,13 +7,19 @@ The line that a good verdict names is marked with `# <- here`.
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.runner import Outcome
+from faults.runner import PEERS, PEERS_S, Outcome, run_program
+from unisono.processes import end_with_parent
 
 FOLDER = Path(__file__).with_name("programs")
+_AT_ONCE = 3
 _RAISED = re.compile(r"^unisono\.errors\.\w+: ")
 
 
@@ -31,6 +37,10 @@ class Fault:
     @property
     def name(self) -> str:
         return self.path.stem
+
+    def occurs_in(self, setup: str) -> bool:
+        """Whether the fault can occur in a setup."""
+        return setup in PEERS or ("unisono" if setup == "unisono" else "watched") in self.setups
 
 
 def read(path: Path) -> Fault:
@@ -91,3 +101,19 @@ def names_rank_and_line(fault: Fault, report: str) -> bool:
 def right(fault: Fault, outcome: Outcome) -> bool:
     """Whether some report names the right rank and line, and the very first verdict is right."""
     return any(names_rank_and_line(fault, report) for report in reports_in(outcome))
+
+
+def outcomes_of(chosen: Sequence[tuple[Fault, str]]) -> Iterator[Outcome]:
+    """Run programs in setups, several at once: most of their time they wait."""
+    fork = multiprocessing.get_context("fork")  # it has no threads, so it may fork ranks
+    with fork.Pool(min(_AT_ONCE, len(chosen)), end_with_parent, (os.getpid(),)) as pool:
+        yield from pool.imap(_run, chosen)
+
+
+def _run(chosen: tuple[Fault, str]) -> Outcome:
+    """Run one program until what was said of it is right, or it is plain that nothing will be."""
+    fault, setup = chosen
+    if setup in PEERS:
+        return run_program(fault.path, fault.ranks, setup, deadline_s=3 * PEERS_S)
+    enough = functools.partial(right, fault)
+    return run_program(fault.path, fault.ranks, setup, deadline_s=60, grace_s=15, enough=enough)

@@ -1,18 +1,28 @@
 """Writes docs/diagnosis.md's table: `python -m faults.page --output ../docs/diagnosis.md`.
 
-Text above the mark in that file is kept.
+Text above the mark in that file is kept. With `--outcomes FILE ...` nothing is run: the outcomes are
+those that `python -m faults --json` printed, perhaps in several parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.corpus import Fault, corpus, names_line, names_rank_and_line, names_ranks, reports_in
-from faults.runner import PEERS_S, Outcome, run_program
+from faults.corpus import (
+    Fault,
+    corpus,
+    names_line,
+    names_rank_and_line,
+    names_ranks,
+    outcomes_of,
+    reports_in,
+)
+from faults.runner import Outcome
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
 OURS = {"unisono": "unisono", "watched": "gloo, watched", "hosts": "gloo over two hosts, watched"}
@@ -22,6 +32,7 @@ _ERROR = re.compile(
 )
 _SPEAKER = re.compile(r"\[[Rr]ank ?\d+\]:")
 """How a rank labels its own output."""
+_FOLDERS = re.compile(r"/[\w./-]+/(?=\w+\.py)")
 _LONGEST = 110
 
 
@@ -85,27 +96,46 @@ def quote_ours(fault: Fault, outcome: Outcome) -> str:
     """The verdict that is right, or the first one."""
     reports = reports_in(outcome)
     good = [report for report in reports if names_rank_and_line(fault, report)]
-    return (good or reports or ["says nothing"])[0].partition("\n")[0]
+    return _FOLDERS.sub("", (good or reports or ["says nothing"])[0].partition("\n")[0])
 
 
-def page(faults: Sequence[Fault]) -> str:
+Outcomes = Mapping[tuple[str, str], Outcome]
+"""By the name of a program and of a setup."""
+
+
+def run_all() -> Outcomes:
+    """Run every program in every setup."""
+    setups = (*OURS, *PEERS)
+    chosen = [(fault, setup) for fault in corpus() for setup in setups if fault.occurs_in(setup)]
+    found = {}
+    for (fault, setup), outcome in zip(chosen, outcomes_of(chosen), strict=True):
+        found[fault.name, setup] = outcome
+        print(f"{len(found)} of {len(chosen)}: {fault.name} on {setup}", flush=True)
+    return found
+
+
+def load_all(files: list[Path]) -> Outcomes:
+    """What earlier runs printed."""
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return {(row["name"], row["setup"]): Outcome((*row["said"],), row["ended"]) for row in rows}
+
+
+def page(outcomes: Outcomes) -> str:
     """The score, and what every setup said about every program."""
     score: dict[str, list[Named]] = {setup: [] for setup in (*OURS, *PEERS)}
     said = []
-    for fault in faults:
+    for fault in corpus():
         said.append(f"\n**{fault.name}**: {fault.story}\n")
         for setup, name in (OURS | PEERS).items():
-            if setup in PEERS:
-                outcome = run_program(fault.path, fault.ranks, setup, deadline_s=3 * PEERS_S)
-                named, quote = named_by_peer(fault, outcome), quote_peer(fault, outcome)
-            elif ("watched" if setup == "hosts" else setup) in fault.setups:
-                outcome = run_program(fault.path, fault.ranks, setup)
-                named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
-            else:
+            outcome = outcomes.get((fault.name, setup))
+            if outcome is None:
                 continue
+            if setup in PEERS:
+                named, quote = named_by_peer(fault, outcome), quote_peer(fault, outcome)
+            else:
+                named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
             score[setup].append(named)
             said.append(f"- {name} ({named}): {quote}")
-            print(fault.name, said[-1], flush=True)
     lines = [MARK, "", "| | right rank and line | right rank | right line |", "|---|---|---|---|"]
     for setup, name in (OURS | PEERS).items():
         found = score[setup]
@@ -119,9 +149,12 @@ def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
-    output: Path = parser.parse_args().output
+    parser.add_argument("--outcomes", type=Path, nargs="+")
+    given = parser.parse_args()
+    output: Path = given.output
+    outcomes = load_all(given.outcomes) if given.outcomes else run_all()
     before = output.read_text().partition(MARK)[0] if output.exists() else ""
-    output.write_text(before + page(corpus()))
+    output.write_text(before + page(outcomes))
 
 
 if __name__ == "__main__":

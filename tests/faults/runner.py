@@ -32,12 +32,15 @@ import unisono.torch_backend.creation
 import unisono.torch_backend.process_group
 import unisono.watch.attach  # noqa: F401  all that ranks need, loaded once
 from unisono import watch
+from unisono.processes import end_with_parent
 
 sys.path.append(str(Path(__file__).parents[1] / "hosts"))
 from namespaces import Host, network
 
 HANG_S = 1.0
 PORT = 29400
+PEERS = ("gloo", "detail", "monitored")
+"""The setups without us."""
 PEERS_S = 2.0
 _GRACE_S = 2.5
 
@@ -113,9 +116,11 @@ def _start(
 ) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
+    runner = os.getpid()
     pid = os.fork()
     if pid:
         return pid
+    end_with_parent(runner)
     code = 1
     try:
         output = os.open(f"{folder}/{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from host_jobs import Places, moment, places, set_moment, world
 from namespaces import MakeNetwork, Network, start_ranks, start_torchrun
 
+from faults.corpus import corpus, right
+from faults.runner import Outcome
 from ranks import RankPool, attempt
 from unisono import watch
 from unisono.comm.communicator import Communicator
@@ -157,6 +160,19 @@ def test_gloo_under_torchrun_has_one_verdict(
     ]
     assert len(said) == 1, said
     assert re.match(OF_GLOO[how], said[0]), said
+
+
+@pytest.mark.usefixtures("make_network")  # or skips
+def test_a_rank_alone_on_its_host_is_located() -> None:
+    programs = {fault.name: fault for fault in corpus()}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "faults", "--json", "--setup", "hosts"]
+    command += ["exception_on_one_rank", "slow_rank"]
+    for line in subprocess.check_output(command, env=environment).splitlines():
+        result = json.loads(line)
+        outcome = Outcome(tuple(result["said"]), result["ended"])
+        assert right(programs.pop(result["name"]), outcome), outcome.said
+    assert not {*command} & {*programs}
 
 
 # -- what exceptions carry -----------------------------------------------------------------------

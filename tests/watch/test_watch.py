@@ -45,17 +45,19 @@ from user_programs import Program, WriteProgram, eventually
 SAMPLE = (
     *("lock", "holds_the_gil", "killed", "crossed_groups", "shape_mismatch", "recv_ring"),
     *("auxiliary_loss_left_out", "new_group_by_members", "checkpoint_thread", "all_to_all_splits"),
+    *("recv_from_anybody", "wrong_tag"),
 )
 
 
 # -- the corpus ----------------------------------------------------------------------------------
 
 
-def run_module(name: str, *args: str) -> Any:
-    """What one of our modules prints as JSON. It forks, so it runs elsewhere: this process has
-    threads."""
+def run_module(name: str, *args: str) -> list[Any]:
+    """What one of our modules prints, as lines of JSON. It forks, so it runs elsewhere: this
+    process has threads."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    return json.loads(subprocess.check_output([sys.executable, "-m", name, *args], env=environment))
+    printed = subprocess.check_output([sys.executable, "-m", name, *args], env=environment)
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def run_corpus(*args: str) -> list[tuple[Fault, str, Outcome]]:
@@ -69,7 +71,7 @@ def run_corpus(*args: str) -> list[tuple[Fault, str, Outcome]]:
 
 def run_on_ranks(script: Program, ranks: int, setup: str) -> Outcome:
     """Run a program as the corpus is run."""
-    result = run_module("faults.runner", str(script.path), str(ranks), setup)
+    (result,) = run_module("faults.runner", str(script.path), str(ranks), setup)
     return Outcome(tuple(result["said"]), result["ended"])
 
 

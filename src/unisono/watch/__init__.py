@@ -138,12 +138,13 @@ def stop() -> None:
 
 
 def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
-    """Answer other hosts' questions on these topics, and on no others."""
+    """Answer other hosts' questions on these topics, and on no others; tell them of our end."""
     from unisono.comm.hosts import questions  # only while the watch is on
 
     for topic in (RECORDS, TOPIC):
         questions.answers.pop(topic, None)
     questions.answers.update(answers)
+    questions.last_words[:] = [describe_own_end] if answers else []
 
 
 def _watch_torch() -> None:

@@ -47,7 +47,7 @@ class Whereabouts:
     its stack is inside a communication library; `source` are the lines around `location`, `callers`
     the user's lines that led there, the nearest first. `phase` is its part of the iteration.
     `notes` are about its children, and threads that died; `is_abandoned`: it waits, perhaps for one
-    of these.
+    of these. `is_described` unless no process of its host says more.
     """
 
     state: str = ""
@@ -60,6 +60,7 @@ class Whereabouts:
     phase: str = ""
     notes: tuple[str, ...] = ()
     is_abandoned: bool = False
+    is_described: bool = True
 
 
 Ask = Callable[[Process], Whereabouts]
@@ -380,7 +381,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
-    if odd.state:
+    if odd.state and (not odd.pid or ask_once((odd.host, odd.pid)).is_described):
         verdict += f" after {odd.last or '0 calls'}"
     details = [
         f"rank {rank.rank}'s {note}"

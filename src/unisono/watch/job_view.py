@@ -36,12 +36,11 @@ RECORDS = "records"
 @dataclass(frozen=True)
 class JobView:
     """`groups` have all ranks of all hosts that answered; `where` says where a process is, `me` is
-    this one. `silent` are the names of hosts that did not answer."""
+    this one."""
 
     groups: list[GroupRecords]
     where: Ask
     me: Process
-    silent: tuple[str, ...] = ()
 
 
 def open_links() -> list[Links]:
@@ -75,19 +74,20 @@ def look_at_job(
     last: int | None,
     *,
     wants_stacks: bool = True,
+    with_children: bool = True,
     meanwhile: Callable[[], object] | None = None,
 ) -> JobView:
     """What all hosts see now. `where` says where a process of this host is, `last` is the number of
-    records of each rank; `meanwhile` is called while waiting for others."""
+    records of each rank; `with_children` interrupts children on other hosts, too; `meanwhile` is
+    called while waiting for others."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
         request_stacks(member.pid for group in here for member in group.ranks)
     groups = list(here)
     known: dict[Process, Whereabouts] = {}
-    silent: list[str] = []
     for links in open_links():
-        asked = {"last": last, "stacks": wants_stacks}
+        asked = {"last": last, "stacks": wants_stacks, "children": with_children}
         answers = links.ask_hosts(RECORDS, asked, _ANSWER_S, meanwhile)
         for number, (peer, answer) in answers.items():
             name = links.hosts.names[number]
@@ -97,11 +97,6 @@ def look_at_job(
             for pid, found in answer["where"].items():
                 known[name, int(pid)] = build(Whereabouts, found)
         groups = _with_absent(join_parts(groups), links, set(answers), known)
-        silent += [
-            name
-            for number, name in enumerate(links.hosts.names)
-            if number != links.hosts.mine and number not in answers
-        ]
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
@@ -110,7 +105,7 @@ def look_at_job(
             found = where(process) if process[0] == host else Whereabouts()
         return found
 
-    return JobView(groups, ask, (host, os.getpid()), tuple(silent))
+    return JobView(groups, ask, (host, os.getpid()))
 
 
 def own_groups(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
@@ -148,8 +143,10 @@ def _with_absent(
                 continue
             host = hosts.host_of(global_rank)
             name, pid = hosts.names[host], hosts.pids[global_rank]
-            absent.append(RankRecords(rank, global_rank, pid, (), host=name))
-            known[name, pid] = Whereabouts(state=_why_absent(links, global_rank, answered))
+            said = links.last_words_of(global_rank)
+            absent.append(RankRecords(rank, global_rank, pid, (), said, host=name))
+            why = said or _why_absent(links, global_rank, answered)
+            known[name, pid] = Whereabouts(state=why, is_described=False)
         everybody = sorted((*group.ranks, *absent), key=lambda member: member.rank)
         by_segment[group.segment] = replace(group, ranks=tuple(everybody))
     return list(by_segment.values())
@@ -180,18 +177,18 @@ class Answers:
         with self._lock:
             at_s, answer = self._made.get(str(about), (0.0, {}))
             if not answer or time.monotonic() - at_s > _FRESH_S:
-                answer = _tell(about["last"], bool(about["stacks"]))
+                answer = _tell(about)
                 self._made[str(about)] = time.monotonic(), answer
             return answer
 
 
-def _tell(last: int | None, wants_stacks: bool) -> dict[str, Any]:
-    groups = snapshot([os.getpid()], last)
+def _tell(about: dict[str, Any]) -> dict[str, Any]:
+    groups = snapshot([os.getpid()], about["last"])
     pids = sorted({member.pid for group in groups for member in group.ranks})
     found = {}
-    if wants_stacks:
+    if about["stacks"]:
         request_stacks(pids)
-        found = {pid: asdict(whereabouts(pid)) for pid in pids}
+        found = {pid: asdict(whereabouts(pid, with_children=about["children"])) for pid in pids}
     return {"groups": [asdict(group) for group in groups], "where": found}
 
 

@@ -55,7 +55,8 @@ _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
 _PATIENT_TIMES = 3
-"""Hosts beyond the first eight wait this many times longer before they ask all others."""
+"""Hosts beyond the first eight wait this many times longer before they ask all others; so does the
+report of a slow rank until it is known where that is."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
 _OVER_HOSTS_S = 5.0
@@ -92,6 +93,7 @@ class Monitor:
         self._stop = threading.Event()
         self._look_again_s = 0.0
         self._over_hosts: list[GroupRecords] = []
+        self._where_over_hosts: diagnose.Ask | None = None
         self._over_hosts_again_s = 0.0
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
@@ -144,6 +146,7 @@ class Monitor:
         self._look_for_differences(groups)
         self._look_at_steps()
         self._look_for_slow_ranks(groups, at_the_end=True)
+        self._tell_what_went_on(groups)
 
     def tell(self, report: Report, speaks: bool = True) -> None:
         """Keep a report made elsewhere; also log it if this rank `speaks`."""
@@ -252,6 +255,7 @@ class Monitor:
         self._look_for_differences([*_whole(groups), *self._over_hosts])
         self._look_at_steps()
         self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
+        self._where_over_hosts = None
         for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
@@ -280,10 +284,14 @@ class Monitor:
         is_due = time.monotonic() >= self._over_hosts_again_s
         if not is_due or not links or links[0].me or links[0].hosts.count > EAGER_HOSTS:
             return
-        self._over_hosts_again_s = time.monotonic() + _OVER_HOSTS_S
+        self._over_hosts_again_s = time.monotonic() + min(_OVER_HOSTS_S, self.settings.hang_s)
         answer = self._stack_server.answer_if_asked
-        view = look_at_job(self.where, _LAST, wants_stacks=False, meanwhile=answer)
+        is_slow = any(known.host not in ("", own_host()) for known in self._slowness.values())
+        view = look_at_job(
+            self._where_now, _LAST, wants_stacks=is_slow, with_children=False, meanwhile=answer
+        )
         self._over_hosts = [group for group in view.groups if group.is_part]
+        self._where_over_hosts = view.where if is_slow else None
 
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Log that calls which were reported to hang have gone on."""
@@ -367,7 +375,9 @@ class Monitor:
             known = self._slowness.setdefault(group.segment, Slowness())
             known.look(group, self._where_now)
             told_s = self._slow_told_s.get(group.segment, 0.0)
-            if known.seen_s < (2 * told_s or self.settings.hang_s) or (told_s and not at_the_end):
+            patience = 1 if known.places or at_the_end else _PATIENT_TIMES
+            enough_s = 2 * told_s or patience * self.settings.hang_s
+            if known.seen_s < enough_s or (told_s and not at_the_end):
                 continue
             report = known.report(group)
             if report is not None and self._keep(report, (group.segment, _SLOW)):
@@ -429,10 +439,9 @@ class Monitor:
             other
             for other in waits(view.groups)
             if (other.group.name, other.record.call, other.record.operation) == about
+            and not other.is_for_anybody()
         ] or [wait]
-        if (
-            report.kind == "cycle"
-        ):  # ranks of several calls: the rank that asks for its host may log it
+        if report.kind == "cycle":  # of several calls: the rank that asks for its host may log it
             alike = [other for other in waits(view.groups) if _is_in(other.member, report)]
         waiting = [
             other.member.global_rank
@@ -447,9 +456,10 @@ class Monitor:
         return whereabouts(process[1], self.endings, self._stack_server.answer_if_asked)
 
     def _where_now(self, process: Process) -> diagnose.Whereabouts:
-        """The same for frequent questions; nothing about processes of other hosts."""
+        """The same for frequent questions; of other hosts, what they just said."""
         if process[0] not in ("", own_host()):
-            return diagnose.Whereabouts()
+            ask = self._where_over_hosts
+            return diagnose.Whereabouts() if ask is None else ask(process)
         return whereabouts(process[1], {}, self._stack_server.answer_if_asked, with_children=False)
 
 

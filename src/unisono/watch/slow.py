@@ -30,13 +30,14 @@ class Slowness:
 
     def __init__(self) -> None:
         self.seen_s = 0.0
+        self.host = ""  # of the slow rank, in a job over several
+        self.places: Counter[str] = Counter()  # where it was seen
         self._seen = 0
         self._until_s = 0.0
         self._calls = 0
         self._steps: set[int] = set()
         self._lates: Counter[int] = Counter()
         self._waited_s: Counter[int] = Counter()
-        self._places: Counter[str] = Counter()
         self._phases: Counter[str] = Counter()
         self._ask_again_s = 0.0
 
@@ -58,6 +59,7 @@ class Slowness:
                 self._lates[last] += 1
                 self._waited_s[last] += gap_s  # type: ignore[assignment]
         slow = self._slow(group)
+        self.host = "" if slow is None else slow.host
         own = group.ranks[0]
         is_awaited = bool(waits([group], own.process)) or slow is own
         if slow is not None and is_awaited and time.monotonic() > self._ask_again_s:
@@ -65,7 +67,7 @@ class Slowness:
             where = ask(slow.process)
             if not where.in_call and where.location:
                 doing = f", in {where.doing}" if where.doing else ""
-                self._places[f"{line_of(where.location)}{doing}"] += 1
+                self.places[f"{line_of(where.location)}{doing}"] += 1
                 self._phases[where.phase] += 1
 
     def _slow(self, group: GroupRecords) -> RankRecords | None:
@@ -90,9 +92,9 @@ class Slowness:
             f", {waited_s:.3g} of {self.seen_s:.3g} s ({waited_s / self.seen_s:.0%})"
         )
         site = ""
-        for place, times in self._places.most_common(1):
+        for place, times in self.places.most_common(1):
             site = place.partition(",")[0]
-            verdict += f"; {times} of {self._places.total()} times it was in {place}"
+            verdict += f"; {times} of {self.places.total()} times it was in {place}"
             phase = self._phases.most_common(1)[0][0]
             verdict += f" (phase: {phase})" if phase else ""
         report = Report(

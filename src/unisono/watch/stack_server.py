@@ -196,9 +196,7 @@ def _post(memory: mmap.mmap) -> int:
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
-    if not handles_signal(
-        pid, number
-    ):  # a library has removed our handler: the signal would kill it
+    if not handles_signal(pid, number):  # a library took the handler: the signal would kill it
         return []
     with _open(pid, "unisono-stacks") as file:
         before = os.fstat(file).st_size
@@ -301,7 +299,7 @@ def is_in_call(stacks: Sequence[Stack], program: Stack) -> bool:
         if innermost.file.startswith(folders):
             return True
         if stack is program and (
-            innermost.doing.rpartition(".")[2].endswith(_CALLS)
+            (innermost is stack.frames[0] and innermost.doing.endswith(_CALLS))
             or innermost.file.startswith(f"{torch}autograd{os.sep}")
         ):
             return True

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 
 rank = dist.get_rank()
+step = 0
 
 
 def save() -> None:
-    time.sleep(0.05 * rank)  # as long as its part takes to write
+    while step < 6 + 5 * rank:  # as long as its part takes to write
+        time.sleep(0.001)
     dist.barrier()  # <- here
 
 

@@ -8,6 +8,7 @@ other rank once there is a question for it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
@@ -24,7 +25,7 @@ from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
 from unisono.comm.hosts.control_line import ENDED, ControlLines
 from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.network import INSTEAD, open_store
-from unisono.comm.hosts.questions import Questions, answers
+from unisono.comm.hosts.questions import Questions, answers, last_words
 from unisono.comm.over_torch.stores import store_at
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
@@ -35,6 +36,7 @@ _BEHIND_S = 0.3
 """How long data that a process sent before it left may still be in transit."""
 _STAY_S = 1.5
 _STORE_S = 5.0
+_END_S = 1.0
 _DRAW_S = 1.0
 """How long a new line to a rank may take."""
 
@@ -164,6 +166,9 @@ class Links:
         """The process ends: close the remaining groups, and then the lines."""
         if self._pid != os.getpid():
             return
+        for describe in last_words if self.is_open() else ():
+            with contextlib.suppress(StoreGone):
+                self._bounded_store(_END_S).set(f"unisono/end/{self.me}", describe())
         for party in self._open_parties():
             party.end()
         self.close_all()
@@ -206,6 +211,18 @@ class Links:
         or nothing is known."""
         return self._lost.get(peer)
 
+    def last_words_of(self, peer: int) -> str:
+        """How the process of a global rank ended, as it said in the store; "" if it did not, or
+        the store has ended."""
+        with contextlib.suppress(StoreGone):
+            store, key = self._bounded_store(_END_S), f"unisono/end/{peer}"
+            return str(store.get(key).decode()) if store.check([key]) else ""
+        return ""
+
+    def _bounded_store(self, timeout_s: float) -> BoundedStore:
+        left_s = Deadline(timeout_s).left_s
+        return BoundedStore(self.open_store(timeout_s), left_s)
+
     def open_store(self, timeout_s: float) -> Any:
         """A separate connection to the store in which the ranks met. Raises StoreGone."""
         return open_store(self._store, timeout_s)
@@ -232,8 +249,7 @@ class Links:
 
     def decide(self, key: int, serial: int, value: int, timeout_s: float) -> int:
         """The value that the first rank of a group proposed under this serial. Raises StoreGone."""
-        limit = Deadline(timeout_s)
-        store = BoundedStore(self.open_store(timeout_s), limit.left_s)
+        store = self._bounded_store(timeout_s)
         return int(store.compare_set(f"unisono/decision/{key:x}/{serial}", "", str(value)))
 
     # -- questions -------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ answers: dict[str, Callable[[Any], Any]] = {}
 """How this process answers questions, by topic: from a subject to an answer, both JSON values.
 Each runs in its own thread, and may take long."""
 
+last_words: list[Callable[[], str]] = []
+"""How this process ends, for ranks of other hosts: completes "rank 3 ..."; at most one."""
+
 _AT_ONCE: dict[str, Callable[[Any], Any]] = {
     "where": lambda _: where_is_program(),
     "clock": lambda _: time.monotonic(),
