@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import unisono
 from ranks import RankPool, raised
 from torch_names import since_2_15
-from unisono import GroupClosed, PeerLost, UnisonoError
+from unisono import GroupAborted, GroupClosed, PeerLost, UnisonoError
 from unisono.torch_backend.groups import connect_group
 from unisono.torch_backend.process_group import HAS_PYTHON_BACKENDS, UnisonoProcessGroup
 from unisono.training import catch_up
@@ -225,6 +225,32 @@ def reconfigure(rank: int, size: int, path: str) -> object:
     assert (dist.get_world_size(), count()) == (1, 1.0)
     dist.destroy_process_group()
     return found
+
+
+@since_2_15
+def test_what_ended_a_group_and_members_named_anew(fresh_pool: RankPool) -> None:
+    outcomes = fresh_pool.outcomes(reconfigure_after_abort, 2, connected=False)
+    assert outcomes[0].value == ["SUCCESS", "SUCCESS", "SUCCESS", "REMOTE_ERROR"], outcomes[0].error
+
+
+def reconfigure_after_abort(rank: int, size: int, path: str) -> object:
+    name, store = "ab"[rank], dist.FileStore(path, -1)
+    dist.init_process_group(
+        "unisono", store=store, rank=rank, world_size=size, enable_reconfigure=True
+    )
+    group: Any = dist.group.WORLD
+    meet(store, 0, ["a", "b"], name)
+    found = [group.get_error().name]
+    group.abort()
+    raised(GroupAborted, dist.barrier)
+    found.append(group.get_error().name)  # the program has asked for it
+    meet(store, 1, ["a", "b"], name)
+    assert count() == 3
+    found.append(group.get_error().name)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raised(PeerLost, dist.barrier)
+    return [*found, group.get_error().name]
 
 
 # -- for those who wrap a group --------------------------------------------------------------------

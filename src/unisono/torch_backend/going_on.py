@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d
@@ -26,15 +25,8 @@ _c_torch: Any = _distributed_c10d
 
 def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) -> UnisonoBackend:
     """A Backend of the ranks that are not excluded; only they call it. `aborts`: calls in progress
-    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too;
-    UnisonoError for a group that serves GPUs, since torch would register the Backend for one
-    kind of device."""
+    on any rank of the group end. Raises NoQuorum if, over hosts, other ranks have died, too."""
     comm = group.comm
-    if group in _torch._world.pg_map and group._device_types != [torch.device("cpu")]:
-        raise UnisonoError(
-            "dist.shrink_group would make a group for CPU tensors alone: call comm.shrink(), for "
-            "the default group unisono.set_world(unisono.get_world().shrink())"
-        )
     if aborts:
         comm.abort("shrink_group ended the calls in progress")
     left = [rank for rank in range(comm.size) if rank not in excluded]

@@ -339,10 +339,11 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     def shrink(self, excluded: Sequence[int], flags: int = 0, options: Any = None) -> Any:
         """What `dist.shrink_group` asks for: a Backend of the ranks that are left."""
-        if not HAS_PYTHON_BACKENDS:
+        is_whole = self in dist.distributed_c10d._world.pg_map  # torch would add one device only
+        if not HAS_PYTHON_BACKENDS or (is_whole and len(self._device_types) > 1):
             raise UnisonoError(
-                "dist.shrink_group on unisono needs torch 2.15 or later: call comm.shrink(), for "
-                "the default group unisono.set_world(unisono.get_world().shrink())"
+                "dist.shrink_group needs torch 2.15 and a group that serves CPU tensors alone; "
+                "call comm.shrink(), or unisono.set_world(unisono.get_world().shrink())"
             )
         from unisono.torch_backend.going_on import shrink
 
