@@ -99,7 +99,8 @@ def further_lines(value: str) -> str:
 def pattern_of(shown: str) -> str:
     """A regular expression for shown text, in which white space is one blank."""
     words = re.escape(" ".join(shown.split())).replace(re.escape("..."), ".*?")
-    return re.sub(r"(?<=pid\\ )\d+|\d{5,}", r"\\d+", words)  # process ids
+    # Process ids, and how long ranks waited, which depends on the machine's load.
+    return re.sub(r"(?<=pid\\ )\d+|\d{5,}|(?<=waiting\\ for\\ )\d+(?=\\ s)", r"\\d+", words)
 
 
 def matches(shown: str, written: str) -> bool:

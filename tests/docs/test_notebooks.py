@@ -37,13 +37,15 @@ def test_cells() -> None:
 
 FIRST = f"""
 %reset_selective -f .
-import sys
+import os, sys
 import unisono
+os.environ["PATH"] = f"{{os.path.dirname(sys.executable)}}:{{os.environ['PATH']}}"
 sys.path.append({str(ROOT / "tests")!r})
 vars(unisono).pop("launch", None)
 """
 """Comes before the cells of a chapter."""
 WARM = """
+import torch._dynamo
 from ranks import RankPool
 
 def launch(*args, **options):
@@ -73,5 +75,9 @@ def test_runs(chapter: str, tmp_path: Path, kernel: Any) -> None:
     notebooks.write_all(ROOT / "docs", tmp_path)
     notebook = nbformat.read(tmp_path / f"{chapter}.ipynb", as_version=4)
     first = f"%cd -q {tmp_path}{FIRST}{WARM if chapter != COLD else ''}"
+    for cell in notebook.cells:
+        if cell.source.startswith("!"):
+            cell.source = cell.source.replace("\n", "\nassert _exit_code == 0\n")
+            cell.source += "\nassert _exit_code == 0"
     notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     nbclient.NotebookClient(notebook, timeout=120, km=kernel).execute()

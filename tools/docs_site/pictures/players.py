@@ -10,6 +10,13 @@ from unisono.plan import PRESETS, Algorithm, catalog
 from unisono.plan.player import schedule_page
 
 _RANKS, _FEW = 8, 4
+_OVER_HOSTS = ("hierarchical", "lanes", "mates", "nccl_tree", "ring_2d")
+_TELL_HEIGHT = (
+    "<script>if (parent !== window) new ResizeObserver(() => parent.postMessage("
+    "{ playerHeight: document.documentElement.offsetHeight }, '*')).observe(document.body);"
+    "</script>"
+)
+"""For site.js, which makes the frame as high as the page in it."""
 
 
 def write_all(source: Path) -> dict[str, str]:
@@ -47,7 +54,7 @@ def _frame(title: str, file: str, *, is_open: bool) -> str:
 
 def _page(entry: Algorithm, ranks: int) -> str:
     topology = PRESETS["h100"]
-    if "node_size" in entry.options:  # it is about hosts
+    if entry.name in _OVER_HOSTS:
         topology = topology.with_nodes_of(ranks // 2)
     schedule = entry.schedule(ranks, node_size=ranks // 2, pieces=4 if ranks > _FEW else 1)
-    return schedule_page(schedule, topology)
+    return schedule_page(schedule, topology).replace("</body>", f"{_TELL_HEIGHT}</body>")
