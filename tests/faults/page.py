@@ -1,7 +1,7 @@
 """Writes docs/diagnosis.md's table: `python -m faults.page --output ../docs/diagnosis.md`.
 
-Text above the mark in that file is kept. With `--outcomes FILE ...` nothing is run: the outcomes are
-those that `python -m faults --json` printed, perhaps in several parts.
+Text above the mark in that file is kept. With `--outcomes FILE ...` nothing is run: the outcomes
+are those that `python -m faults --json` printed, perhaps in several parts.
 """
 
 from __future__ import annotations
