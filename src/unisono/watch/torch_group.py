@@ -112,7 +112,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._splits: deque[tuple[int, PairSizes]] = deque(maxlen=_SPLITS_KEPT)
         self._flying: deque[tuple[int, Any, float]] = deque()  # since when: of messages
         self._mark: _Mark | None = None
-        methods = {name: getattr(inner, name, None) for name in _COLLECTIVES}
+        methods: dict[str, Any] = {name: getattr(inner, name, None) for name in _COLLECTIVES}
         self._numbers = itertools.count(1)
         # What every call needs, in one attribute: to look one up takes a tenth of a microsecond.
         how = ledger.begin_given, ledger.end, check, self._queues
@@ -347,7 +347,7 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
                 end(entry[0], _OK)
         except IndexError:  # the watching thread has just taken the last one
             pass
-        options = given[-1] if given else named.get("opts")
+        options: Any = given[-1] if given else named.get("opts")
         tensors = given[at] if at >= 0 else None
         number = next(numbers)
         if is_split:
