@@ -175,11 +175,12 @@ def test_all_to_all_in_a_subgroup(process_group: Any) -> None:
 
 @contextmanager
 def late(seconds: float) -> Iterator[None]:
-    """The block must time out, and not before this many seconds."""
+    """The block times out after this many seconds, or earlier by as much as another rank began
+    before this one: the first to reach its limit ends the call."""
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match=" timeout ") as caught:
         yield
-    assert seconds - 0.1 < time.monotonic() - start < seconds + 5
+    assert seconds / 2 < time.monotonic() - start < seconds + 5
     assert caught.value.missing == (2,)
     assert caught.value.arrived == (0, 1)
 
