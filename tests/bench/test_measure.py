@@ -89,7 +89,7 @@ def test_ranks_that_have_not_met_meet_for_it() -> None:
         ({"sizes": []}, "the smallest size is 1 byte"),
         ({"backends": ["glue"]}, "there is no backend glue"),
         ({"device": "tpu"}, "there is no device tpu: choose from cpu, cuda"),
-        ({"root": 7, "ranks": 2}, "root 7 is not a rank"),
+        ({"root": 7, "ranks": 2}, "root.*7"),
         ({"budget_s": 0}, "must be more than 0 s"),
         ({"ranks": 0}, "cannot measure on 0 ranks"),
     ],

@@ -1,10 +1,11 @@
 /* How a new process comes into a group: src/unisono/comm/rendezvous/growing.py, admit, NewcomerServer.receive,
  * NewcomerServer.tell and join_growing; SharedMemory.grow; leading.py, Leader.make_group and _admit; membership.py, follow.
  *
- * Rank 0 waits for the newcomer, and tells the members in an exchange whether it has come. Then all three
- * meet as in rendezvous.pml; once all have opened the new segment, rank 0 settles in the old one that it is
- * made. Who hears nothing more of rank 0 asks there; the newcomer cannot. Any process may die or stop at
- * any step, and any wait may reach its deadline.
+ * The members compare how many newcomers they expect. Rank 0 waits for the newcomer, and tells the
+ * members in a second exchange whether it has come. Then all three meet as in rendezvous.pml; once all
+ * have opened the new segment, rank 0 settles in the old one that it is made. A member that hears nothing
+ * more of rank 0 asks there; the newcomer cannot. Any process may die or stop at any step, and any wait
+ * may reach its deadline.
  */
 #define BIT(rank) (1 << (rank))
 #define NEWCOMER 2
@@ -16,7 +17,7 @@
 #define MOST_FAULTS 2
 #endif
 
-byte plan = 0, here = 0;    /* of the exchange: what rank 0 says, and how many have come */
+byte plan = 0, here = 0;    /* of the exchanges: what rank 0 says, and how often a member came */
 bool visits, is_told, invited;
 byte greeted = 0, opened = 0, let_go = 0, hung_up = 0; /* in the meeting: ranks, by their bits */
 byte outcome = 0;           /* the word in the old segment */
@@ -41,24 +42,27 @@ inline settle(proposed) {
 }
 
 /* As in vote.pml: two ranks may leave it differently. */
-inline exchange() {
+inline exchange(all_here) {
     printf("MSC: %d exchanges\n", me);
     here++;
     if
-    :: here == 2
+    :: here >= all_here
     :: ended || LATE -> ended = true; goto ends
     fi
 }
 
 proctype leader() {
     byte me = 0, what;
+    ANYTHING;
+    exchange(2);
+    ANYTHING;
     if /* NewcomerServer.receive */
     :: visits -> plan = OPEN
     :: LATE -> plan = FAILED
     :: ended -> goto ends
     fi;
     ANYTHING;
-    exchange();
+    exchange(4);
     if :: plan == FAILED -> goto ends :: else fi;
     ANYTHING;
     printf("MSC: 0 sends plan\n");
@@ -113,7 +117,9 @@ inline meet_leader() {
 proctype member() {
     byte me = 1, what;
     ANYTHING;
-    exchange();
+    exchange(2);
+    ANYTHING;
+    exchange(4);
     if :: plan == FAILED -> goto ends :: else fi;
     meet_leader();
     if
