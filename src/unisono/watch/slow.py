@@ -63,8 +63,9 @@ class Slowness:
         own = group.ranks[0]
         is_awaited = bool(waits([group], own.process)) or slow is own
         if slow is not None and is_awaited and time.monotonic() > self._ask_again_s:
-            self._ask_again_s = time.monotonic() + _ASK_S
             where = ask(slow.process)
+            if where.location or where.doing:  # else another host has not been asked yet
+                self._ask_again_s = time.monotonic() + _ASK_S
             if not where.in_call and where.location:
                 doing = f", in {where.doing}" if where.doing else ""
                 self.places[f"{line_of(where.location)}{doing}"] += 1
