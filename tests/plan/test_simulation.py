@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import resource
@@ -129,14 +130,15 @@ def test_the_page_about_scale_shows_what_comes_out() -> None:
 # --- laws ----------------------------------------------------------------------------------
 
 
+@functools.cache
 def everything() -> list[tuple[Schedule, Topology]]:
     topologies = [*PRESETS.values(), dataclasses.replace(FLAT, cards=8)]
-    return [
-        (entry.schedule(ranks, node_size=2 if ranks % 2 == 0 else 1), topology)
+    schedules = [
+        entry.schedule(ranks, node_size=2 if ranks % 2 == 0 else 1)
         for entry in catalog()
         for ranks in (1, 5, 16)
-        for topology in topologies
     ]
+    return [(schedule, topology) for schedule in schedules for topology in topologies]
 
 
 def test_bytes_in_are_bytes_out_and_nothing_is_busy_for_longer_than_it_takes() -> None:
