@@ -437,12 +437,12 @@ class WeightReceiver(_Endpoint):
         if damaged:
             raise RuntimeError("; ".join(damaged))
         if self._prepare is not None:
-            self._prepare(dict(self._staging.tensors))
+            self._prepare(self._staging.lend())
 
     def _change_over(self, transfers: Transfers, mine: Held) -> None:
         now_served = partial(setattr, self, "version", self._protocol.version)
         if self._commit is not None:
-            new = dict(self._staging.tensors) if self._reuse else self._staging.hand_over()
+            new = self._staging.lend() if self._reuse else self._staging.hand_over()
             with defer_signals():
                 do_all_or_none([partial(self._commit, new), now_served], [])
         elif self._alias and self._changes:

@@ -103,7 +103,8 @@ class Held(Mapping[str, HeldTensor]):
 
     def all_are_on(self, device: torch.device) -> bool:
         """Whether all tensors are on devices of this type."""
-        return {tensor.device.type for tensor in self.tensors.values()} <= {device.type}
+        devices = {tensor.device for tensor in self.tensors.values()}
+        return all(each.type == device.type for each in devices)
 
 
 @dataclass(frozen=True)
