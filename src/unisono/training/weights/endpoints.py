@@ -290,7 +290,7 @@ class WeightReceiver(_Endpoint):
       switches
     - `commit`: called with them once all engines are ready: it must only swap, and not fail;
       signals wait until it returns. By default the memory of the engine's tensors is swapped, or
-      overwritten if others hold views of it: all or none, despite interrupts.
+      overwritten if they are small or others hold views of it: all or none, despite interrupts.
     - `reuse`: `commit` only reads the new tensors, and the next update receives into their memory
     - `partial`: this engine takes only the names that it has
     - `alias`: from the first update on, this engine's tensors are the trainer's memory, shared

@@ -76,7 +76,7 @@ class HeldTensor:
 
     def part(self, box: Box) -> torch.Tensor:
         """The elements of a box inside this one: a view of the tensor."""
-        view = self.tensor.detach()
+        view = self.tensor.detach() if self.tensor.requires_grad else self.tensor
         if box != self.box:
             for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
                 view = view.narrow(dim, begin - self.box.offset[dim], length)

@@ -56,7 +56,7 @@ class _Row:
         self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
         self._views = [
             memory[: unit.bytes].view(unit.dtype).view(unit.box.shape)
-            for unit, memory in zip(bucket, self.memory.split(sizes), strict=True)
+            for unit, memory in zip(bucket, self.memory.split_with_sizes(sizes), strict=True)
         ]
         self._names = [unit.name for unit in bucket]
         self._parts = {
