@@ -290,7 +290,7 @@ class WeightReceiver(_Endpoint):
       switches
     - `commit`: called with them once all engines are ready: it must only swap, and not fail;
       signals wait until it returns. By default the memory of the engine's tensors is swapped, or
-      overwritten if others hold views of it: all or none, despite interrupts.
+      overwritten if they are small or others hold views of it: all or none, despite interrupts.
     - `reuse`: `commit` only reads the new tensors, and the next update receives into their memory
     - `partial`: this engine takes only the names that it has
     - `alias`: from the first update on, this engine's tensors are the trainer's memory, shared
@@ -437,12 +437,12 @@ class WeightReceiver(_Endpoint):
         if damaged:
             raise RuntimeError("; ".join(damaged))
         if self._prepare is not None:
-            self._prepare(dict(self._staging.tensors))
+            self._prepare(self._staging.lend())
 
     def _change_over(self, transfers: Transfers, mine: Held) -> None:
         now_served = partial(setattr, self, "version", self._protocol.version)
         if self._commit is not None:
-            new = dict(self._staging.tensors) if self._reuse else self._staging.hand_over()
+            new = self._staging.lend() if self._reuse else self._staging.hand_over()
             with defer_signals():
                 do_all_or_none([partial(self._commit, new), now_served], [])
         elif self._alias and self._changes:

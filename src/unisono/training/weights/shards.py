@@ -76,7 +76,7 @@ class HeldTensor:
 
     def part(self, box: Box) -> torch.Tensor:
         """The elements of a box inside this one: a view of the tensor."""
-        view = self.tensor.detach()
+        view = self.tensor.detach() if self.tensor.requires_grad else self.tensor
         if box != self.box:
             for dim, (begin, length) in enumerate(zip(box.offset, box.shape, strict=True)):
                 view = view.narrow(dim, begin - self.box.offset[dim], length)
@@ -103,7 +103,8 @@ class Held(Mapping[str, HeldTensor]):
 
     def all_are_on(self, device: torch.device) -> bool:
         """Whether all tensors are on devices of this type."""
-        return {tensor.device.type for tensor in self.tensors.values()} <= {device.type}
+        devices = {tensor.device for tensor in self.tensors.values()}
+        return all(each.type == device.type for each in devices)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ class WeightStaging:
         self._firsts: Mapping[str, str] = {}  # name -> the first of those that it is tied to
         self.is_reused = False
         """Whether all tensors are those of the last update, with its result."""
+        self._prepared_for: tuple[Any, ...] = ()
+        """The plan, ties and packed names of the last update, if nobody else has had the
+        tensors."""
         self._served: dict[str, int] = {}  # where the engine's tensors are a trainer's memory
 
     @outlasting_inference_mode()
@@ -45,6 +48,11 @@ class WeightStaging:
         """Prepare a tensor for every name to be received, unless it stays `packed` until the swap.
         `ties` are the engine's `tied_names`, and `mine` its weights; None: it has none of its own,
         and takes the trainer's."""
+        asked = (plan, ties, packed)  # other weights have other ties, perhaps equal ones
+        if self._prepared_for and all(map(operator.is_, self._prepared_for, asked)):
+            self.is_reused = True
+            return
+        self._prepared_for = ()
         spare, self.tensors = self.tensors, {}
         self.is_reused = mine is not None
         firsts = _firsts_of(plan, ties)
@@ -58,6 +66,7 @@ class WeightStaging:
                 old, self.is_reused = torch.empty_like(own.detach(), device=device), False
             self.tensors[name] = old
         self._share_tied()
+        self._prepared_for = asked
 
     @outlasting_inference_mode()
     def alias(
@@ -85,9 +94,14 @@ class WeightStaging:
         """The tensors with their boxes of the whole."""
         return Held(self.tensors, mine.boxes) if mine else held_tensors(self.tensors)
 
+    def lend(self) -> dict[str, torch.Tensor]:
+        """Show the tensors to a function of the user, which may keep some."""
+        self._prepared_for = ()
+        return dict(self.tensors)
+
     def hand_over(self) -> dict[str, torch.Tensor]:
         """Give the tensors to a commit, which may keep them."""
-        tensors, self.tensors = self.tensors, {}
+        tensors, self.tensors = self.lend(), {}
         return tensors
 
     def swap(self, mine: Held, then: Step, unpacking: Sequence[Step] = ()) -> None:
@@ -197,9 +211,7 @@ def _run(steps: Sequence[Step]) -> None:
 
 def is_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor and no other process uses this one's memory."""
-    if tensor.device.type == "cpu" and (
-        tensor.untyped_storage().is_shared() or is_in_a_block(tensor.data_ptr())
-    ):
+    if tensor.is_cpu and (tensor.untyped_storage().is_shared() or is_in_a_block(tensor.data_ptr())):
         return False
     return not shares_storage(tensor)
 

@@ -56,7 +56,7 @@ class _Row:
         self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
         self._views = [
             memory[: unit.bytes].view(unit.dtype).view(unit.box.shape)
-            for unit, memory in zip(bucket, torch.split(self.memory, sizes), strict=True)
+            for unit, memory in zip(bucket, self.memory.split_with_sizes(sizes), strict=True)
         ]
         self._names = [unit.name for unit in bucket]
         self._parts = {
@@ -167,6 +167,7 @@ class Transfers:
             group.timeout_s = self._comm.timeout_s
         # A receiver serves all transfers at once; a sender holds converted copies of two buckets.
         most = 2 if sends else 2 * len(self._mine)
+        overlaps = checks or len(self._mine) > 1 or device.type != "cpu"
         sums: list[list[int]] = [[] for _ in self._mine]
         done = 0
         under_way: deque[tuple[int, list[torch.Tensor], Callable[[], object]]] = deque()
@@ -195,7 +196,7 @@ class Transfers:
                 tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
                 if sends:
                     _convert(step.bucket, tensors, device)
-            begin = partial(self._begin, self._mine[step.transfer])
+            begin = partial(self._begin, self._mine[step.transfer], overlaps)
             if step.transfer not in deltas.transfers or not (sends or as_deltas):
                 wait = begin(tensors)
             elif sends:
@@ -231,9 +232,12 @@ class Transfers:
         """C functions that copy to these tensors what has stayed packed."""
         return [row.unpacking(mine) for row in self._rows.values()]
 
-    def _begin(self, transfer: WeightTransfer, tensors: Any) -> Callable[[], object]:
-        """Send or receive these; returns a function that waits for it."""
-        work = self._broadcast(transfer, tensors, async_op=True)
+    def _begin(
+        self, transfer: WeightTransfer, overlaps: bool, tensors: Any
+    ) -> Callable[[], object]:
+        """Send or receive these; returns a function that waits for it. Without anything to do
+        meanwhile (`overlaps`) that is slower."""
+        work = self._broadcast(transfer, tensors, async_op=overlaps)
         return lambda: work.wait() if work is not None else None
 
     def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
