@@ -250,13 +250,14 @@ def assert_reduced(
 
 
 def movable_dtypes() -> list[torch.dtype]:
-    """Every dtype of torch with plain tensors of whole bytes."""
+    """Every type of torch's that can be had as a plain tensor of whole bytes, and by DLPack, which
+    has no bcomplex32."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     named = {str(dtype).removeprefix("torch."): dtype for dtype in found}
     return [
         dtype
         for name, dtype in sorted(named.items())
-        if not name.startswith(("bits", "qint", "quint"))
+        if not name.startswith(("bits", "qint", "quint", "bcomplex"))
     ]
 
 

@@ -108,7 +108,7 @@ def known_reduction(op: Any) -> NamedReduction | None:
 
 def has_meaning(op: str, dtype: str) -> bool:
     """Whether a reduction is defined for a dtype, both by name: the rule of csrc/reduce.c."""
-    if dtype.startswith(("float8", "float4")) or dtype in ("complex32", "float128", "longdouble"):
+    if dtype.startswith(("float8", "float4", "bcomplex", "float128", "complex32", "longdouble")):
         return False
     if dtype == "bool":
         return op not in ("avg", "premul_sum", "truncated_avg")
