@@ -250,8 +250,8 @@ def assert_reduced(
 
 
 def movable_dtypes() -> list[torch.dtype]:
-    """Every type of torch's that can be had as a plain tensor of whole bytes, and by DLPack, which
-    has no bcomplex32."""
+    """Every dtype of torch with plain tensors of whole bytes, except bcomplex32, which DLPack does
+    not have."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     named = {str(dtype).removeprefix("torch."): dtype for dtype in found}
     return [
