@@ -84,7 +84,7 @@ def test_search_finds_uneven_parts(visit: Visit, words: str) -> None:
     places = page.evaluate(
         "[...document.querySelectorAll('#search-results li a')].map(a => a.href)"
     )
-    assert any("course-02-collectives.html" in place for place in places), places
+    assert any("collectives.html" in place for place in places), places  # the page or the course
 
 
 CUT = """() => [...document.querySelectorAll('.picture, .plots, .scroll, iframe, svg, img')]
