@@ -295,3 +295,80 @@ def test_what_does_not_fit_a_row_changes_nothing(wrong: list[Any], packs: bool) 
         native.copy_row(row, wrong, packs)
     assert row.unique().tolist() == [9]
     assert wrong[0].unique().tolist() == [1]
+
+
+@pytest.mark.ranks(3)
+def test_memory_that_an_engine_has_freed(comm: Communicator) -> None:
+    """What cannot be unpacked after the vote is found before it."""
+    weights = small_weights(comm.rank)
+    with endpoint(comm, weights) as party:
+        for version in (1, 2):
+            if comm.rank == SENDER:
+                fill(weights, version)
+            elif comm.rank == FIRST:
+                weights["norm 3"].untyped_storage().resize_(0)
+            party.update()
+            fresh = small_weights(0)
+            fill(fresh, version)
+            assert party.version == version
+            assert all(torch.equal(weights[name], tensor) for name, tensor in fresh.items())
+
+
+@pytest.mark.ranks(2)
+def test_backward_knows_that_weights_have_changed(comm: Communicator) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    with endpoint(comm, model) as party:
+        loss = model(torch.ones(4, requires_grad=True)).sum()
+        party.update()
+        if comm.rank != SENDER:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+
+
+@pytest.mark.ranks(2)
+def test_a_view_of_the_version_before_stays_as_it_was(comm: Communicator) -> None:
+    """A thread may take one at any moment, also of memory that the next update would reuse."""
+    weights = small_weights(comm.rank)
+    with endpoint(comm, weights) as party:
+        for version in (1, 2):
+            if comm.rank == SENDER:
+                fill(weights, version)
+            party.update()
+        kept = None
+        if isinstance(party, WeightReceiver):
+            kept = party._staging.tensors["layer 0"].view(-1)
+            before = kept.clone()
+        if comm.rank == SENDER:
+            fill(weights, 3)
+        party.update()
+        if kept is not None:
+            assert torch.equal(kept, before)
+
+
+class Stubborn(torch.nn.Parameter):
+    """A parameter whose memory cannot be exchanged."""
+
+    refuses = True
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "data" and self.refuses:
+            raise ZeroDivisionError
+        super().__setattr__(name, value)
+
+
+@pytest.mark.ranks(2)
+def test_a_swap_that_fails_leaves_small_weights_alone(comm: Communicator) -> None:
+    weights: Weights = small_weights(0)
+    if comm.rank == SENDER:
+        fill(weights, 1)
+    else:
+        weights["layer 1"] = Stubborn(weights["layer 1"])
+    with endpoint(comm, weights) as party:
+        with pytest.raises(WeightUpdateError, match="ZeroDivisionError"):
+            party.update()
+        if comm.rank != SENDER:
+            fresh = small_weights(0)
+            assert all(torch.equal(weights[name], tensor) for name, tensor in fresh.items())
+            Stubborn.refuses = False
+        party.update()
+        Stubborn.refuses = True

@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -717,7 +718,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         (2, 1)
         """
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(at_least, int) or at_least < 1:
+        if not isinstance(at_least, Integral) or at_least < 1:
             raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -765,9 +766,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.factory import grow
 
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(count, int) or count < 1:
+        if not isinstance(count, Integral) or count < 1:
             raise ValueError(f"count={count!r} is not a number of new processes")
-        following = self._next_name(), name, count, store, limit_s, self.generation + 1
+        following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
         return grow(self.transport, *following)
 
     @property
@@ -782,9 +783,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     def _limit_s(self, timeout_s: float | None) -> float:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if not isinstance(limit_s, (int, float)) or not limit_s > 0:
+        if not isinstance(limit_s, Real) or not limit_s > 0:
             raise ValueError(f"timeout_s={timeout_s!r} is not a positive number of seconds")
-        return limit_s
+        return float(limit_s)
 
     def _next_name(self) -> str:
         """The name of the group that this one shrinks to or grows into."""

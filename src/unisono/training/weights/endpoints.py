@@ -406,7 +406,7 @@ class WeightReceiver(_Endpoint):
         if plan.options.transactional:
             # `prepare` and `commit` get all new tensors
             waits = self._commit is None and self._prepare is None
-            transfers.unpacks = not (waits and transfers.can_stay_packed(mine))
+            transfers.unpacks = not (waits and transfers.can_stay_packed(mine, device))
             packed = () if transfers.unpacks else plan.packed
             self._staging.prepare(plan, ties, own, device, packed)
             transfers.deltas.has_base &= self._staging.is_reused or self._holds_base(mine, device)

@@ -49,7 +49,11 @@ class WeightStaging:
         `ties` are the engine's `tied_names`, and `mine` its weights; None: it has none of its own,
         and takes the trainer's."""
         asked = (plan, ties, packed)  # other weights have other ties, perhaps equal ones
-        if self._prepared_for and all(map(operator.is_, self._prepared_for, asked)):
+        if (
+            self._prepared_for
+            and all(map(operator.is_, self._prepared_for, asked))
+            and all(_is_reusable(self.tensors[name]) for name in set(self._firsts.values()))
+        ):
             self.is_reused = True
             return
         self._prepared_for = ()
@@ -62,7 +66,7 @@ class WeightStaging:
                 self.tensors[name] = _empty(plan, name, device)
                 continue
             own, old = mine.tensors[name], spare.pop(name, None)
-            if old is None or not _is_like(old, own, device) or not is_alone(old):
+            if old is None or not _is_like(old, own, device) or not _is_reusable(old):
                 old, self.is_reused = torch.empty_like(own.detach(), device=device), False
             self.tensors[name] = old
         self._share_tied()
@@ -123,7 +127,7 @@ class WeightStaging:
         twins = {name: kept[first] for name, first in self._firsts.items()}
         keeping = partial(setattr, self, "tensors", twins)
         with writing_to([mine.tensors[name] for name in self._firsts]):
-            do_all_or_none([*unpacking, *swaps, *copies, keeping, then], returns)
+            do_all_or_none([*swaps, *unpacking, *copies, keeping, then], returns)
 
     def check_can_serve(self, mine: Held) -> None:
         """Raise ValueError for tensors whose memory cannot be replaced by the trainer's."""
@@ -214,6 +218,12 @@ def is_alone(tensor: torch.Tensor) -> bool:
     if tensor.is_cpu and (tensor.untyped_storage().is_shared() or is_in_a_block(tensor.data_ptr())):
         return False
     return not shares_storage(tensor)
+
+
+def _is_reusable(tensor: torch.Tensor) -> bool:
+    """Whether its memory is there, which the engine may have freed, and nobody has kept a view."""
+    there = tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    return there and is_alone(tensor)
 
 
 def _is_like(old: torch.Tensor, own: torch.Tensor, device: torch.device) -> bool:

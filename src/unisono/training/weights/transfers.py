@@ -26,7 +26,7 @@ from unisono.collectives.ragged import device_of, flat_bytes
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
 from unisono.comm.work import Work
-from unisono.torch_autograd import outlasting_inference_mode
+from unisono.torch_autograd import mark_written, outlasting_inference_mode
 from unisono.training.weights.deltas import DeltaSide
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import Held
@@ -90,9 +90,21 @@ class _Row:
         with writing_to(tensors):
             torch._foreach_copy_(tensors, self._views)
 
-    def unpacking(self, held: Held) -> Callable[[], object]:
-        """A C function that copies them to `held`: `can_stay_packed` was true."""
-        return partial(native.copy_row, self.memory, self._tensors(held), False)
+    def fits(self, held: Held) -> bool:
+        """Whether C can copy them to `held`, tried in the other direction."""
+        try:
+            native.copy_row(self.memory, self._tensors(held), True)
+        except (ValueError, TypeError, BufferError, RuntimeError):
+            return False
+        return True
+
+    def unpacking(self, held: Held) -> list[Callable[[], object]]:
+        """C functions that copy them to `held`, which they fit, and count the writes."""
+        tensors = self._tensors(held)
+        return [
+            partial(native.copy_row, self.memory, tensors, False),
+            partial(mark_written, tensors),
+        ]
 
 
 class Transfers:
@@ -188,8 +200,8 @@ class Transfers:
             if len(under_way) == most:
                 done = finish()
             if step.is_packed:
-                row = self._rows.get(number) or _Row(step.bucket, at, device)
-                self._rows[number], tensors = row, [row.memory]
+                row = self._row(number, at, device)
+                tensors = [row.memory]
                 if sends:
                     row.pack(at)
             else:
@@ -215,22 +227,25 @@ class Transfers:
             deltas.note(time.perf_counter() - begin_s, as_deltas)
         return self._find_damage(sums) if checks else []
 
-    def can_stay_packed(self, mine: Held) -> bool:
+    def can_stay_packed(self, mine: Held, device: torch.device) -> bool:
         """Whether `unpacking` can copy to these tensors of a receiver: contiguous ones in the CPU's
-        memory, which it receives in one piece."""
+        memory, which it receives in one piece. It must not fail after the vote, so it is tried."""
         if self._are_whole is None:  # boxes belong to the plan
             units = [unit for step in self._steps if step.is_packed for unit in step.bucket]
             self._are_whole = all(unit.box == mine.boxes[unit.name][1] for unit in units)
-        packed = self.plan.packed
-        return self._are_whole and all(
-            tensor.is_cpu and tensor.is_contiguous()
-            for name, tensor in mine.tensors.items()
-            if name in packed
-        )
+        if not self._are_whole or device.type != "cpu":
+            return False
+        numbers = [number for number, step in enumerate(self._steps) if step.is_packed]
+        return all(self._row(number, mine, device).fits(mine) for number in numbers)
+
+    def _row(self, number: int, held: Held, device: torch.device) -> _Row:
+        if number not in self._rows:
+            self._rows[number] = _Row(self._steps[number].bucket, held, device)
+        return self._rows[number]
 
     def unpacking(self, mine: Held) -> list[Callable[[], object]]:
         """C functions that copy to these tensors what has stayed packed."""
-        return [row.unpacking(mine) for row in self._rows.values()]
+        return [step for row in self._rows.values() for step in row.unpacking(mine)]
 
     def _begin(
         self, transfer: WeightTransfer, overlaps: bool, tensors: Any
