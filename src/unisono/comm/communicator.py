@@ -718,7 +718,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         (2, 1)
         """
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(at_least, Integral) or at_least < 1:
+        if not _is_positive(at_least, Integral):
             raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -766,7 +766,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.factory import grow
 
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(count, Integral) or count < 1:
+        if not _is_positive(count, Integral):
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
         return grow(self.transport, *following)
@@ -783,7 +783,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     def _limit_s(self, timeout_s: float | None) -> float:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if not isinstance(limit_s, Real) or not limit_s > 0:
+        if not _is_positive(limit_s, Real):
             raise ValueError(f"timeout_s={timeout_s!r} is not a positive number of seconds")
         return float(limit_s)
 
@@ -908,3 +908,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
+
+
+def _is_positive(number: Any, kind: type) -> bool:
+    return isinstance(number, kind) and float(number) > 0  # type: ignore[arg-type]
