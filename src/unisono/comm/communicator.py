@@ -727,7 +727,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
                     text = f"{self._next_name()}, which was dropped: keep what shrink() returns"
                     raise GroupClosed(f"group {self.name} continued as {text}", group=self.name)
                 return made
-            made = Communicator(self.transport.shrink(self._next_name(), at_least, limit_s, store))
+            following = self._next_name(), int(at_least), limit_s, store
+            made = Communicator(self.transport.shrink(*following))
             self._successor = weakref.ref(made)
             return made
 

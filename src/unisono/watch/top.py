@@ -124,7 +124,7 @@ def jobs(of: int | None = None, verdicts: Verdicts | None = None) -> list[Job]:
             rows = [as_reported(row, report) for row in rows]
         ordered = sorted(rows, key=lambda row: (row.group, row.rank))
         verdict = "" if report is None else report.verdict
-        names = [name for name in map(command_of, sorted(pids)) if name != "?"]  # they live
+        names = [name for name in map(command_of, sorted(pids)) if name != "?"]  # alive
         found.append(Job(" ".join(names[:1]) or "?", tuple(sorted(pids)), tuple(ordered), verdict))
     return found
 

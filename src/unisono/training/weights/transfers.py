@@ -74,15 +74,9 @@ class _Row:
 
     def pack(self, held: Held) -> None:
         """Copy them from `held`."""
-        tensors, copy = self._tensors(held), not self._is_converted
-        if copy:
-            try:
-                native.copy_row(self.memory, tensors, True)
-            except ValueError:  # some are not contiguous, or on a GPU
-                copy = False
-        if not copy:
+        if self._is_converted or not self.fits(held):
             with outlasting_inference_mode():
-                torch._foreach_copy_(self._views, tensors)
+                torch._foreach_copy_(self._views, self._tensors(held))
 
     def unpack(self, held: Held) -> None:
         """Copy them to `held`."""
@@ -91,11 +85,12 @@ class _Row:
             torch._foreach_copy_(tensors, self._views)
 
     def fits(self, held: Held) -> bool:
-        """Whether C can copy them to `held`, tried in the other direction."""
+        """Whether C can copy between the row and `held`, in both directions. It finds out by
+        copying from `held`."""
         try:
             native.copy_row(self.memory, self._tensors(held), True)
         except (ValueError, TypeError, BufferError, RuntimeError):
-            return False
+            return False  # not contiguous, freed, on a GPU, or of a dtype that C does not know
         return True
 
     def unpacking(self, held: Held) -> list[Callable[[], object]]:
