@@ -25,12 +25,14 @@ from unisono.watch.stack_server import request_stacks, whereabouts
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
 
-_ANSWER_S = 5.0
+ANSWER_S = 5.0
 """How long a host may take to answer: some of its ranks may be asked twice."""
 _FRESH_S = 0.5
 EAGER_HOSTS = 8
 """Up to this many hosts every rank asks all others; in larger jobs few do, or later."""
-RECORDS = "records"
+RECORDS, SPLITS, FAREWELL = "records", "splits", "farewell"
+_last_seen: dict[tuple[tuple[int, int], int], RankRecords] = {}
+"""What was last heard about ranks of groups over hosts, by group and rank."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,11 @@ def look_at_job(
     wants_stacks: bool = True,
     with_children: bool = True,
     meanwhile: Callable[[], object] | None = None,
+    answer_s: float = ANSWER_S,
 ) -> JobView:
     """What all hosts see now. `where` says where a process of this host is, `last` is the number of
     records of each rank; `with_children` interrupts children on other hosts, too; `meanwhile` is
-    called while waiting for others."""
+    called while waiting for others, each for up to `answer_s`."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
@@ -88,7 +91,7 @@ def look_at_job(
     known: dict[Process, Whereabouts] = {}
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks, "children": with_children}
-        answers = links.ask_hosts(RECORDS, asked, _ANSWER_S, meanwhile)
+        answers = links.ask_hosts(RECORDS, asked, answer_s, meanwhile)
         for number, (peer, answer) in answers.items():
             name = links.hosts.names[number]
             clock = links.questions.read_clock(peer)
@@ -96,7 +99,9 @@ def look_at_job(
             groups += [_group_from(found, name, number, ahead_s) for found in answer["groups"]]
             for pid, found in answer["where"].items():
                 known[name, int(pid)] = build(Whereabouts, found)
-        groups = _with_absent(join_parts(groups), links, set(answers), known)
+        groups = join_parts(groups)
+        _remember(groups, links)
+        groups = _with_absent(groups, links, set(answers), known)
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
@@ -144,7 +149,9 @@ def _with_absent(
             host = hosts.host_of(global_rank)
             name, pid = hosts.names[host], hosts.pids[global_rank]
             said = links.last_words_of(global_rank)
-            absent.append(RankRecords(rank, global_rank, pid, (), said, host=name))
+            seen = _last_seen.get((group.segment, rank))
+            records = () if seen is None else seen.records
+            absent.append(RankRecords(rank, global_rank, pid, records, said, host=name))
             why = said or _why_absent(links, global_rank, answered)
             known[name, pid] = Whereabouts(state=why, is_described=False)
         everybody = sorted((*group.ranks, *absent), key=lambda member: member.rank)
@@ -152,10 +159,50 @@ def _with_absent(
     return list(by_segment.values())
 
 
+def _remember(groups: Iterable[GroupRecords], links: Links) -> None:
+    """Keep the records of groups over hosts: a rank that leaves or dies takes its own with it."""
+    mine = _segments(links)
+    for key in [key for key in _last_seen if key[0] not in mine]:
+        _last_seen.pop(key, None)
+    for group in groups:
+        for member in group.ranks if group.segment in mine else ():
+            if member.records:
+                _last_seen[group.segment, member.rank] = member
+
+
+def _segments(links: Links) -> set[tuple[int, int]]:
+    """Of the groups over hosts that this process is in."""
+    return {segment_of_key(described.key) for described in links.describe_groups()}
+
+
+def say_farewell(last: int, reported: list[Any], timeout_s: float) -> None:
+    """Leave this host's records with the others, before this process leaves a group."""
+    for links in open_links():
+        if links.hosts.count <= EAGER_HOSTS:
+            told = _tell({"last": last, "stacks": False})
+            told |= {"rank": links.me, "reported": reported}
+            links.tell(FAREWELL, told, timeout_s)
+
+
+def accept_farewell(about: dict[str, Any]) -> None:
+    """Keep the records of a rank that leaves."""
+    for links in open_links():
+        known = _segments(links)
+        found = [group for group in about["groups"] if tuple(group["segment"]) in known]
+        if found:
+            peer = int(about["rank"])
+            number = links.hosts.host_of(peer)
+            clock = links.questions.read_clock(peer)
+            name, ahead_s = links.hosts.names[number], clock[0] if clock is not None else 0.0
+            _remember([_group_from(group, name, number, ahead_s) for group in found], links)
+
+
 def _why_absent(links: Links, global_rank: int, answered: set[int]) -> str:
     loss = links.loss_of(global_rank)
     if loss is not None:
         return loss or "has left"
+    if not links.may_answer(global_rank):
+        return "left the group"
     host = links.hosts.host_of(global_rank)
     if host in answered or host == links.hosts.mine:
         return "has ended, or left the group"
@@ -176,7 +223,8 @@ class Answers:
         """The groups of this host's processes, and where these are."""
         with self._lock:
             at_s, answer = self._made.get(str(about), (0.0, {}))
-            if not answer or time.monotonic() - at_s > _FRESH_S:
+            is_old = time.monotonic() - at_s > _FRESH_S or not about["stacks"]
+            if not answer or is_old:
                 answer = _tell(about)
                 self._made[str(about)] = time.monotonic(), answer
             return answer

@@ -81,6 +81,7 @@ class Links:
         self._lock = threading.Lock()
         self._contacts: list[Contact] = []
         self._lost: dict[int, str] = {}
+        self._left: set[int] = set()
         self._made: Counter[str] = Counter()
         self._parties: dict[int, weakref.ref[Party]] = {}
         self._holders = 0
@@ -286,7 +287,7 @@ class Links:
         found: dict[int, int] = {}
         for host in hosts:
             members = self.hosts.members[host]
-            left = [rank for rank in members if rank not in tried and rank not in self._lost]
+            left = [rank for rank in members if rank not in tried and self.may_answer(rank)]
             left.sort(key=lambda rank: not self._lines.reaches(rank))
             if left:
                 found[left[0]] = host
@@ -294,7 +295,7 @@ class Links:
 
     def _reach(self, peers: Iterable[int]) -> list[int]:
         """Those of these global ranks to which there is a line, or soon will be."""
-        peers = [peer for peer in peers if peer not in self._lost]
+        peers = list(filter(self.may_answer, peers))
         for peer in peers:
             if not self._lines.reaches(peer):
                 self._lines.want(peer, self._contacts[peer].where, _DRAW_S, summons=True)
@@ -302,6 +303,26 @@ class Links:
         while not all(map(self._lines.reaches, peers)) and time.monotonic() < end:
             time.sleep(0.005)
         return list(filter(self._lines.reaches, peers))
+
+    def may_answer(self, peer: int) -> bool:
+        """Whether nothing shows that a global rank has ended, or left."""
+        return peer not in self._lost and peer not in self._left
+
+    def is_lowest(self) -> bool:
+        """Whether no lower rank of the world can be asked any more."""
+        return not any(map(self.may_answer, range(self.me)))
+
+    def ask_ranks(
+        self, ranks: Iterable[int], topic: str, about: Any, timeout_s: float
+    ) -> dict[int, Any]:
+        """The answers of other global ranks."""
+        others = [rank for rank in ranks if rank != self.me]
+        return self.questions.ask(self._reach(others), topic, about, timeout_s)
+
+    def tell(self, topic: str, about: Any, timeout_s: float) -> None:
+        """Tell this to every rank to which there is a line, and wait until they know."""
+        known = filter(self._lines.reaches, range(len(self.hosts.pids)))
+        self.questions.ask(known, topic, about, timeout_s)
 
     def stay(self) -> None:
         """Stay for a moment, since others may ask about ranks of this host: called when a call
@@ -321,7 +342,7 @@ class Links:
 
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
         """What each of these global ranks on other hosts does: completes "rank 3 ..."."""
-        at = self.questions.ask(self._reach(ranks), "where", None, timeout_s)
+        at = self.ask_ranks(ranks, "where", None, timeout_s)
         found = dict.fromkeys(ranks, "did not answer")
         found |= {rank: f"is at {line}" for rank, line in at.items()}
         return found | {rank: self._lost[rank] for rank in ranks if rank in self._lost}
@@ -367,6 +388,7 @@ class Links:
 
     def _on_left(self, peer: int) -> None:
         """Its groups also say so by UCX, after their data, unless UCX has failed."""
+        self._left.add(peer)
         timer = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
         timer.daemon = True
         with self._lock:
