@@ -1,19 +1,19 @@
 """Dumps of torch's Flight Recorder: one verdict from the files of all ranks.
 
-Each file has the last calls of one rank, and its name ends with the rank, as in torch's own tools.
-The calls become the records of the watch, and the watch's diagnosis reads those.
+Each file has the last calls of one rank, and its name ends with the rank, as for torch's own tools.
+The calls become records of the watch, which its diagnosis reads.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
-import os
 import pickle
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,48 +23,37 @@ from unisono.errors import UnisonoError
 from unisono.watch.calls import waits
 from unisono.watch.diagnose import Whereabouts, hang, mismatch, shifted_by_lines
 from unisono.watch.report import Report
+from unisono.watch.stacks import is_users, short_path
 
 _MEETING = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """Calls that finish on no rank before all ranks have reached them."""
 _OPERATIONS = (*_MEETING, "broadcast", "gather", "scatter", "reduce")
-"""By the first that is part of torch's name: "nccl:all_reduce_barrier", "gloo:_all_gather_base"."""
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
+"""By the first that is in torch's name: "nccl:all_reduce_barrier", "nccl:_all_gather_base"."""
 _MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
-_LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.(cpp|h)$|^\?\?$")
+_ABSENT = "left no dump"
+Entry = dict[str, Any]
 Dump = dict[str, Any]
 
 
 class _Plain(pickle.Unpickler):
-    """Reads numbers, texts and containers; a file that asks for anything else is refused."""
+    """Reads numbers, texts and containers, and refuses a file with anything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants {module}.{name}")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
 
 def read_dump(path: Path) -> tuple[int, Dump] | None:
     """The rank of a dump, and its contents; None if the file is not one. Raises UnisonoError if its
     name does not end with a rank."""
     try:
-        found = _Plain(io.BytesIO(path.read_bytes())).load()
-        is_dump = isinstance(found["entries"], list) and bool(found["version"])
-    except Exception:  # whatever a damaged file leads to
+        dump = _Plain(io.BytesIO(path.read_bytes())).load()
+        _groups_of({0: dump})
+    except Exception:  # a file may contain anything
         return None
-    named = re.search(r"(\d+)$", path.stem)
-    if is_dump and named is None:
+    rank = re.search(r"\d+$", path.stem)
+    if rank is None:
         raise UnisonoError(f"the name of {path}, a dump of torch, does not end with a rank")
-    return (int(named[1]), found) if is_dump and named is not None else None
+    return int(rank[0]), dump
 
 
 def verdict_of(dumps: Mapping[int, Dump]) -> Report | None:
@@ -74,7 +63,7 @@ def verdict_of(dumps: Mapping[int, Dump]) -> Report | None:
     def where(process: Process) -> Whereabouts:
         """A dump does not say where its process was, only what it called."""
         if process[1] - 1 not in dumps:
-            return Whereabouts(state="left no dump", is_described=False)
+            return Whereabouts(state=_ABSENT, is_described=False)
         return Whereabouts(state="" if waits(groups, process) else "made no call")
 
     found = mismatch(groups)
@@ -84,128 +73,98 @@ def verdict_of(dumps: Mapping[int, Dump]) -> Report | None:
         found = found or shifted_by_lines(group)
     if found is None:
         return None
-    left_dumps = all(rank.state != "left no dump" for rank in found.ranks)
-    return replace(
-        found,
-        kind="hang" if found.kind == "lost" and left_dumps else found.kind,
-        ranks=tuple(replace(rank, pid=0) for rank in found.ranks),
-    )
+    is_hang = found.kind == "lost" and all(rank.state != _ABSENT for rank in found.ranks)
+    ranks = tuple(replace(rank, pid=0) for rank in found.ranks)
+    return replace(found, kind="hang" if is_hang else found.kind, ranks=ranks, waited_s=0.0)
 
 
 def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
-    """The groups, as they were when the first call ran into its timeout."""
-    members: dict[str, Sequence[int]] = {}
-    calls: dict[str, dict[int, list[Dump]]] = {}
+    members: dict[str, list[int]] = {}
+    calls: dict[tuple[str, str], dict[int, list[Entry]]] = {}
+    latest_s = 0.0
     for rank, dump in sorted(dumps.items()):
-        for name, config in dump.get("pg_config", {}).items():
-            members.setdefault(name, json.loads(config["ranks"]))
+        members |= {name: json.loads(about["ranks"]) for name, about in dump["pg_config"].items()}
         for entry in dump["entries"]:
-            calls.setdefault(entry["process_group"][0], {}).setdefault(rank, []).append(entry)
-    for name, by_rank in calls.items():
-        is_world = next(iter(by_rank.values()))[0]["process_group"][1] == "default_pg"
-        everybody = range(max(dumps) + 1) if is_world else sorted(by_rank)
-        members.setdefault(name, everybody)  # gloo does not say who is in a group
-        _reopen(by_rank, len(members[name]))
-    entries = [entry for dump in dumps.values() for entry in dump["entries"]]
-    ends_s = [_since_s(one) + one["timeout_ms"] / 1e3 for one in entries if not _is_over(one)]
-    end_s = min(ends_s, default=math.inf)
-    ahead_s = min(end_s, max(map(_since_s, entries), default=0.0)) - time.monotonic()
+            latest_s = max(latest_s, _since_s(entry))
+            calls.setdefault(tuple(entry["process_group"]), {}).setdefault(rank, []).append(entry)
+    everybody = range(1 + max(*dumps, *itertools.chain.from_iterable(members.values()), 0))
     groups = []
-    for number, (name, by_rank) in enumerate(sorted(calls.items())):
-        first = next(iter(by_rank.values()))[0]
-        described = {"default_pg": "world", "undefined": "", "": ""}
+    for (name, title), by_rank in calls.items():
+        is_world = title == "default_pg"
+        # gloo does not say who is in a group
+        who = members.get(name) or (everybody if is_world else sorted(by_rank))
+        in_time = _in_time(by_rank)
+        newest = [
+            max(map(_number, in_time.get(rank, ())), default=0) for rank in who if rank in dumps
+        ]
+        common = min(newest, default=0) - (len(newest) < len(who))
         ranks = [
             RankRecords(
                 place,
                 rank,
-                rank + 1,  # in place of its pid
-                _records([one for one in by_rank.get(rank, ()) if _since_s(one) <= end_s], ahead_s),
+                rank + 1,  # instead of its pid
+                _records(in_time.get(rank, ()), common, latest_s - time.monotonic()),
             )
-            for place, rank in enumerate(members[name])
+            for place, rank in enumerate(who)
         ]
-        title = described.get(first["process_group"][1], first["process_group"][1]) or name
-        backend = first["profiling_name"].partition(":")[0]
-        groups.append(GroupRecords(title, len(ranks), tuple(ranks), backend, (0, number)))
+        shown = "world" if is_world else name if title in ("", "undefined") else title
+        backend = next(iter(by_rank.values()))[0]["profiling_name"].partition(":")[0]
+        groups.append(GroupRecords(shown, len(who), tuple(ranks), backend, (0, len(groups))))
     return groups
 
 
-def _reopen(by_rank: Mapping[int, Sequence[Dump]], size: int) -> None:
-    """gloo's entries of calls that failed look as if they had finished: the last call of a rank has
-    failed if some other rank never reached it, or too late."""
-    for entries in by_rank.values():
-        last = entries[-1]
-        if last["state"] == "completed" or _operation(last) not in _MEETING:
+def _in_time(by_rank: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
+    """Without calls that a rank reached after the first rank's had timed out."""
+    until_s: dict[int, float] = {}
+    for entry in itertools.chain.from_iterable(by_rank.values()):
+        end_s = _since_s(entry) + entry["timeout_ms"] / 1e3
+        until_s[_number(entry)] = min(end_s, until_s.get(_number(entry), math.inf))
+    return {
+        rank: [one for one in entries if one["is_p2p"] or _since_s(one) <= until_s[_number(one)]]
+        for rank, entries in by_rank.items()
+    }
+
+
+def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Record, ...]:
+    """The calls of one rank. All ranks have reached those up to number `common`; a later one that
+    gloo has retired has failed."""
+    over = {  # coalesced calls are over when the entry for all of them is
+        (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"])
+        for entry in entries
+        if entry["state"] == "completed"
+        or (entry["retired"] and (_number(entry) <= common or _name(entry) not in _MEETING))
+    }
+    found = []
+    for entry in entries:
+        message = _MESSAGE.search(entry["profiling_name"])
+        operation = message[1] if message else _name(entry)
+        if not operation:
             continue
-        end_s = _since_s(last) + last["timeout_ms"] / 1e3
-        peers = [one for others in by_rank.values() for one in others]
-        came = [_since_s(one) for one in peers if _sequence(one) == _sequence(last)]
-        last["retired"] = last["retired"] and len(came) >= size and max(came) <= end_s
+        dtype = "".join(entry["input_dtypes"][:1]).lower() if operation != "barrier" else ""
+        count = sum(map(math.prod, entry["input_sizes"])) if dtype else 0
+        size_bytes = count * int(re.sub(r"\D", "", dtype) or 8) // 8
+        which = (None, 0, int(message[2])) if message else (_number(entry), None, None)
+        about = entry["record_id"], operation, dtype, size_bytes, *which, None, None
+        is_over = (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"]) in over
+        end_s = (entry["time_discovered_completed_ns"] or entry["time_created_ns"]) / 1e9 - ahead_s
+        state, ended_s = ("finished", end_s) if is_over else ("waiting", None)
+        frames = [frame for frame in entry["frames"] if is_users(frame["filename"])]
+        sites = [f"{short_path(f['filename'])}:{f['line']} in {f['name']}" for f in frames]
+        site = next(iter(sites), None)
+        found.append(Record(*about, state, "", _since_s(entry) - ahead_s, None, ended_s, site))
+    return tuple(found)
 
 
-def _since_s(entry: Dump) -> float:
-    return float(entry["time_created_ns"]) / 1e9
-
-
-def _is_over(entry: Dump) -> bool:
-    return bool(entry["retired"]) or entry["state"] == "completed"
-
-
-def _sequence(entry: Dump) -> tuple[bool, int]:
-    """What the calls of one coalesced call have in common."""
-    is_message = bool(entry["is_p2p"])
-    return is_message, int(entry["p2p_seq_id" if is_message else "collective_seq_id"])
-
-
-def _operation(entry: Dump) -> str:
-    """ "all_gather"; empty for a message, and for what is coalesced."""
-    text = entry["profiling_name"].partition(":")[2].lower()
+def _name(entry: Entry) -> str:
+    """ "all_gather"; empty for a message, and for the entry of coalesced calls."""
+    text = entry["profiling_name"].lower()
     text = text.replace("allreduce", "all_reduce").replace("allgather", "all_gather")
     return next((name for name in _OPERATIONS if name in text), "")
 
 
-def _records(entries: Iterable[Dump], ahead_s: float) -> tuple[Record, ...]:
-    """The calls of one rank in one group."""
-    over = {_sequence(entry) for entry in entries if _is_over(entry)}
-    found = []
-    for entry in entries:
-        message = _MESSAGE.search(entry["profiling_name"])
-        operation = _operation(entry)
-        if message is None and (not operation or entry["is_p2p"]):
-            continue  # what is coalesced has entries of its own
-        is_over = _sequence(entry) in over
-        is_bare = operation == "barrier"
-        sizes = [] if is_bare else entry["input_sizes"] or entry["output_sizes"]
-        given = [] if is_bare else entry["input_dtypes"] or entry["output_dtypes"]
-        dtype = _DTYPES.get(given[0], given[0].lower()) if given else ""
-        item_bits = int(re.sub(r"\D", "", dtype) or 8)
-        ended_s = (entry["time_discovered_completed_ns"] or entry["time_created_ns"]) / 1e9
-        found.append(
-            Record(
-                number=entry["record_id"],
-                operation=message[1] if message else operation,
-                dtype=dtype,
-                bytes=sum(map(math.prod, sizes)) * item_bits // 8,
-                call=None if message else entry["collective_seq_id"],
-                tag=0 if message else None,
-                peer=int(message[2]) if message else None,
-                root=None,
-                reduction=None,
-                state="finished" if is_over else "waiting",
-                status="",
-                arrived_s=_since_s(entry) - ahead_s,
-                started_s=None,
-                ended_s=ended_s - ahead_s if is_over else None,
-                site=_site(entry.get("frames", ())),
-            )
-        )
-    return tuple(found)
+def _since_s(entry: Entry) -> float:
+    return float(entry["time_created_ns"]) / 1e9
 
 
-def _site(frames: Iterable[Dump]) -> str | None:
-    """The innermost line that is not of a library: "train.py:88 in step"."""
-    for frame in frames:
-        if not _LIBRARIES.search(frame["filename"]):
-            path = os.path.relpath(frame["filename"])
-            shown = frame["filename"] if path.startswith("..") else path
-            return f"{shown}:{frame['line']} in {frame['name']}"
-    return None
+def _number(entry: Entry) -> int:
+    return int(entry["collective_seq_id"])

@@ -32,7 +32,8 @@ EAGER_HOSTS = 8
 """Up to this many hosts every rank asks all others; in larger jobs few do, or later."""
 RECORDS, SPLITS, FAREWELL = "records", "splits", "farewell"
 _last_seen: dict[tuple[tuple[int, int], int], RankRecords] = {}
-"""What was last heard about ranks of groups over hosts, by group and rank."""
+"""What was last heard of ranks of groups over hosts, by group and rank, the oldest first."""
+_MOST_SEEN = 1024
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,10 @@ def look_at_job(
         asked = {"last": last, "stacks": wants_stacks, "children": with_children}
         answers = links.ask_hosts(RECORDS, asked, answer_s, meanwhile)
         for number, (peer, answer) in answers.items():
-            name = links.hosts.names[number]
-            clock = links.questions.read_clock(peer)
-            ahead_s = clock[0] if clock is not None else 0.0
-            groups += [_group_from(found, name, number, ahead_s) for found in answer["groups"]]
+            groups += _hear(links, peer, answer)
             for pid, found in answer["where"].items():
-                known[name, int(pid)] = build(Whereabouts, found)
-        groups = join_parts(groups)
-        _remember(groups, links)
-        groups = _with_absent(groups, links, set(answers), known)
+                known[links.hosts.names[number], int(pid)] = build(Whereabouts, found)
+        groups = _with_absent(join_parts(groups), links, set(answers), known)
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
@@ -159,42 +155,35 @@ def _with_absent(
     return list(by_segment.values())
 
 
-def _remember(groups: Iterable[GroupRecords], links: Links) -> None:
-    """Keep the records of groups over hosts: a rank that leaves or dies takes its own with it."""
-    mine = _segments(links)
-    for key in [key for key in _last_seen if key[0] not in mine]:
-        _last_seen.pop(key, None)
+def _hear(links: Links, peer: int, told: dict[str, Any]) -> list[GroupRecords]:
+    """The groups of another host, as a rank told. Those over hosts are kept: a rank that leaves or
+    dies takes its records with it."""
+    number = links.hosts.host_of(peer)
+    clock = links.questions.read_clock(peer)
+    ahead_s = clock[0] if clock is not None else 0.0
+    name = links.hosts.names[number]
+    groups = [_group_from(found, name, number, ahead_s) for found in told["groups"]]
     for group in groups:
-        for member in group.ranks if group.segment in mine else ():
-            if member.records:
-                _last_seen[group.segment, member.rank] = member
-
-
-def _segments(links: Links) -> set[tuple[int, int]]:
-    """Of the groups over hosts that this process is in."""
-    return {segment_of_key(described.key) for described in links.describe_groups()}
+        for member in group.ranks if group.is_part else ():
+            _last_seen.pop((group.segment, member.rank), None)
+            _last_seen[group.segment, member.rank] = member
+    for key in list(_last_seen)[:-_MOST_SEEN]:
+        _last_seen.pop(key, None)
+    return groups
 
 
 def say_farewell(last: int, reported: list[Any], timeout_s: float) -> None:
     """Leave this host's records with the others, before this process leaves a group."""
     for links in open_links():
         if links.hosts.count <= EAGER_HOSTS:
-            told = _tell({"last": last, "stacks": False})
-            told |= {"rank": links.me, "reported": reported}
-            links.tell(FAREWELL, told, timeout_s)
+            told = _tell({"last": last, "stacks": False}) | {"rank": links.me, "reported": reported}
+            links.ask_hosts(FAREWELL, told, timeout_s)
 
 
-def accept_farewell(about: dict[str, Any]) -> None:
-    """Keep the records of a rank that leaves."""
-    for links in open_links():
-        known = _segments(links)
-        found = [group for group in about["groups"] if tuple(group["segment"]) in known]
-        if found:
-            peer = int(about["rank"])
-            number = links.hosts.host_of(peer)
-            clock = links.questions.read_clock(peer)
-            name, ahead_s = links.hosts.names[number], clock[0] if clock is not None else 0.0
-            _remember([_group_from(group, name, number, ahead_s) for group in found], links)
+def accept_farewell(told: dict[str, Any]) -> None:
+    """A rank of another host leaves a group."""
+    for links in open_links()[:1]:
+        _hear(links, int(told["rank"]), told)
 
 
 def _why_absent(links: Links, global_rank: int, answered: set[int]) -> str:
@@ -223,8 +212,7 @@ class Answers:
         """The groups of this host's processes, and where these are."""
         with self._lock:
             at_s, answer = self._made.get(str(about), (0.0, {}))
-            is_old = time.monotonic() - at_s > _FRESH_S or not about["stacks"]
-            if not answer or is_old:
+            if not about["stacks"] or not answer or time.monotonic() - at_s > _FRESH_S:
                 answer = _tell(about)
                 self._made[str(about)] = time.monotonic(), answer
             return answer

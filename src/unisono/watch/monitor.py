@@ -165,10 +165,11 @@ class Monitor:
         self._tell_what_went_on(groups)
         say_farewell(_LAST, [key for key in self._reported if not key[0][0]], _FAREWELL_S)
 
-    def accept_farewell(self, about: dict[str, Any]) -> None:
-        """A rank of another host leaves, and has reported this much."""
-        accept_farewell(about)
-        self._reported |= {((*segment,), number) for segment, number in about["reported"]}
+    def accept_farewell(self, told: dict[str, Any]) -> bool:
+        """A rank of another host leaves a group, and has reported this much."""
+        accept_farewell(told)
+        self._reported |= {((*segment,), number) for segment, number in told["reported"]}
+        return True
 
     def tell(self, report: Report, speaks: bool = True) -> None:
         """Keep a report made elsewhere; also log it if this rank `speaks`."""

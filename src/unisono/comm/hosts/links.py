@@ -319,11 +319,6 @@ class Links:
         others = [rank for rank in ranks if rank != self.me]
         return self.questions.ask(self._reach(others), topic, about, timeout_s)
 
-    def tell(self, topic: str, about: Any, timeout_s: float) -> None:
-        """Tell this to every rank to which there is a line, and wait until they know."""
-        known = filter(self._lines.reaches, range(len(self.hosts.pids)))
-        self.questions.ask(known, topic, about, timeout_s)
-
     def stay(self) -> None:
         """Stay for a moment, since others may ask about ranks of this host: called when a call
         has failed on all ranks at once."""
