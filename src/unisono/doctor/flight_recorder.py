@@ -88,7 +88,7 @@ def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
             latest_s = max(latest_s, _since_s(entry))
             calls.setdefault(tuple(entry["process_group"]), {}).setdefault(rank, []).append(entry)
     everybody = range(1 + max(*dumps, *itertools.chain.from_iterable(members.values()), 0))
-    groups = []
+    groups: list[GroupRecords] = []
     for (name, title), by_rank in calls.items():
         is_world = title == "default_pg"
         # gloo does not say who is in a group
@@ -143,15 +143,16 @@ def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Rec
         dtype = "".join(entry["input_dtypes"][:1]).lower() if operation != "barrier" else ""
         count = sum(map(math.prod, entry["input_sizes"])) if dtype else 0
         size_bytes = count * int(re.sub(r"\D", "", dtype) or 8) // 8
-        which = (None, 0, int(message[2])) if message else (_number(entry), None, None)
-        about = entry["record_id"], operation, dtype, size_bytes, *which, None, None
+        call, tag, peer = (None, 0, int(message[2])) if message else (_number(entry), None, None)
+        about = entry["record_id"], operation, dtype, size_bytes, call, tag, peer
         is_over = (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"]) in over
         end_s = (entry["time_discovered_completed_ns"] or entry["time_created_ns"]) / 1e9 - ahead_s
         state, ended_s = ("finished", end_s) if is_over else ("waiting", None)
         frames = [frame for frame in entry["frames"] if is_users(frame["filename"])]
         sites = [f"{short_path(f['filename'])}:{f['line']} in {f['name']}" for f in frames]
         site = next(iter(sites), None)
-        found.append(Record(*about, state, "", _since_s(entry) - ahead_s, None, ended_s, site))
+        since_s = _since_s(entry) - ahead_s
+        found.append(Record(*about, None, None, state, "", since_s, None, ended_s, site))
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ from unisono.watch.stack_server import request_stacks, whereabouts
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links
 
-ANSWER_S = 5.0
+_ANSWER_S = 5.0
 """How long a host may take to answer: some of its ranks may be asked twice."""
 _FRESH_S = 0.5
 EAGER_HOSTS = 8
@@ -79,11 +79,11 @@ def look_at_job(
     wants_stacks: bool = True,
     with_children: bool = True,
     meanwhile: Callable[[], object] | None = None,
-    answer_s: float = ANSWER_S,
+    hurry_s: float = 0.0,
 ) -> JobView:
     """What all hosts see now. `where` says where a process of this host is, `last` is the number of
     records of each rank; `with_children` interrupts children on other hosts, too; `meanwhile` is
-    called while waiting for others, each for up to `answer_s`."""
+    called while waiting for others. With `hurry_s`, not much longer than that."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
@@ -92,12 +92,13 @@ def look_at_job(
     known: dict[Process, Whereabouts] = {}
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks, "children": with_children}
-        answers = links.ask_hosts(RECORDS, asked, answer_s, meanwhile)
+        limits = (hurry_s, meanwhile, 0.0) if hurry_s else (_ANSWER_S, meanwhile)
+        answers = links.ask_hosts(RECORDS, asked, *limits)
         for number, (peer, answer) in answers.items():
             groups += _hear(links, peer, answer)
             for pid, found in answer["where"].items():
                 known[links.hosts.names[number], int(pid)] = build(Whereabouts, found)
-        groups = _with_absent(join_parts(groups), links, set(answers), known)
+        groups = _with_absent(join_parts(groups), links, set(answers), known, bool(hurry_s))
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
@@ -129,6 +130,7 @@ def _with_absent(
     links: Links,
     answered: set[int],
     known: dict[Process, Whereabouts],
+    in_hurry: bool,
 ) -> list[GroupRecords]:
     """Groups over hosts, including ranks that no host has described."""
     hosts = links.hosts
@@ -144,7 +146,7 @@ def _with_absent(
                 continue
             host = hosts.host_of(global_rank)
             name, pid = hosts.names[host], hosts.pids[global_rank]
-            said = links.last_words_of(global_rank)
+            said = "" if in_hurry else links.last_words_of(global_rank)
             seen = _last_seen.get((group.segment, rank))
             records = () if seen is None else seen.records
             absent.append(RankRecords(rank, global_rank, pid, records, said, host=name))
@@ -177,7 +179,7 @@ def say_farewell(last: int, reported: list[Any], timeout_s: float) -> None:
     for links in open_links():
         if links.hosts.count <= EAGER_HOSTS:
             told = _tell({"last": last, "stacks": False}) | {"rank": links.me, "reported": reported}
-            links.ask_hosts(FAREWELL, told, timeout_s)
+            links.ask_hosts(FAREWELL, told, timeout_s, draw_s=0.0)
 
 
 def accept_farewell(told: dict[str, Any]) -> None:

@@ -32,7 +32,6 @@ from unisono.watch.calls import (
 )
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import (
-    ANSWER_S,
     EAGER_HOSTS,
     SPLITS,
     JobView,
@@ -157,13 +156,14 @@ class Monitor:
         end = time.monotonic() + self._farewell_s
         while self._look_over_hosts(at_the_end=True) and time.monotonic() < end:
             time.sleep(_BUSY_TICK_S)
-        self._farewell_s = max(0.0, end - time.monotonic())
         groups = [*_whole(with_creations(read_process(os.getpid(), _LAST))), *self._over_hosts]
         self._look_for_differences(groups)
         self._look_at_steps()
         self._look_for_slow_ranks(groups, at_the_end=True)
         self._tell_what_went_on(groups)
-        say_farewell(_LAST, [key for key in self._reported if not key[0][0]], _FAREWELL_S)
+        told = [key for key in self._reported if not key[0][0]]
+        say_farewell(_LAST, told, max(_TICK_S, end - time.monotonic()))
+        self._farewell_s = max(0.0, end - time.monotonic())
 
     def accept_farewell(self, told: dict[str, Any]) -> bool:
         """A rank of another host leaves a group, and has reported this much."""
@@ -333,7 +333,7 @@ class Monitor:
             wants_stacks=bool(slow) and not at_the_end,
             with_children=False,
             meanwhile=self._stack_server.answer_if_asked,
-            answer_s=max(_TICK_S, self._farewell_s) if at_the_end else ANSWER_S,
+            hurry_s=max(_TICK_S, self._farewell_s) if at_the_end else 0.0,
         )
         self._over_hosts = [group for group in view.groups if group.is_part]
         self._where_over_hosts = view.where if slow else None

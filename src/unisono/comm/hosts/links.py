@@ -265,14 +265,16 @@ class Links:
         about: Any,
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
+        draw_s: float = _DRAW_S,
     ) -> dict[int, tuple[int, Any]]:
         """By host: which of its global ranks has answered, and what. If one does not answer in
         time, another rank of its host is asked, once; a host without an answer is left out.
-        `meanwhile` is called periodically."""
+        `meanwhile` is called periodically; a new line may take `draw_s`."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
         for _ in range(2):
-            asked = self._spokesmen(set(range(self.hosts.count)) - {self.hosts.mine, *found}, tried)
+            others = set(range(self.hosts.count)) - {self.hosts.mine, *found}
+            asked = self._spokesmen(others, tried, draw_s)
             tried |= set(asked)
             if not asked:
                 break
@@ -282,7 +284,7 @@ class Links:
                     found[asked[peer]] = peer, answer
         return found
 
-    def _spokesmen(self, hosts: set[int], tried: set[int]) -> dict[int, int]:
+    def _spokesmen(self, hosts: set[int], tried: set[int], draw_s: float) -> dict[int, int]:
         """A rank of each of these hosts, and the host: one with a line to it, if any."""
         found: dict[int, int] = {}
         for host in hosts:
@@ -291,16 +293,18 @@ class Links:
             left.sort(key=lambda rank: not self._lines.reaches(rank))
             if left:
                 found[left[0]] = host
-        return {rank: found[rank] for rank in self._reach(found)}
+        return {rank: found[rank] for rank in self._reach(found, draw_s)}
 
-    def _reach(self, peers: Iterable[int]) -> list[int]:
+    def _reach(self, peers: Iterable[int], draw_s: float = _DRAW_S) -> list[int]:
         """Those of these global ranks to which there is a line, or soon will be."""
         peers = list(filter(self.may_answer, peers))
         for peer in peers:
-            if not self._lines.reaches(peer):
+            if draw_s and not self._lines.reaches(peer):
                 self._lines.want(peer, self._contacts[peer].where, _DRAW_S, summons=True)
-        end = time.monotonic() + _DRAW_S
-        while not all(map(self._lines.reaches, peers)) and time.monotonic() < end:
+        end = time.monotonic() + draw_s
+        while time.monotonic() < end and not all(
+            self._lines.reaches(peer) or not self.may_answer(peer) for peer in peers
+        ):
             time.sleep(0.005)
         return list(filter(self._lines.reaches, peers))
 
@@ -378,12 +382,14 @@ class Links:
             if self._is_closed or peer in self._lost:
                 return
             self._lost[peer] = why
+        self.questions.give_up(peer)
         for party in self._open_parties():
             party.on_lost(peer, why != ENDED)
 
     def _on_left(self, peer: int) -> None:
         """Its groups also say so by UCX, after their data, unless UCX has failed."""
         self._left.add(peer)
+        self.questions.give_up(peer)
         timer = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
         timer.daemon = True
         with self._lock:
