@@ -200,7 +200,7 @@ def describe_call(record: Record, backend: str) -> str:
         details.append(f"{record.count} elements")
     if operation in REDUCING and record.reduction:
         details.append(record.reduction)
-    if operation in ROOTED:
+    if operation in ROOTED and record.root is not None:
         details.append(f"root {record.root}")
     return f"{record.operation} of {', '.join(details)}"
 
