@@ -21,13 +21,14 @@ from unisono.comm.shared_memory.error_texts import (
 )
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
-from unisono.watch.alignment import LineShift, find_shift
+from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
     Wait,
     by_number,
     call_name,
+    calls_of,
     describe_call,
     find_member,
     last_finished,
@@ -36,7 +37,7 @@ from unisono.watch.calls import (
     waits,
 )
 from unisono.watch.report import RankReport, Report, add_history
-from unisono.watch.steps import Steps, sentence, step_name
+from unisono.watch.steps import Shift, Steps, sentence, step_name
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Whereabouts:
 
 Ask = Callable[[Process], Whereabouts]
 _BALANCE = 1 << 24
+_LONGEST_PATTERN = 64
+"""In how many calls a repetition is looked for."""
 _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
@@ -159,9 +162,14 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls often differ because a rank made one more, or one less, long before: then that is the
-    verdict, and what was found is a detail."""
-    shift = find_shift(group)
-    return found if shift is None else _apart(group, shift, found)
+    verdict, and what was found is a detail. Lines say which call; steps show that one is missing
+    where all lines are alike."""
+    by_lines, by_steps = find_shift(group), Steps().look(group)
+    if by_steps is None or (by_lines is not None and not by_steps.contradicts(by_lines)):
+        return found if by_lines is None else _apart(group, by_lines, found)
+    verdict = _in_step(group, by_steps)
+    details = (*verdict.details, found.verdict, *found.details)
+    return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
 
 
 def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
@@ -193,7 +201,7 @@ def _mismatch(
     group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
-    culprits = find_minority(calls)
+    culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
     text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
@@ -201,15 +209,19 @@ def _mismatch(
     if culprits:
         odd = records[culprits[0]]
         at = f" at {line_of(odd.site)}" if odd.site else ""
-        others = find_majority(calls)
+        rest = [rank for rank in records if rank not in culprits]
+        others = f"{name_ranks(rest)} called {calls[rest[0]]}, as before"
+        if majority := find_majority(calls):
+            others = f"the others called {majority}"
         verdict = (
-            f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where the "
-            f"others called {others}: call #{number} of group {group.name}"
+            f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where "
+            f"{others}: call #{number} of group {group.name}"
         )
     elif len({*calls}) <= _MOST_SIDES:
         sides: dict[str, list[int]] = {}
-        for rank in records:
-            sides.setdefault(describe_call(records[rank], group.backend), []).append(rank)
+        for rank, record in records.items():
+            at = f" at {line_of(record.site)}" if record.site else ""
+            sides.setdefault(describe_call(record, group.backend) + at, []).append(rank)
         did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
         verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
@@ -217,6 +229,25 @@ def _mismatch(
     lines = [line.strip() for line in details[:-1]]
     who = culprits or sorted(records)
     return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+
+
+def _off_pattern(group: GroupRecords, number: int) -> list[int]:
+    """The ranks whose call is not the one that is due, if the calls have repeated so far and others
+    made that one."""
+    table = by_number(group)
+    before = [next(iter(records.values())) for at, records in table.items() if at < number]
+    before = before[-_LONGEST_PATTERN:]
+
+    def kind(record: Record) -> tuple[str, str]:
+        return line_of(record.site), describe_call(record, group.backend)
+
+    due = expected_call([kind(record) for record in before])
+    odd = [
+        rank
+        for rank, record in table[number].items()
+        if due is not None and kind(record) != kind(before[due])
+    ]
+    return odd if len(odd) < len(table[number]) else []
 
 
 def _report(
@@ -250,8 +281,10 @@ def _report(
 def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     """The step in which one rank made more or fewer calls than the others, if there is one."""
     shift = steps.look(group)
-    if shift is None:
-        return None
+    return None if shift is None else add_history(_in_step(group, shift), [group])
+
+
+def _in_step(group: GroupRecords, shift: Shift) -> Report:
     example = shift.examples[0]
     details = [
         f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
@@ -259,8 +292,7 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     ]
     who, verdict = shift.odd or range(group.size), sentence(group, shift)
     ranks = _all_ranks(group)
-    found = _report(group, "apart", verdict, example, shift.first, who, details, ranks)
-    return add_history(found, [group])
+    return _report(group, "apart", verdict, example, shift.first, who, details, ranks)
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -273,7 +305,7 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
     if culprit is not None:
         found: Report | None = _missing(path[-1], culprit, ask_once, path)
     else:
-        found = _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
+        found = _cycle(groups, path, stuck, ask_once) if path else _stalled(stuck, ask_once)
     return None if found is None else add_history(found, groups)
 
 
@@ -334,7 +366,9 @@ def is_certain(report: Report, ask: Ask) -> bool:
     return False
 
 
-def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
+def _cycle(
+    groups: Sequence[GroupRecords], circle: Sequence[Wait], stuck: Wait, ask_once: Ask
+) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
     entered = []
@@ -343,20 +377,55 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
         on = f" on {wait.member.host}" if wait.member.host else ""
         name = f"rank {wait.member.global_rank}{on}"
         entered.append(f"{name} is in {wait}{f' ({at})' if at else ''}")
-    messages = all(wait.record.tag is not None for wait in circle)
-    what = "messages" if messages else "calls of different groups, entered in a different order"
+    are_messages = [wait.record.tag is not None for wait in circle]
+    what = (
+        "messages" if all(are_messages) else "calls and messages" if any(are_messages) else "calls"
+    )
+    if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
+        what += " of different groups, entered in a different order"
+    verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
+    culprits, site = who, _at(ordered[-1], ask_once)
+    if (found := _first_off_pattern(groups, ordered)) is not None:
+        odd, due = found
+        culprits, site = [odd.member.global_rank], line_of(odd.record.site)
+        instead = replace(due, record=replace(due.record, call=None))
+        verdict = (
+            f"rank {culprits[0]} made {odd} ({site}) where {instead} "
+            f"({line_of(due.record.site)}) was due, as before; now {verdict}"
+        )
     return Report(
         kind="cycle",
-        verdict=f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}",
+        verdict=verdict,
         group=stuck.group.name,
         backend=stuck.group.backend,
         operation=stuck.record.operation,
         call=stuck.record.call,
-        culprits=tuple(who),
-        site=_at(ordered[-1], ask_once),
+        culprits=tuple(culprits),
+        site=site,
         waited_s=time.monotonic() - stuck.record.arrived_s,
         ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
     )
+
+
+def _first_off_pattern(
+    groups: Sequence[GroupRecords], circle: Sequence[Wait]
+) -> tuple[Wait, Wait] | None:
+    """If one rank alone made calls, in any group, that were not the ones due by the repetition of
+    its own: the first, and one like the call that was due."""
+    breaks: dict[tuple[str, str], list[tuple[Wait, Wait]]] = {}
+    for wait in circle:
+        calls = [
+            call
+            for call in calls_of(groups, wait.member.process)
+            if call.record.thread == wait.record.thread
+        ][-_LONGEST_PATTERN:]
+        for at, like in unexpected_calls([call.kind() for call in calls]):
+            pair = calls[at], calls[like]
+            lines = line_of(pair[0].record.site), line_of(pair[1].record.site)
+            breaks.setdefault(lines, []).append(pair)
+    # all ranks leave the loops of one program at the same lines
+    own = [pairs[0] for pairs in breaks.values() if len({p[0].member.process for p in pairs}) == 1]
+    return own[0] if len({odd.member.process for odd, _ in own}) == 1 else None
 
 
 def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
@@ -411,7 +480,7 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     ranks = [_rank(member, wait, ask_once, True) for member in wait.group.ranks]
     behind = _behind(wait)
     stopped = [rank for rank in ranks if rank.rank in behind] or [
-        rank for rank in ranks if rank.state
+        rank for rank in ranks if rank.state and rank.rank != wait.member.rank
     ]
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
@@ -490,10 +559,8 @@ def describe_rank(
     """A rank, its line, and its call."""
     return replace(
         _named(member, arrived),
-        state=member.reason
-        if member.reason and (where.state or not where.location)
-        else where.state,
-        place=where.location or member.reason.rpartition(" at ")[2],
+        state=member.reason or where.state,
+        place=member.reason.rpartition(" at ")[2] or where.location,
         doing=where.doing,
         call=call,
         last=_last_of(member),

@@ -102,7 +102,7 @@ def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
     """Whether the records say more than the exception and do not blame others: a rank that comes
     late to a failed call finds that all others have been there and left."""
     if kind == "mismatch":
-        return found.kind in ("apart", "threads")
+        return found.kind in ("apart", "threads") or (found.kind == kind and not culprits)
     if kind == "stalled" or (found.kind == "stalled" and culprits):
         return found.kind == kind and found.culprits == culprits
     return True
