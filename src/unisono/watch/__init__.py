@@ -10,6 +10,7 @@ calls.py                      calls of all connected groups: who waits for whom
 diagnose.py                   from records to a verdict
 equality.py                   ranks whose numbers differ
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
+absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
 job_view.py                   the records of a whole job, over all hosts

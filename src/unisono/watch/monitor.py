@@ -19,6 +19,7 @@ from unisono.comm.shared_memory.segment_listeners import listeners, tell_launche
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
+from unisono.watch.absent import Makings
 from unisono.watch.calls import (
     CREATIONS,
     Wait,
@@ -90,6 +91,7 @@ class Monitor:
         self._traces = 0
         self._host_traces = HostTraces(0)
         self._follow_again_s = 0.0
+        self._makings = Makings()
         self._stop = threading.Event()
         self._look_again_s = 0.0
         self._over_hosts: list[GroupRecords] = []
@@ -277,6 +279,17 @@ class Monitor:
                 if diagnose.is_certain(report, view.where):
                     tell_launcher(report.to_text())
         self._tell_what_went_on(groups)
+        self._look_for_absent_ranks()
+
+    def _look_for_absent_ranks(self) -> None:
+        """Report who does not come to a call that makes a group."""
+        for making in self._makings.overdue(self.settings.hang_s):
+            view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
+            report = making.report(making.processes(view.groups), view.where)
+            if report is None or not self._keep(report, ((0, 0), len(self.reports))):
+                continue
+            if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():
+                _logger.warning("unisono.watch: %s", report)
 
     def _look_over_hosts(self) -> None:
         """In a job over few hosts, let the lowest rank see whole groups over hosts."""
