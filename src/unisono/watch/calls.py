@@ -84,7 +84,7 @@ class Wait:
     def missing(self) -> list[int]:
         """The ranks that it needs to go on."""
         record = self.record
-        if record.operation == "new_group" and not record.creation:
+        if self.makes_group():
             made = {member.rank: _times_made(record, member) for member in self.group.ranks}
             return [rank for rank in _members(record) if made.get(rank, 0) < made[self.member.rank]]
         if record.call is not None:
@@ -98,6 +98,10 @@ class Wait:
         peers = [rank for rank in range(self.group.size) if record.peer in (rank, None)]
         matched = any(self._is_matched_by(rank) for rank in peers)
         return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
+
+    def makes_group(self) -> bool:
+        """Whether it makes a group that its members make alone."""
+        return self.record.operation == "new_group" and not self.record.creation
 
     def is_for_anybody(self) -> bool:
         """Whether it receives from any rank: such a call may wait as long as it likes."""

@@ -232,22 +232,19 @@ def _mismatch(
 
 
 def _off_pattern(group: GroupRecords, number: int) -> list[int]:
-    """The ranks whose call is not the one that is due, if the calls have repeated so far and others
-    made that one."""
-    table = by_number(group)
-    before = [next(iter(records.values())) for at, records in table.items() if at < number]
-    before = before[-_LONGEST_PATTERN:]
+    """If the calls have repeated so far: the ranks whose call is not the one that is due, unless no
+    rank made that one."""
 
     def kind(record: Record) -> tuple[str, str]:
         return line_of(record.site), describe_call(record, group.backend)
 
-    due = expected_call([kind(record) for record in before])
-    odd = [
-        rank
-        for rank, record in table[number].items()
-        if due is not None and kind(record) != kind(before[due])
-    ]
-    return odd if len(odd) < len(table[number]) else []
+    table = by_number(group)
+    before = [kind(next(iter(table[at].values()))) for at in table if at < number]
+    due = expected_call(before := before[-_LONGEST_PATTERN:])
+    calls = {rank: kind(record) for rank, record in table[number].items()}
+    if due is None or before[due] not in calls.values():
+        return []
+    return [rank for rank, call in calls.items() if call != before[due]]
 
 
 def _report(
@@ -291,8 +288,7 @@ def _in_step(group: GroupRecords, shift: Shift) -> Report:
         for rank, count in enumerate(shift.counts)
     ]
     who, verdict = shift.odd or range(group.size), sentence(group, shift)
-    ranks = _all_ranks(group)
-    return _report(group, "apart", verdict, example, shift.first, who, details, ranks)
+    return _report(group, "apart", verdict, example, shift.first, who, details, _all_ranks(group))
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -302,6 +298,8 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
     if different is not None:
         return different
     path, culprit = _follow(groups, stuck, ask_once, [])
+    if culprit is not None and len(path) == 1 and stuck.makes_group():
+        return None  # absent.py says it
     if culprit is not None:
         found: Report | None = _missing(path[-1], culprit, ask_once, path)
     else:
