@@ -271,8 +271,8 @@ def test_of_two_ranks_the_one_whose_calls_no_longer_repeat_is_to_blame() -> None
     assert report is not None
     assert (report.culprits, report.site) == ((1,), "t.py:3")
     assert report.verdict == (
-        "rank 1 called barrier at t.py:3 where rank 0 called all_reduce of float32, 4 elements, sum,"
-        " as before: call #6 of group dp"
+        "rank 1 called barrier at t.py:3 where rank 0 called all_reduce of float32, 4 elements, "
+        "sum, as before: call #6 of group dp"
     )
     first = record(1, site="t.py:7"), record(1, operation="barrier", site="t.py:3")
     unknown = mismatch([group([first[0]], [first[1]])])
@@ -318,9 +318,9 @@ def test_in_a_cycle_the_rank_whose_calls_no_longer_repeat_is_to_blame() -> None:
     assert report is not None
     assert (report.kind, report.culprits, report.site) == ("cycle", (1,), "t.py:13")
     assert report.verdict.startswith(
-        "rank 1 made recv from rank 0 (tag 0) of group dp (t.py:13) where send to rank 2 (tag 0) of "
-        "group dp (t.py:17) was due, as before; now ranks 1 and 2 wait for each other in calls and "
-        "messages: "
+        "rank 1 made recv from rank 0 (tag 0) of group dp (t.py:13) where send to rank 2 (tag 0) "
+        "of group dp (t.py:17) was due, as before; now ranks 1 and 2 wait for each other in calls "
+        "and messages: "
     )
 
 

@@ -164,12 +164,13 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls often differ because a rank made one more, or one less, long before: then that is the
     verdict, and what was found is a detail. Lines say which call; steps show that one is missing
     where all lines are alike."""
-    by_lines, by_steps = find_shift(group), Steps().look(group)
-    if by_steps is None or (by_lines is not None and not by_steps.contradicts(by_lines)):
-        return found if by_lines is None else _apart(group, by_lines, found)
-    verdict = _in_step(group, by_steps)
-    details = (*verdict.details, found.verdict, *found.details)
-    return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
+    by_lines = find_shift(group)
+    by_steps = Steps().look(group) if by_lines is None else None
+    if by_steps is not None:
+        verdict = _in_step(group, by_steps)
+        details = (*verdict.details, found.verdict, *found.details)
+        return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
+    return found if by_lines is None else _apart(group, by_lines, found)
 
 
 def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
@@ -206,24 +207,20 @@ def _mismatch(
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
     text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
     verdict, *details = text.splitlines()
+    sides: dict[str, list[int]] = {}
+    for rank, record in records.items():
+        at = f" at {line_of(record.site)}" if record.site else ""
+        sides.setdefault(f"called {calls[rank]}{at}", []).append(rank)
     if culprits:
-        odd = records[culprits[0]]
-        at = f" at {line_of(odd.site)}" if odd.site else ""
-        rest = [rank for rank in records if rank not in culprits]
-        others = f"{name_ranks(rest)} called {calls[rest[0]]}, as before"
-        if majority := find_majority(calls):
-            others = f"the others called {majority}"
-        verdict = (
-            f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where "
-            f"{others}: call #{number} of group {group.name}"
-        )
-    elif len({*calls}) <= _MOST_SIDES:
-        sides: dict[str, list[int]] = {}
-        for rank, record in records.items():
-            at = f" at {line_of(record.site)}" if record.site else ""
-            sides.setdefault(describe_call(record, group.backend) + at, []).append(rank)
-        did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
-        verdict = f"{did}: call #{number} of group {group.name}"
+        odd = next(did for did, ranks in sides.items() if culprits[0] in ranks)
+        rest = next(rank for rank in records if rank not in culprits)
+        others = "the others" if find_majority(calls) else name_ranks({*records} - {*culprits})
+        before = "" if find_majority(calls) else ", as before"
+        verdict = f"{name_ranks(culprits)} {odd} where {others} called {calls[rest]}{before}"
+    elif len(sides) <= _MOST_SIDES:
+        verdict = ", ".join(f"{name_ranks(ranks)} {did}" for did, ranks in sides.items())
+    if culprits or len(sides) <= _MOST_SIDES:
+        verdict += f": call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
     lines = [line.strip() for line in details[:-1]]
@@ -374,11 +371,9 @@ def _cycle(
         at = _at(wait, ask_once)
         on = f" on {wait.member.host}" if wait.member.host else ""
         name = f"rank {wait.member.global_rank}{on}"
-        entered.append(f"{name} is in {wait}{f' ({at})' if at else ''}")
-    are_messages = [wait.record.tag is not None for wait in circle]
-    what = (
-        "messages" if all(are_messages) else "calls and messages" if any(are_messages) else "calls"
-    )
+        entered.append(f"{name} is in {_with_line(wait, at)}")
+    kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
+    what = " and ".join(sorted(kinds))
     if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
         what += " of different groups, entered in a different order"
     verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
@@ -386,11 +381,10 @@ def _cycle(
     if (found := _first_off_pattern(groups, ordered)) is not None:
         odd, due = found
         culprits, site = [odd.member.global_rank], line_of(odd.record.site)
-        instead = replace(due, record=replace(due.record, call=None))
-        verdict = (
-            f"rank {culprits[0]} made {odd} ({site}) where {instead} "
-            f"({line_of(due.record.site)}) was due, as before; now {verdict}"
-        )
+        due = replace(due, record=replace(due.record, call=None))
+        made = f"rank {culprits[0]} made {_with_line(odd, site)}"
+        instead = _with_line(due, line_of(due.record.site))
+        verdict = f"{made} where {instead} was due, as before; now {verdict}"
     return Report(
         kind="cycle",
         verdict=verdict,
@@ -441,14 +435,16 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     who = [
         member.rank for member in ranks if member.rank in missing and member.where() == odd.where()
     ]
-    verb = "never reached" if record.tag is None else "never posted the match for"
+    are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
+    verb = "never reached" if are_known else "never finished"
+    verb = verb if record.tag is None else "never posted the match for"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     on = _on_host(group, who)
-    verdict = f"{name_ranks(who)}{on} {verb} {whose}{last}{f' ({at})' if at else ''}"
+    verdict = f"{name_ranks(who)}{on} {verb} {whose}{_with_line(last, at)}"
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
-    if odd.state and (not odd.pid or ask_once((odd.host, odd.pid)).is_described):
+    if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     details = [
         f"rank {rank.rank}'s {note}"
@@ -456,7 +452,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         if rank.rank in who and rank.pid
         for note in ask_once((rank.host, rank.pid)).notes
     ]
-    if odd.state in _ENDED and record.tag is None:
+    if odd.state in _ENDED and record.tag is None and are_known:
         details.append(_ASK_FOR_BRANCH)
     found = _report(
         group,
@@ -487,11 +483,11 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     if stopped:
         names = [member.rank for member in stopped]
         who = name_ranks(names) + _on_host(wait.group, names)
-        verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
+        verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
         verdict = (
-            f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
+            f"every rank here has reached {_with_line(wait, at)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
     return _report(
@@ -513,6 +509,10 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
     hosts = {member.host for member in group.ranks if member.rank in ranks}
     several = len({member.host for member in group.ranks}) > 1
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
+
+
+def _with_line(wait: Wait, line: str) -> str:
+    return f"{wait} ({line})" if line else str(wait)
 
 
 def _at(wait: Wait, ask_once: Ask) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 from unisono.comm.engine import native
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.errors import name_number, name_ranks
-from unisono.watch.alignment import LineShift
 from unisono.watch.calls import line_of
 
 _ENOUGH = 2
@@ -130,13 +129,6 @@ class Shift:
     counts: tuple[int, ...]
     odd: tuple[int, ...]
     examples: tuple[Record, ...]
-
-    def contradicts(self, lines: LineShift) -> bool:
-        """Whether a known rank made other calls more or less than the lines show."""
-        usual = next((n for rank, n in enumerate(self.counts) if rank not in self.odd), 0)
-        is_here = self.first <= lines.number < self.first + max(self.counts)
-        as_many = abs(self.counts[lines.rank] - usual) == len(lines.calls)
-        return bool(self.odd) and not (lines.rank in self.odd and is_here and as_many)
 
 
 class Steps:

@@ -13,6 +13,6 @@ for step in range(4):
     got = torch.empty(4)
     sending = dist.P2POp(dist.isend, torch.ones(4), to)
     receiving = dist.P2POp(dist.irecv, got, source)
-    for work in dist.batch_isend_irecv([sending, receiving]):
-        work.wait()  # <- here
+    for work in dist.batch_isend_irecv([sending, receiving]):  # <- here
+        work.wait()
 dist.barrier()
