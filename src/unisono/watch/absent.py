@@ -101,19 +101,18 @@ class Makings:
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, int], float] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._again_s: dict[tuple[int, int], float] = {}
 
     def overdue(self, limit_s: float) -> list[Making]:
-        """Those that have taken this long, once each."""
+        """Those that have taken this long; again after as long."""
         now = time.monotonic()
         frames = sys._current_frames().items()
         found = {(thread, id(at)): at for thread, top in frames if (at := _maker(top)) is not None}
         self._since = {key: self._since.get(key, now) for key in found}
-        self._told &= found.keys()
-        late = [key for key, since_s in self._since.items() if now - since_s > limit_s]
-        new = [key for key in late if key not in self._told]
-        self._told |= set(new)
-        return [_making(found[key], self._since[key]) for key in new]
+        self._again_s = {key: self._again_s.get(key, now + limit_s) for key in found}
+        late = [key for key, again_s in self._again_s.items() if now > again_s]
+        self._again_s |= dict.fromkeys(late, now + limit_s)
+        return [_making(found[key], self._since[key]) for key in late]
 
 
 def _maker(frame: FrameType | None) -> FrameType | None:

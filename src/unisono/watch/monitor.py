@@ -286,8 +286,10 @@ class Monitor:
         for making in self._makings.overdue(self.settings.hang_s):
             view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
             report = making.report(making.processes(view.groups), view.where)
-            if report is None or not self._keep(report, ((0, 0), len(self.reports))):
+            known = [one.culprits for one in self.reports if one.operation == making.function]
+            if report is None or report.culprits in known:
                 continue
+            self._keep(report, ((0, 0), len(self.reports)))
             if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():
                 _logger.warning("unisono.watch: %s", report)
 
