@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import typing_extensions
 
 from ranks import attempt, subgroup
 from unisono.comm import engine
@@ -241,6 +242,19 @@ def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.undo()
         engine._prepare_sites(engine.where_is_program)
     assert str(here).rpartition("/")[2].startswith("test_source_lines.py:")
+
+
+def test_a_function_that_is_marked_as_deprecated_is_called_by_the_program() -> None:
+    """As torch marks some of its own: the marking wraps them."""
+
+    @typing_extensions.deprecated("use another")
+    def old() -> str:
+        return str(native.site_of(sys._getframe(1)))
+
+    engine._prepare_sites(engine.where_is_program)  # as at the import of our torch backend
+    with pytest.deprecated_call():
+        here = old()
+    assert here.rpartition("/")[2].startswith("test_source_lines.py:")
 
 
 def test_files_that_are_shown_are_a_program_in_a_hidden_folder(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from made_up_records import group, record
 
 from unisono.comm.shared_memory.records import Record
-from unisono.watch.alignment import LineShift, find_shift
+from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
 from unisono.watch.diagnose import shifted_by_lines
 
 
@@ -80,3 +80,19 @@ def test_a_shift_is_told_unasked_only_beyond_doubt() -> None:
     assert (report.kind, report.culprits, report.site) == ("apart", (1,), "t.py:27")
     assert report.verdict == "rank 1 left out all_reduce #5 of group dp (t.py:27)"
     assert "  #5     t.py:27  -" in report.details
+
+
+# -- calls that repeat ---------------------------------------------------------------------------
+
+
+def test_where_a_repetition_breaks() -> None:
+    assert unexpected_calls(list("abababcab")) == [(6, 4)]
+    assert unexpected_calls(list("abcabcabc")) == []
+    assert unexpected_calls(list("ababaab")) == [(5, 3)]
+    assert unexpected_calls(list("abac")) == []  # seen only once before
+
+
+def test_what_is_due_after_a_repetition() -> None:
+    assert expected_call(list("xababa")) == 4
+    assert expected_call(list("xab")) is None
+    assert expected_call([]) is None

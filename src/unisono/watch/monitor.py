@@ -498,7 +498,7 @@ class Monitor:
         """Whether this rank logs it: the lowest rank that waits in the reported call and can log.
         Others may wait for it elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
-            return wait.member.global_rank == min(report.culprits)
+            return wait.member.global_rank == min(rank.global_rank for rank in report.ranks)
         about = report.group, report.call, report.operation
         alike = [
             other
