@@ -64,6 +64,8 @@ def test_what_is_no_shift() -> None:
     assert look([1, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]) is None  # other optimizers
     assert look([9], [3, 3, 3, 3]) is None  # a rank that steps none
     assert look([3, 3, 6, 3, 3, 1], [3, 3, 3, 3, 3, 3]) is None  # a step left out, not a call
+    own = [3, 3, 3, 0, 3, 0, 0, 3, 1]
+    assert look(own, [3] * 6, [3] * 6) is None  # an optimizer that only one rank has
     mixed = counted([3, 3, 3, 3, 1], [3, 3, 3, 2, 2])
     records = (*mixed.ranks[0].records, record(14, step=0))
     threads = replace(mixed, ranks=(replace(mixed.ranks[0], records=records), mixed.ranks[1]))
@@ -94,6 +96,18 @@ def test_steps_that_have_left_the_records_are_summed_up() -> None:
     assert shift is not None
     assert (shift.since, shift.odd) == (4, (1,))
     assert shift.counts[0] - shift.counts[1] == 1
+
+
+def test_steps_that_cannot_be_compared_are_never_summed_up() -> None:
+    """Rank 0 steps an optimizer of its own, and the records of that are gone; a call more in a
+    later step, which all ranks make, is no shift."""
+    known = Steps()
+    calls = [3, 3, 3, 3, 3, 3, 4, 3, 3, 3, 3, 3]
+    whole = counted([3, 3, 3, 0, *calls[3:]], calls, calls)
+    assert known.look(whole) is None
+    for kept in range(30, 3, -1):
+        ranks = (replace(member, records=member.records[-kept:]) for member in whole.ranks)
+        assert known.look(replace(whole, ranks=tuple(ranks))) is None
 
 
 @pytest.mark.ranks(3)

@@ -105,7 +105,9 @@ def _begin_iteration(module: Any, _: Any) -> None:
     are_forward = True
     if "optimizer" in _hooks:
         _hooks.pop("optimizer").remove()
-    _count()
+    # In no_sync, and in Join, ranks may make different numbers of passes.
+    if module.require_backward_grad_sync and not module._join_config.enable:
+        _count()
 
 
 def _count(*_: Any) -> None:
@@ -187,13 +189,14 @@ class Steps:
         odd = tuple(rank for rank, count in enumerate(counts) if count != usual)
         if len(odd) == len(counts) or 2 * len(odd) > len(counts):
             odd = ()
-        more = max(counts) - (usual if odd else min(counts))
+        more = max(abs(count - usual) for count in counts) if odd else max(counts) - min(counts)
         whole = max(
             1,
             min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
         )
-        if not (are_marked or are_forward) and more and more % whole == 0:
-            return None  # an optimizer that one rank did not step: the calls are fine
+        if not (are_marked or are_forward) and more % whole == 0:
+            self._even = 0  # an optimizer that one rank alone did or did not step
+            return None
         examples = _examples(calls, step, odd[0] if odd else 0)
         since = self._last_even + 1
         return Shift(since, step, self._last_call + 1, tuple(counts), odd, examples)
