@@ -16,6 +16,7 @@ from ranks import subgroup
 from unisono import watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, Record
+from unisono.watch import steps
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually
 
@@ -70,6 +71,18 @@ def test_what_is_no_shift() -> None:
     records = (*mixed.ranks[0].records, record(14, step=0))
     threads = replace(mixed, ranks=(replace(mixed.ranks[0], records=records), mixed.ranks[1]))
     assert Steps().look(threads) is None  # another thread calls, too
+
+
+def test_passes_of_models_in_subgroups_say_nothing_of_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks 2 and 3 train another model, and make more passes between the calls of the world."""
+    apart = [3, 3, 3, 3, 1], [3, 3, 3, 3, 1], [3, 3, 3, 0, 3, 1], [3, 3, 3, 0, 3, 1]
+    monkeypatch.setattr(steps, "are_forward", True)
+    monkeypatch.setattr(steps, "_sizes", {4})
+    assert look(*apart) is not None
+    monkeypatch.setattr(steps, "_sizes", {2})
+    assert look(*apart) is None
 
 
 def test_steps_count_from_the_beginning_of_the_group() -> None:

@@ -29,6 +29,8 @@ are_marked = False
 """Whether the program marks its steps itself."""
 are_forward = False
 """Whether the forward passes of DDP are the steps."""
+_sizes: set[int] = set()
+"""Of the groups of these DDPs."""
 phase = ""
 """The part of an iteration that the program is in: data, forward, backward or optimizer."""
 
@@ -103,6 +105,7 @@ def _begin_iteration(module: Any, _: Any) -> None:
     if are_marked:
         return
     are_forward = True
+    _sizes.add(module.process_group.size())
     if "optimizer" in _hooks:
         _hooks.pop("optimizer").remove()
     # In no_sync, and in Join, ranks may make different numbers of passes.
@@ -147,6 +150,8 @@ class Steps:
         calls, after several with equal numbers."""
         calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
+            return None
+        if are_forward and group.size not in _sizes:  # its ranks may train different models
             return None
         calls = self._since_the_group_was_made(calls)
         first = max(records[0].step for records in calls)
