@@ -51,6 +51,9 @@ def test_what_is_no_shift() -> None:
     assert look(usual, [1, 7, 3] * 5, usual) is None  # its own branch
     assert look(usual, [1, 3, 2, *usual[3:]], usual) is None  # the other order
     assert look(usual, usual[:4], usual) is None  # it is behind
+    before = [1, 2, 1, 2]
+    turns = [[*before, *([4] * rank + [3] + [4] * (2 - rank)) * 6] for rank in range(3)]
+    assert look(*turns) is None  # one rank after the other takes the branch
 
 
 def test_the_steps_tell_a_skipped_rest_from_a_call_too_many() -> None:

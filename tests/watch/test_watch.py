@@ -132,6 +132,8 @@ AWKWARD = """
 
     thread = threading.Thread(target=save)
     thread.start()
+    note = torch.zeros(1)
+    early = dist.irecv(note, 0, tag=9) if rank else None  # and waited for at the end
     for step in range(30):
         if rank == 0 and step == 3:
             time.sleep(0.7)  # a checkpoint
@@ -145,6 +147,16 @@ AWKWARD = """
         rows = [step % 3 + 1] * 3  # parts of other sizes in every step
         dist.all_to_all_single(torch.zeros(sum(rows)), torch.ones(sum(rows)), rows, rows)
     thread.join()
+    for turn in range(30):  # one rank after the other
+        if rank == turn % 3:
+            time.sleep(0.01)
+            dist.barrier()
+        else:
+            dist.barrier()
+    for peer in (1, 2) if rank == 0 else ():
+        dist.send(note, peer, tag=9)
+    if early:
+        early.wait()
     pair = dist.new_group([0, 1])
     if rank < 2:
         dist.all_reduce(torch.ones(1), group=pair)

@@ -88,13 +88,14 @@ def _align(
         member.rank: {record.call: record for record in member.records if record.call is not None}
         for member in group.ranks
     }
-    regular = [
-        calls
-        for peer, calls in sequences.items()
-        if peer != rank and number in calls and calls[number].site == usual
-    ]
+    others = [calls for peer, calls in sequences.items() if peer != rank]
+    regular = [calls for calls in others if number in calls and calls[number].site == usual]
     theirs = _from(max(regular, key=len), number)
     own = _from(sequences[rank], number)
+    branches = {usual, own[0].site}
+    for at in max(regular, key=len):
+        if branches <= {calls[at].site for calls in others if at in calls}:
+            return None  # others, too, make one call on these two lines
     their_base, own_base = (_step_before(calls, number) for calls in (regular[0], sequences[rank]))
     left = [(record.site or "", record.step - their_base) for record in theirs]
     history = [*before, *(line for line, _ in left)]
