@@ -165,11 +165,6 @@ class HostsTransport(SharedMemory):
                 why = f"{name_ranks(missing)} did not join group {self.name} by UCX within {limit}"
                 raise self.links.no_connection(self.placement.members[rank], why)
 
-    @property
-    def host_names(self) -> list[str]:
-        """The name of each rank's host."""
-        return [member.host for member in self._membership.members]
-
     def _name_for_readers(self) -> str:
         hosts = self.links.hosts
         return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]))

@@ -126,6 +126,11 @@ class SharedMemory(Transport):
         return self._membership.payloads
 
     @property
+    def host_names(self) -> list[str]:
+        """The name of each rank's host."""
+        return [member.host or os.uname().nodename for member in self._membership.members]
+
+    @property
     def timeout_s(self) -> float:
         return self.group.timeout_ns / 1e9
 
