@@ -175,8 +175,6 @@ class EqualityCheck:
             verdict=with_global_ranks(f"{what} {since}{more}", dist.get_process_group_ranks(group)),
             group=name,
             backend=str(dist.get_backend(group)),
-            operation="",
-            call=None,
             culprits=tuple(culprits) or tuple(range(len(told))),
             site=calling_line(),
             details=tuple(details),
@@ -244,7 +242,6 @@ class _GuardedSend:
                 group=str(group.getGroupDesc() or group.getGroupName()),
                 backend=str(group.getBackendName()),
                 operation="send",
-                call=None,
                 culprits=(rank,),
                 site=self._site,
             )

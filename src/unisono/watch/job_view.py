@@ -164,7 +164,7 @@ def _hear(links: Links, peer: int, told: dict[str, Any]) -> list[GroupRecords]:
     clock = links.questions.read_clock(peer)
     ahead_s = clock[0] if clock is not None else 0.0
     name = links.hosts.names[number]
-    groups = [_group_from(found, name, number, ahead_s) for found in told["groups"]]
+    groups = [group_from(found, name, number, ahead_s) for found in told["groups"]]
     for group in groups:
         for member in group.ranks if group.is_part else ():
             _last_seen.pop((group.segment, member.rank), None)
@@ -230,23 +230,19 @@ def _tell(about: dict[str, Any]) -> dict[str, Any]:
     return {"groups": [asdict(group) for group in groups], "where": found}
 
 
-def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
-    """A group of another host whose clock is ahead of ours by this much."""
-    group = group_on_host(found, number)
+def group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
+    """A group as the `number`-th host has described it, whose clock is ahead of ours by this much
+    and whose inodes are not ours."""
+    group = build(GroupRecords, found)
     members = []
     for member in group.ranks:
-        records = tuple(by_our_clock(record, ahead_s) for record in member.records)
+        records = tuple(_by_our_clock(record, ahead_s) for record in member.records)
         members.append(replace(member, records=records, host=host))
-    return replace(group, ranks=tuple(members))
+    segment = group.segment if group.is_part else (-1 - number, group.segment[1])
+    return replace(group, ranks=tuple(members), segment=segment)
 
 
-def group_on_host(found: dict[str, Any], number: int) -> GroupRecords:
-    """A group as the `number`-th host has described it; inodes differ here."""
-    group = build(GroupRecords, found)
-    return group if group.is_part else replace(group, segment=(-1 - number, group.segment[1]))
-
-
-def by_our_clock(record: Record, ahead_s: float) -> Record:
+def _by_our_clock(record: Record, ahead_s: float) -> Record:
     """A record of a host whose clock was ahead of ours by this much."""
     started_s, ended_s = record.started_s, record.ended_s
     return replace(
