@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
-from unisono.bench.results import Row, Run, geometric_mean
+from unisono.bench.results import Row, Run
 from unisono.bench.text import size_text
 
 KIB, MIB = 1024, 1024**2

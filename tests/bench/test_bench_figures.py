@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from unisono.bench import html
 from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, item_bytes
 from unisono.bench.compare import compare_runs
-from unisono.bench.results import Row, Run, Skipped, from_json, geometric_mean, summarise, to_json
+from unisono.bench.results import Row, Run, Skipped, from_json, summarise, to_json
 from unisono.bench.settings import BenchSettings
 from unisono.bench.text import COLUMNS, cells, summary
 from unisono.cli import main
@@ -129,10 +129,6 @@ def test_the_median_lies_in_its_interval_as_often_as_promised() -> None:
         found = summarise(generator.exponential(size=60))
         hits += found.low <= numpy.log(2) <= found.high
     assert hits >= 0.93 * 400
-
-
-def test_geometric_mean() -> None:
-    assert geometric_mean([1, 4]) == pytest.approx(2)
 
 
 # -- verdicts ----------------------------------------------------------------------------------

@@ -15,14 +15,15 @@ from test_hosts import world
 from ranks import RankPool, attempt, raised
 from unisono import CollectiveMismatch
 from unisono.comm.communicator import Communicator
-from unisono.comm.cuda.routing import RankGpu
+from unisono.comm.cuda import first_call
 from unisono.comm.factory import transport_on_gpu
-from unisono.comm.hosts import gpus
 
 
 def say_that_this_rank_has(gpu: str) -> None:
-    gpus.describe_gpu = lambda host, device: RankGpu(  # type: ignore[assignment]
-        host=host, gpu=gpu, name="NVIDIA H200", token="", refusal=""
+    first_call._cuda = SimpleNamespace(
+        device=lambda device: contextlib.nullcontext(),
+        current_stream=lambda: SimpleNamespace(query=lambda: True, cuda_stream=0),
+        get_device_properties=lambda device: SimpleNamespace(uuid=gpu, name="NVIDIA H200"),
     )
 
 
@@ -86,16 +87,8 @@ def meet(comm: Communicator, folder: str, gpu: str) -> Any:
 
     os.environ["REPLACED_DRIVER_FOLDER"] = folder
     replaced_driver.install()
-    from unisono.comm.cuda import first_call as meeting
-    from unisono.comm.engine.numbers import Operation
-
-    meeting._cuda = SimpleNamespace(
-        device=lambda device: contextlib.nullcontext(),
-        current_stream=lambda: SimpleNamespace(query=lambda: True, cuda_stream=0),
-        get_device_properties=lambda device: SimpleNamespace(uuid=gpu, name="NVIDIA H200"),
-    )
-    engine: Any = comm.transport
-    return meeting.meet_on_gpus(engine, torch.device("cuda", 0), Operation.ALL_REDUCE)
+    say_that_this_rank_has(gpu)
+    return begin_on_gpu(comm)
 
 
 def test_some_ranks_share_a_gpu_and_others_do_not(cuda_pool: RankPool, memory_folder: str) -> None:

@@ -16,16 +16,16 @@ LATE = """
     import torch
     import torch.distributed as dist
 
-    def come_late(call):
+    def come_late(call, waiting):
         named = f"rank {RANK} never reached {call}"
-        while not any(named in file.read_text() for file in Path("reports").iterdir()):
+        while sum(named in file.read_text() for file in Path("reports").iterdir()) < waiting:
             time.sleep(0.05)
 
     RANK, BACKEND = int(__import__("os").environ["RANK"]), __import__("sys").argv[1]
 """
 OF_WORLD = """
     if RANK == 1:
-        come_late("init_process_group")
+        come_late("init_process_group", waiting=2)
     dist.init_process_group(BACKEND)
     dist.barrier()
     dist.destroy_process_group()
@@ -33,7 +33,7 @@ OF_WORLD = """
 OF_MEMBERS = """
     dist.init_process_group(BACKEND)
     if RANK == 2:
-        come_late("new_group")
+        come_late("new_group", waiting=1)
     if RANK:
         pair = dist.new_group([1, 2], use_local_synchronization=True)
         dist.barrier(pair)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from unisono.bench import text
-from unisono.bench.results import Row, Run, geometric_mean
+from unisono.bench.results import Row, Run
 from unisono.errors import UnisonoError
 
 THRESHOLD = 0.10

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from unisono.bench import plot, text
-from unisono.bench.results import Row, Run, geometric_mean, to_json
+from unisono.bench.results import Row, Run, to_json
 from unisono.errors import name_number
 from unisono.pages import as_data, build_page, escape
 

@@ -18,13 +18,7 @@ import numpy
 from numpy.typing import NDArray
 
 from unisono.bench import floor
-from unisono.bench.backends.base import (
-    Backend,
-    Buffers,
-    Call,
-    Case,
-    Unsupported,
-)
+from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
 from unisono.bench.collectives import bandwidths, item_bytes
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit

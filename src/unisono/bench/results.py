@@ -80,11 +80,6 @@ def summarise(samples: Sequence[float] | Any) -> SampleSummary:
     )
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """The mean for ratios."""
-    return math.exp(sum(math.log(value) for value in values) / len(values))
-
-
 @dataclass(frozen=True)
 class Row:
     """One backend, one collective, one size. Times are microseconds, bandwidths GB/s (1e9)."""

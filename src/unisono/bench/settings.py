@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.bench.backends.base import BACKENDS, Case
-from unisono.bench.collectives import (
-    COLLECTIVES,
-    DTYPES,
-    MAIN,
-    Collective,
-    item_bytes,
-)
+from unisono.bench.collectives import COLLECTIVES, DTYPES, MAIN, Collective, item_bytes
 from unisono.bench.floor import floor_bytes
 from unisono.errors import name_choices
 

@@ -17,12 +17,7 @@ from unisono.comm.reductions import PremulSum, has_meaning, known_reduction
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import FinishedWork, Work
 from unisono.errors import UnisonoError
-from unisono.torch_habits import (
-    describe_output_first,
-    may_be_output_first,
-    name_type,
-    one_root,
-)
+from unisono.torch_habits import describe_output_first, may_be_output_first, name_type, one_root
 from unisono.world.world import resolve
 
 _Tensor = torch.Tensor

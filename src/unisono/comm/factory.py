@@ -299,12 +299,6 @@ def transport_on_gpu(transport: Transport, device: Any, operation: str) -> Trans
     ValueError, on every rank, if their GPUs allow none."""
     if not isinstance(transport, SharedMemory):
         return None
-    if transport.is_on_one_host:
-        from unisono.comm.cuda.first_call import meet_on_gpus
+    from unisono.comm.cuda.first_call import meet_on_gpus
 
-        return meet_on_gpus(transport, device, Operation[operation.upper()])
-    from unisono.comm.hosts import gpus
-    from unisono.comm.hosts.hosts_transport import HostsTransport
-
-    assert isinstance(transport, HostsTransport)
-    return gpus.meet_on_gpus(transport, device, Operation[operation.upper()])
+    return meet_on_gpus(transport, device, Operation[operation.upper()])

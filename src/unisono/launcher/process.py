@@ -16,11 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from unisono.errors import UnisonoError
-from unisono.launcher.protocol import (
-    Instructions,
-    nameless_file,
-    write_instructions,
-)
+from unisono.launcher.protocol import Instructions, nameless_file, write_instructions
 from unisono.processes import ask_for_stack
 
 Taker = Callable[[bytes], object]

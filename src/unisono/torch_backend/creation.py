@@ -20,11 +20,7 @@ from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
 from unisono.torch_backend.autoload import NAME
-from unisono.torch_backend.process_group import (
-    HAS_PYTHON_BACKENDS,
-    UnisonoProcessGroup,
-    our_group,
-)
+from unisono.torch_backend.process_group import HAS_PYTHON_BACKENDS, UnisonoProcessGroup, our_group
 from unisono.torch_support import NEWEST_TRIED_TORCH, OLDEST_TORCH, is_newer
 
 

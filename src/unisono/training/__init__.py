@@ -52,10 +52,7 @@ from unisono.training.weights.endpoints import (
     weight_update,
 )
 from unisono.training.weights.meeting import init_weight_update_group
-from unisono.training.weights.stateless import (
-    StatelessCommunicator,
-    stateless_init_process_group,
-)
+from unisono.training.weights.stateless import StatelessCommunicator, stateless_init_process_group
 
 __all__ = [
     "DispatchedTokens",

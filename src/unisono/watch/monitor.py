@@ -279,12 +279,13 @@ class Monitor:
         self._look_at_steps()
         self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
         self._where_over_hosts = None
-        for wait in waits(groups, me):
+        own = waits(groups, me)
+        for wait in own:
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._reported or wait.is_for_anybody():
                 continue
-            if not self._asks_for_host(wait):
+            if not self._asks_for_host(wait) or self._is_only_posted(wait, own):
                 continue
             view = look_at_job(
                 self.where, _LAST_OF_STEPS, meanwhile=self._stack_server.answer_if_asked
@@ -494,11 +495,19 @@ class Monitor:
         patience = _PATIENT_TIMES if host_number() >= EAGER_HOSTS else 1
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
+    def _is_only_posted(self, wait: Wait, own: list[Wait]) -> bool:
+        """Whether a message was begun early: the program is elsewhere, or in a later call."""
+        if wait.record.tag is None or wait.group.backend == "nccl":
+            return False
+        later = [call for call in own if call.record.arrived_s > wait.record.arrived_s]
+        in_call = self._where_now(wait.member.process).in_call
+        return not in_call or any(call.record.tag is None for call in later)
+
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
         """Whether this rank logs it: the lowest rank that waits in the reported call and can log.
         Others may wait for it elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
-            return wait.member.global_rank == min(report.culprits)
+            return wait.member.global_rank == min(rank.global_rank for rank in report.ranks)
         about = report.group, report.call, report.operation
         alike = [
             other

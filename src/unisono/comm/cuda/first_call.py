@@ -1,8 +1,8 @@
-"""The first call of a group on CUDA tensors: the ranks exchange which GPUs they have."""
+"""The first call of a group on CUDA tensors: the ranks exchange which GPUs they have. On several
+hosts NCCL moves the tensors, if every rank has its own GPU; messages go through CPU memory."""
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
         driver, refusal = _prepare(comm)
         properties = _cuda.get_device_properties(device)
         mine = RankGpu(
-            socket.gethostname(),
+            comm.host_names[comm.rank],
             str(properties.uuid),
             properties.name,
             process_token(),
@@ -102,10 +102,16 @@ def exchange_gpus(comm: SharedMemory, mine: RankGpu, operation: Operation) -> li
 
 
 def _connect_nccl(comm: SharedMemory) -> Transport:
-    """An NCCL group of the same ranks, which meet in a file. NCCL connects at its first call;
-    torch removes the file when the last rank has left."""
+    """An NCCL group of the same ranks. NCCL connects at its first call."""
     from unisono.comm.over_torch.stateless import connect_stateless
 
+    store = _store_in_file(comm) if comm.is_on_one_host else comm.open_store()
+    limits = comm.timeout_s, comm.timeout_s
+    return connect_stateless("nccl", store, comm.name, comm.rank, comm.size, *limits)
+
+
+def _store_in_file(comm: SharedMemory) -> Any:
+    """A store of the ranks of one host. torch removes its file when the last rank has left."""
     path = torch.zeros(512, dtype=torch.uint8)
     if comm.rank == 0:
         with tempfile.NamedTemporaryFile(prefix="unisono-nccl-", delete=False) as file:
@@ -115,6 +121,4 @@ def _connect_nccl(comm: SharedMemory) -> Transport:
     if status:
         raise comm.exceptions.call_error(status, Operation.BROADCAST)
     where = bytes(path.tolist()).rstrip(b"\0").decode()
-    limits = comm.timeout_s, comm.timeout_s
-    store = _dist.FileStore(where, comm.size)
-    return connect_stateless("nccl", store, comm.name, comm.rank, comm.size, *limits)
+    return _dist.FileStore(where, comm.size)

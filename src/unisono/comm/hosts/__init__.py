@@ -13,6 +13,5 @@ links.py              the control lines of a process, and what it sends and rece
 control_line.py       connections for urgent messages, and for detecting silence
 frames.py             their messages, authenticated
 questions.py          what hosts ask each other over the lines; their clocks
-gpus.py               CUDA tensors: by NCCL, or refused
 link_speed.py         how fast the links are
 """

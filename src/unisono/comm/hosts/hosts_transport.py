@@ -23,7 +23,6 @@ from unisono.comm.rendezvous.membership import Member, Membership
 from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.group_parts import Part, name_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory, told_of_deaths
-from unisono.comm.shared_tensors import Memory
 from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
@@ -166,11 +165,6 @@ class HostsTransport(SharedMemory):
                 why = f"{name_ranks(missing)} did not join group {self.name} by UCX within {limit}"
                 raise self.links.no_connection(self.placement.members[rank], why)
 
-    @property
-    def host_names(self) -> list[str]:
-        """The name of each rank's host."""
-        return [member.host for member in self._membership.members]
-
     def _name_for_readers(self) -> str:
         hosts = self.links.hosts
         return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]))
@@ -229,17 +223,10 @@ class HostsTransport(SharedMemory):
 
     # -- memory that all ranks map: there is none -------------------------------------------------
 
-    def allocate(self, size_bytes: int) -> Memory | None:
-        return None
-
-    def find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return None
-
-    def own_parts(self) -> list[tuple[int, int, int]]:
-        return []
-
-    def memory(self, number: int) -> Memory | None:
-        return None
+    allocate = Transport.allocate
+    find_memory = Transport.find_memory
+    own_parts = Transport.own_parts
+    memory = Transport.memory
 
     # -- callbacks of the links, in their thread --------------------------------------------------
 

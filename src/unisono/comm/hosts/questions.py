@@ -103,27 +103,24 @@ class Questions:
                 best = float(read[peer]) - (before + after) / 2, error
         return best
 
-    def on_message(self, peer: int, message: dict[str, Any]) -> bool:
-        """Handle a message if it is a question or an answer; in the lines' thread."""
-        number = message.get("question")
-        if number is None:
-            return False
+    def on_message(self, peer: int, message: dict[str, Any]) -> None:
+        """Handle a question or an answer; in the lines' thread."""
+        number = message["question"]
         if "answer" in message:
             box = self._asked.get(str(number))
             if box is not None:
                 box.put((peer, _unpack(message["answer"])))
-            return True
+            return
         topic, about = str(message["topic"]), message["about"]
         if topic in self._at_once:
             self._reply(peer, number, self._at_once[topic](_unpack(about)))
-            return True
+            return
         threading.Thread(
             target=self._answer,
             args=(peer, number, topic, about),
             name=f"unisono answers rank {peer}",
             daemon=True,
         ).start()
-        return True
 
     def _answer(self, peer: int, number: Any, topic: str, about: Any) -> None:
         answer = None

@@ -13,12 +13,7 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine import (
-    abandon_group,
-    end_abandoned_groups,
-    engine_ns,
-    works,
-)
+from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, works
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
@@ -124,6 +119,11 @@ class SharedMemory(Transport):
     def payloads(self) -> tuple[str, ...]:
         """What each rank published to the others when they met."""
         return self._membership.payloads
+
+    @property
+    def host_names(self) -> list[str]:
+        """The name of each rank's host."""
+        return [member.host or os.uname().nodename for member in self._membership.members]
 
     @property
     def timeout_s(self) -> float:

@@ -12,12 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from unisono.comm.engine import (
-    ABOUT_MESSAGES,
-    Operation,
-    Status,
-    native,
-)
+from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.comm.shared_memory.group_parts import Part, read_name, segment_of_key
