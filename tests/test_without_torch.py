@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ print(unisono.launch(work, 2), "torch" in sys.modules)
 @pytest.mark.parametrize(
     "command",
     [
-        ["demo"],
+        ["demo", "--report", os.devnull],
         ["bench", "all_reduce"],
         ["run", "-n", "2", "--backend", "gloo", __file__],
     ],

@@ -1,31 +1,41 @@
 /* Sites: where in the caller's program a call was made, found by walking up the Python stack
- * past our own files. The text of a line is made once and cached. A program that makes code as
- * it runs (a notebook, a REPL, a test run) has new lines all the time: when there are many, the
- * cache is cleared, and lines still in use soon return. */
+ * past our own files. The text of a line is made once for each instruction that calls us, and
+ * cached by that instruction: Python searches the line table of the function for its line. A
+ * program that makes code as it runs (a notebook, a REPL, a test run) has new instructions all the
+ * time: when there are many, the cache is cleared, and those still in use soon return. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "binding.h"
 
-enum { LINES = 2048, WHOLE_CODE = -1, SITES_KEPT = 1 << 12 };
+enum { PLACES = 2048, WHOLE_CODE = -2, SITES_KEPT = 1 << 12 };
 
-/* A line of a code object; line WHOLE_CODE says whether the code is ours. */
-typedef struct code_line {
+/* An instruction of a code object; WHOLE_CODE says whether the code is ours. */
+typedef struct code_place {
     PyObject *code;
-    int line;
+    int instruction;
     bool own;
     un_site *site;
-} code_line;
+} code_place;
 
-static code_line lines[LINES];
-static int lines_known;
+/* An attribute of every frame, found once: its descriptor, and how Python reads it. */
+typedef struct frame_attribute {
+    const char *name;
+    PyObject *descriptor;
+    descrgetfunc get;
+} frame_attribute;
+
+static frame_attribute outer_frame = {.name = "f_back"};
+static frame_attribute last_instruction = {.name = "f_lasti"};
+static code_place places[PLACES];
+static int places_known;
 /* Calls under way point here: a site is overwritten only by the SITES_KEPT-th one after it. */
 static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths;     /* a tuple of str, */
 static PyObject *program_paths; /* and one of folders in there that count as user programs */
-static PyObject *back_name;
+static PyObject *get_frame, *one_up; /* sys._getframe and its arguments */
 static PyObject *locating; /* called to find out where the program is */
 bool all_sites_are_kept;
 
@@ -36,53 +46,63 @@ PyObject *module_keep_sites(PyObject *module, PyObject *wanted) {
     Py_RETURN_NONE;
 }
 
-static code_line *find_line(PyObject *code, int line) {
-    size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)line;
+static PyObject *read_attribute(frame_attribute *a, PyObject *frame) {
+    if (!a->get) {
+        a->descriptor = PyObject_GetAttrString((PyObject *)Py_TYPE(frame), a->name);
+        if (!a->descriptor) return NULL;
+        a->get = (descrgetfunc)PyType_GetSlot(Py_TYPE(a->descriptor), Py_tp_descr_get);
+    }
+    return a->get(a->descriptor, frame, NULL);
+}
+
+static code_place *find_place(PyObject *code, int instruction) {
+    size_t start = ((uintptr_t)code >> 4) * 31 + (size_t)instruction;
     for (size_t i = 0;; i++) { /* there is a free entry, so it ends */
-        code_line *l = &lines[(start + i) % LINES];
-        if (!l->code || (l->code == code && l->line == line)) return l;
+        code_place *p = &places[(start + i) % PLACES];
+        if (!p->code || (p->code == code && p->instruction == instruction)) return p;
     }
 }
 
-/* The code object is kept alive as long as its line is cached, so that its address stays unique. */
-static void remember_line(code_line *l, PyObject *code, int line) {
-    lines_known++;
+/* The code object is kept alive while its place is cached, so that its address stays unique. */
+static void remember_place(code_place *p, PyObject *code, int instruction) {
+    places_known++;
     Py_INCREF(code);
-    l->code = code;
-    l->line = line;
+    p->code = code;
+    p->instruction = instruction;
 }
 
 /* Dropping the last reference to a code object may run any code, including this. */
-static void forget_lines(void) {
-    PyObject *codes[LINES];
-    for (int i = 0; i < LINES; i++) codes[i] = lines[i].code;
-    memset(lines, 0, sizeof lines);
-    lines_known = 0;
-    for (int i = 0; i < LINES; i++) Py_XDECREF(codes[i]);
+static void forget_places(void) {
+    PyObject *codes[PLACES];
+    for (int i = 0; i < PLACES; i++) codes[i] = places[i].code;
+    memset(places, 0, sizeof places);
+    places_known = 0;
+    for (int i = 0; i < PLACES; i++) Py_XDECREF(codes[i]);
 }
 
-/* The line, or where to cache it; there is enough room for searches to end soon. */
-static code_line *find_or_make_room(PyObject *code, int line) {
-    if (lines_known >= LINES / 4 * 3) forget_lines();
-    return find_line(code, line);
+/* The place, or where to cache it; there is enough room for searches to end soon. */
+static code_place *find_or_make_room(PyObject *code, int instruction) {
+    if (places_known >= PLACES / 4 * 3) forget_places();
+    return find_place(code, instruction);
 }
 
 static bool starts_with(PyObject *file, PyObject *paths) {
     PyObject *starts = file ? PyObject_CallMethod(file, "startswith", "(O)", paths) : NULL;
     bool does = starts && PyObject_IsTrue(starts) > 0;
     Py_XDECREF(starts);
+    PyErr_Clear();
     return does;
 }
 
 static bool code_is_own(PyObject *code) {
-    code_line *l = find_line(code, WHOLE_CODE);
-    if (l->code) return l->own;
+    code_place *p = find_place(code, WHOLE_CODE);
+    if (p->code) return p->own;
     PyObject *file = PyObject_GetAttrString(code, "co_filename");
     bool own = starts_with(file, own_paths) && !starts_with(file, program_paths);
     Py_XDECREF(file);
-    l = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have added others */
-    if (!l->code) remember_line(l, code, WHOLE_CODE);
-    l->own = own;
+    p = find_or_make_room(code, WHOLE_CODE); /* `startswith` may have added others */
+    if (!p->code) remember_place(p, code, WHOLE_CODE);
+    p->own = own;
     return own;
 }
 
@@ -104,43 +124,51 @@ static void write_out(char text[UN_TEXT_BYTES], PyObject *code, int line) {
     Py_XDECREF(file_bytes);
     Py_XDECREF(name);
     Py_XDECREF(file);
+    PyErr_Clear();
 }
 
-static const un_site *site_of_line(PyObject *code, int line) {
-    code_line *l = find_line(code, line);
-    if (l->code) return l->site;
+static const un_site *site_of_instruction(PyObject *code, PyObject *frame) {
+    PyObject *number = read_attribute(&last_instruction, frame);
+    if (!number) return NULL;
+    int instruction = (int)PyLong_AsLong(number);
+    Py_DECREF(number);
+    code_place *p = find_place(code, instruction);
+    if (p->code) return p->site;
     if (++sites_made % SITES_KEPT == 0) sites_made++; /* in a record 0 means unknown */
     un_site *site = &sites[sites_made % SITES_KEPT];
     site->number = sites_made;
-    write_out(site->text, code, line);
-    l = find_or_make_room(code, line);
-    if (!l->code) remember_line(l, code, line);
-    l->site = site;
+    write_out(site->text, code, PyFrame_GetLineNumber((PyFrameObject *)frame));
+    p = find_or_make_room(code, instruction);
+    if (!p->code) remember_place(p, code, instruction);
+    p->site = site;
     return site;
 }
 
-/* The innermost line that is not ours, from `frame` outwards. Leaves a pending exception alone. */
+/* The innermost line that is not ours, from `frame` outwards; NULL: from the caller of the code
+ * that called us, which is ours. Python makes an object of each frame that is looked at, so the
+ * fewer the better. Leaves a pending exception alone. */
 const un_site *site_of_frame(PyObject *frame) {
-    PyObject *type, *value, *traceback;
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
     const un_site *site = NULL;
-    PyErr_Fetch(&type, &value, &traceback);
-    Py_XINCREF(frame);
-    while (frame && frame != Py_None && own_paths) {
+    if (!own_paths) return NULL;
+    if (PyErr_Occurred()) PyErr_Fetch(&type, &value, &traceback);
+    frame = frame ? Py_NewRef(frame) : PyObject_CallObject(get_frame, one_up);
+    while (frame && frame != Py_None) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
-        bool own = code_is_own(code); /* first: finding the line takes longer */
-        if (!own) site = site_of_line(code, PyFrame_GetLineNumber((PyFrameObject *)frame));
+        bool own = code_is_own(code);
+        if (!own) site = site_of_instruction(code, frame);
         Py_DECREF(code);
         if (!own) break;
-        PyObject *outer = PyObject_GetAttr(frame, back_name);
+        PyObject *outer = read_attribute(&outer_frame, frame);
         Py_DECREF(frame);
         frame = outer;
     }
     Py_XDECREF(frame);
-    PyErr_Restore(type, value, traceback);
+    if (type || !site) PyErr_Restore(type, value, traceback);
     return site;
 }
 
-const un_site *current_site(void) { return site_of_frame((PyObject *)PyEval_GetFrame()); }
+const un_site *current_site(void) { return site_of_frame(NULL); }
 
 /* site_of(frame): its text, or None. */
 PyObject *module_site_of(PyObject *module, PyObject *frame) {
@@ -171,9 +199,10 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "O!O!O", &PyTuple_Type, &paths, &PyTuple_Type, &programs,
                           &function))
         return NULL;
-    if (!back_name) back_name = PyUnicode_InternFromString("f_back");
-    if (!back_name) return NULL;
-    forget_lines(); /* which code is ours may have changed */
+    if (!get_frame) get_frame = Py_XNewRef(PySys_GetObject("_getframe"));
+    if (!one_up) one_up = Py_BuildValue("(i)", 1);
+    if (!get_frame || !one_up) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
+    forget_places(); /* which code is ours may have changed */
     Py_INCREF(paths);
     Py_XDECREF(own_paths);
     own_paths = paths;

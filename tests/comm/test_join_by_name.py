@@ -198,7 +198,7 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
     for name in ("", "a\0b", "\ud800", 7):
         with pytest.raises(ValueError, match=re.escape(f"{name!r} cannot be the name")):
             Communicator.join(name, 0, 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="whole numbers, not '0' and 2"):
+    with pytest.raises(TypeError, match="rank must be a whole number, not '0'"):
         Communicator.join("x", "0", 2)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import typing_extensions
 
 from ranks import attempt, subgroup
 from unisono.comm import engine
@@ -190,6 +191,39 @@ def reduce_and_tell(comm: Communicator) -> None:
     comm.all_reduce(torch.ones(2))  # kept
 
 
+@pytest.mark.ranks(2)
+def test_calls_of_one_function_have_their_own_lines(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that Python makes for the program, and those of other threads."""
+    monkeypatch.setenv("UNISONO_SITES", "1")
+    group = subgroup(comm, [0, 1])
+    for _ in range(2):
+        call_in_many_ways(group)
+    thread = threading.Thread(target=call_in_many_ways, args=(group,))
+    thread.start()
+    thread.join()
+    group.barrier()
+    (told,) = [known for known in read_process(os.getpid()) if known.name == group.name]
+    lines = ["# first", "# twice", "# twice", "# mapped", "# mapped", "# of three", "# last"]
+    expected = [line_of(call_in_many_ways, text) for text in lines] * 3
+    for rank in told.ranks:
+        found = [str(record.site).rpartition("/")[2] for record in rank.records]
+        assert found[: len(expected)] == expected
+    comm.barrier()
+    group.close()
+
+
+def call_in_many_ways(comm: Communicator) -> None:
+    comm.barrier()  # first
+    _ = comm.barrier(), comm.all_reduce(torch.ones(2))  # twice
+    list(map(comm.all_reduce, [torch.ones(2)] * 2))  # mapped
+    comm.all_reduce(  # of three
+        torch.ones(2),
+    )
+    comm.barrier()  # last
+
+
 def code_of_its_own(number: int) -> Callable[..., Any]:
     """A function in its own file, like a notebook cell: its second line is the call."""
     source = "def cell(function, *args):\n    return function(*args)\n"
@@ -241,6 +275,19 @@ def test_files_that_are_hidden_late_are_hidden(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.undo()
         engine._prepare_sites(engine.where_is_program)
     assert str(here).rpartition("/")[2].startswith("test_source_lines.py:")
+
+
+def test_a_function_that_is_marked_as_deprecated_is_called_by_the_program() -> None:
+    """As torch marks some of its own: the marking wraps them."""
+
+    @typing_extensions.deprecated("use another")
+    def old() -> str:
+        return str(native.site_of(sys._getframe(1)))
+
+    engine._prepare_sites(engine.where_is_program)  # as at the import of our torch backend
+    with pytest.deprecated_call():
+        here = old()
+    assert here.rpartition("/")[2].startswith("test_source_lines.py:")
 
 
 def test_files_that_are_shown_are_a_program_in_a_hidden_folder(

@@ -102,25 +102,29 @@ def test_ascii_alone(outcomes: list[RankOutcome]) -> None:
         assert line.plain.translate(drawing.PLAIN).isascii()
 
 
-def test_the_command_shows_the_pictures() -> None:
-    done = CliRunner().invoke(main, ["demo", "-n", "3", "--no-race"])
+def test_the_command_writes_the_pictures_into_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    done = CliRunner().invoke(main, ["demo", "-n", "3", "--no-race", "--report", str(report)])
     assert done.exit_code == 0, done.output
+    text = report.read_text()
     for scene in SCENES:
         assert scene.title in done.output
+        assert scene.title in text
     assert "all are right" in done.output
-    assert "times faster" not in done.output
+    assert "times faster" not in text
     assert max(len(line) for line in done.output.splitlines() if "/" not in line) <= 80
 
 
 def test_a_wrong_value_makes_the_command_fail(
-    monkeypatch: pytest.MonkeyPatch, outcomes: list[RankOutcome]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[RankOutcome]
 ) -> None:
     """Ranks whose all_reduce forgets a number: the planted bug is pickled by value."""
+    report = tmp_path / "report.md"
     monkeypatch.setattr(scenes, "run_all_scenes", run_with_a_fault)
-    done = CliRunner().invoke(main, ["demo", "--no-race"])
+    done = CliRunner().invoke(main, ["demo", "--no-race", "--report", str(report)])
     assert done.exit_code == 1
     assert "all_reduce (sum): rank 2 has" in done.output
-    assert "all are right" not in done.output
+    assert not report.exists()
 
 
 def run_with_a_fault() -> RankOutcome:
@@ -141,8 +145,8 @@ REAL_RUN = scenes.run_all_scenes
 
 
 @pytest.mark.slow
-def test_the_whole_demo() -> None:
-    done = CliRunner().invoke(main, ["demo"])
+def test_the_whole_demo(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    done = CliRunner().invoke(main, ["demo", "--report", str(report)])
     assert done.exit_code == 0, done.output
-    assert "times faster" in done.output
-    assert "16 MiB" in done.output
+    assert "| 16 MiB |" in report.read_text()

@@ -42,6 +42,8 @@ PORT = 29400
 PEERS = ("gloo", "detail", "monitored")
 """The setups without us."""
 PEERS_S = 2.0
+HOSTS = {"hosts": 2, "four_hosts": 4}
+"""Setups over hosts, and how many; they need root."""
 _GRACE_S = 2.5
 
 
@@ -75,14 +77,14 @@ def run_program(
     """Run `program` on `ranks` ranks; for no longer than `grace_s` after the first verdict.
     `setup` is one of
 
-    unisono, watched (gloo, watched), checked (the same, with its calls checked), hosts (gloo,
-    watched, over two hosts, which needs root): ours;
+    unisono, watched (gloo, watched), checked (the same, with its calls checked), hosts and
+    four_hosts (gloo, watched, over two hosts or four): ours;
     gloo, detail (gloo with TORCH_DISTRIBUTED_DEBUG), monitored (gloo with a monitored barrier
     before every collective): what there is without us, with a timeout of two seconds.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        hosts = stack.enter_context(network(2)).hosts if setup == "hosts" else ()
+        hosts = stack.enter_context(network(HOSTS[setup])).hosts if setup in HOSTS else ()
         pids = [_start(program, rank, ranks, setup, folder, hosts) for rank in range(ranks)]
         files = [Path(folder, f"{rank}.txt") for rank in range(ranks)]
         living = set(pids)
@@ -151,9 +153,9 @@ def _be_rank(
     os.environ["UNISONO_SITES"] = "1"
     if setup == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
-    ours = setup in ("unisono", "watched", "checked", "hosts")
+    ours = setup not in PEERS
     store: dist.Store = dist.FileStore(f"{folder}/store", ranks)
-    if hosts:  # the lower half of the ranks on one host, the others on the other
+    if hosts:  # in blocks; over four hosts no host has two ranks
         hosts[rank * len(hosts) // ranks].enter()
         os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
         store = dist.TCPStore(hosts[0].ipv4, PORT, ranks, is_master=rank == 0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from made_up_records import group, record
 
 from unisono.comm.shared_memory.records import Record
-from unisono.watch.alignment import LineShift, find_shift
+from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
 from unisono.watch.diagnose import shifted_by_lines
 
 
@@ -51,6 +51,9 @@ def test_what_is_no_shift() -> None:
     assert look(usual, [1, 7, 3] * 5, usual) is None  # its own branch
     assert look(usual, [1, 3, 2, *usual[3:]], usual) is None  # the other order
     assert look(usual, usual[:4], usual) is None  # it is behind
+    before = [1, 2, 1, 2]
+    turns = [[*before, *([4] * rank + [3] + [4] * (2 - rank)) * 6] for rank in range(3)]
+    assert look(*turns) is None  # one rank after the other takes the branch
 
 
 def test_the_steps_tell_a_skipped_rest_from_a_call_too_many() -> None:
@@ -80,3 +83,19 @@ def test_a_shift_is_told_unasked_only_beyond_doubt() -> None:
     assert (report.kind, report.culprits, report.site) == ("apart", (1,), "t.py:27")
     assert report.verdict == "rank 1 left out all_reduce #5 of group dp (t.py:27)"
     assert "  #5     t.py:27  -" in report.details
+
+
+# -- calls that repeat ---------------------------------------------------------------------------
+
+
+def test_where_a_repetition_breaks() -> None:
+    assert unexpected_calls(list("abababcab")) == [(6, 4)]
+    assert unexpected_calls(list("abcabcabc")) == []
+    assert unexpected_calls(list("ababaab")) == [(5, 3)]
+    assert unexpected_calls(list("abac")) == []  # seen only once before
+
+
+def test_what_is_due_after_a_repetition() -> None:
+    assert expected_call(list("xababa")) == 4
+    assert expected_call(list("xab")) is None
+    assert expected_call([]) is None

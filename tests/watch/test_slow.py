@@ -48,6 +48,18 @@ def test_one_long_wait_is_no_slow_rank() -> None:
     assert known.report(late(range(5, 6), 0.45)) is None
 
 
+def test_the_last_stage_of_a_pipeline_is_not_slow() -> None:
+    """It comes last because its input does."""
+    known = Slowness()
+    stages = late(CALLS, 0.3)
+    input_ = {"operation": "recv", "call": None, "tag": 0, "peer": 1}
+    received = [record(n, arrived_s=n - 0.3, ended_s=n, **input_) for n in CALLS]
+    members = [[*member.records] for member in stages.ranks]
+    pipeline = group(*members[:2], [*members[2], *received])
+    known.look(pipeline, loading)
+    assert known.report(pipeline) is None
+
+
 def test_top_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unisono.watch.top._where_now", loading)
     done = late(CALLS, 0.3)

@@ -16,6 +16,7 @@ from ranks import subgroup
 from unisono import watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.records import GroupRecords, Record
+from unisono.watch import steps
 from unisono.watch.steps import Shift, Steps, sentence
 from user_programs import eventually
 
@@ -64,10 +65,24 @@ def test_what_is_no_shift() -> None:
     assert look([1, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1]) is None  # other optimizers
     assert look([9], [3, 3, 3, 3]) is None  # a rank that steps none
     assert look([3, 3, 6, 3, 3, 1], [3, 3, 3, 3, 3, 3]) is None  # a step left out, not a call
+    own = [3, 3, 3, 0, 3, 0, 0, 3, 1]
+    assert look(own, [3] * 6, [3] * 6) is None  # an optimizer that only one rank has
     mixed = counted([3, 3, 3, 3, 1], [3, 3, 3, 2, 2])
     records = (*mixed.ranks[0].records, record(14, step=0))
     threads = replace(mixed, ranks=(replace(mixed.ranks[0], records=records), mixed.ranks[1]))
     assert Steps().look(threads) is None  # another thread calls, too
+
+
+def test_passes_of_models_in_subgroups_say_nothing_of_the_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks 2 and 3 train another model, and make more passes between the calls of the world."""
+    apart = [3, 3, 3, 3, 1], [3, 3, 3, 3, 1], [3, 3, 3, 0, 3, 1], [3, 3, 3, 0, 3, 1]
+    monkeypatch.setattr(steps, "are_forward", True)
+    monkeypatch.setattr(steps, "_sizes", {4})
+    assert look(*apart) is not None
+    monkeypatch.setattr(steps, "_sizes", {2})
+    assert look(*apart) is None
 
 
 def test_steps_count_from_the_beginning_of_the_group() -> None:
@@ -94,6 +109,18 @@ def test_steps_that_have_left_the_records_are_summed_up() -> None:
     assert shift is not None
     assert (shift.since, shift.odd) == (4, (1,))
     assert shift.counts[0] - shift.counts[1] == 1
+
+
+def test_steps_that_cannot_be_compared_are_never_summed_up() -> None:
+    """Rank 0 steps an optimizer of its own, and the records of that are gone; a call more in a
+    later step, which all ranks make, is no shift."""
+    known = Steps()
+    calls = [3, 3, 3, 3, 3, 3, 4, 3, 3, 3, 3, 3]
+    whole = counted([3, 3, 3, 0, *calls[3:]], calls, calls)
+    assert known.look(whole) is None
+    for kept in range(30, 3, -1):
+        ranks = (replace(member, records=member.records[-kept:]) for member in whole.ranks)
+        assert known.look(replace(whole, ranks=tuple(ranks))) is None
 
 
 @pytest.mark.ranks(3)

@@ -132,6 +132,8 @@ AWKWARD = """
 
     thread = threading.Thread(target=save)
     thread.start()
+    note = torch.zeros(1)
+    early = dist.irecv(note, 0, tag=9) if rank else None  # and waited for at the end
     for step in range(30):
         if rank == 0 and step == 3:
             time.sleep(0.7)  # a checkpoint
@@ -145,6 +147,16 @@ AWKWARD = """
         rows = [step % 3 + 1] * 3  # parts of other sizes in every step
         dist.all_to_all_single(torch.zeros(sum(rows)), torch.ones(sum(rows)), rows, rows)
     thread.join()
+    for turn in range(30):  # one rank after the other
+        if rank == turn % 3:
+            time.sleep(0.01)
+            dist.barrier()
+        else:
+            dist.barrier()
+    for peer in (1, 2) if rank == 0 else ():
+        dist.send(note, peer, tag=9)
+    if early:
+        early.wait()
     pair = dist.new_group([0, 1])
     if rank < 2:
         dist.all_reduce(torch.ones(1), group=pair)
@@ -261,6 +273,82 @@ def test_different_calls_are_a_mismatch_also_where_nobody_waits() -> None:
     assert report is not None
     assert (report.kind, report.culprits, report.call) == ("mismatch", (2,), 2)
     assert mismatch([group(same, same, [record(1)])]) is None
+
+
+def test_of_two_ranks_the_one_whose_calls_no_longer_repeat_is_to_blame() -> None:
+    loop = [record(number, site="t.py:7") for number in range(1, 6)]
+    goes_on = [*loop, record(6, "waiting", site="t.py:7")]
+    stops = [*loop, record(6, "waiting", operation="barrier", site="t.py:3")]
+    report = mismatch([group(goes_on, stops)])
+    assert report is not None
+    assert (report.culprits, report.site) == ((1,), "t.py:3")
+    assert report.verdict == (
+        "rank 1 called barrier at t.py:3 where rank 0 called all_reduce of float32, 4 elements, "
+        "sum, as before: call #6 of group dp"
+    )
+    first = record(1, site="t.py:7"), record(1, operation="barrier", site="t.py:3")
+    unknown = mismatch([group([first[0]], [first[1]])])
+    assert unknown is not None
+    assert unknown.culprits == (0, 1)
+    assert "rank 1 called barrier at t.py:3: call #1" in unknown.verdict
+
+
+def test_steps_show_which_call_is_missing_where_all_lines_are_alike() -> None:
+    def calls(*counts: int) -> list[Record]:
+        steps = [step for step, count in enumerate(counts, 1) for _ in range(count)]
+        made = [record(at, site="t.py:7", step=step) for at, step in enumerate(steps, 1)]
+        return [*made, record(len(made) + 1, operation="barrier", site="t.py:9", step=len(counts))]
+
+    usual = calls(3, 3, 3, 3, 3)
+    report = mismatch([group(usual, calls(3, 3, 2, 3, 3), usual)])
+    assert report is not None
+    assert (report.kind, report.culprits, report.site) == ("apart", (1,), "t.py:7")
+    assert "rank 1 made 2 calls in step 3 where the others made 3" in report.verdict
+    assert any(detail.startswith("rank 1 called barrier at t.py:9") for detail in report.details)
+
+
+def test_in_a_cycle_the_rank_whose_calls_no_longer_repeat_is_to_blame() -> None:
+    """A pipeline of three: the second stage does not pass on a message, and is in the barrier."""
+
+    def message(number: int, operation: str, peer: int, state: str = "finished") -> Record:
+        line = {"recv": 13, "send": 17}[operation]
+        more = {"call": None, "tag": 0, "peer": peer, "site": f"t.py:{line}"}
+        return record(number, state, operation=operation, **more)
+
+    kinds = ["recv", "send", "recv", "send", "recv", "recv", "send"]
+    peers = {"recv": 0, "send": 2}
+    middle = [message(at, kind, peers[kind]) for at, kind in enumerate(kinds, 1)]
+    barrier = {"operation": "barrier", "call": 1, "site": "t.py:18"}
+    first = [message(at, "send", 1) for at in range(1, 5)]
+    last = [message(at, "recv", 1) for at in range(1, 4)]
+    stuck = group(
+        [*first, record(5, "waiting", **barrier)],
+        [*middle, record(8, "waiting", **barrier)],
+        [*last, message(4, "recv", 1, "waiting")],
+    )
+    report = hang([stuck], waits([stuck], 102)[0], where({}))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.kind, report.culprits, report.site) == ("cycle", (1,), "t.py:13")
+    assert report.verdict.startswith(
+        "rank 1 made recv from rank 0 (tag 0) of group dp (t.py:13) where send to rank 2 (tag 0) "
+        "of group dp (t.py:17) was due, as before; now ranks 1 and 2 wait for each other in calls "
+        "and messages: "
+    )
+
+
+def test_ranks_that_make_groups_in_a_circle_wait_for_each_other() -> None:
+    def make(state: str, *members: int) -> Record:
+        named = sum(1 << member for member in members)
+        return record(1, state, operation="new_group", call=None, bytes=named, site="t.py:5")
+
+    pairs = (0, 1), (1, 2), (0, 2)
+    stuck = group(*([make("waiting", *members)] for members in pairs))
+    report = hang([stuck], waits([stuck], 100)[0], where({}))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.kind, report.culprits) == ("cycle", (0, 1, 2))
+    assert "rank 1 is in new_group of ranks 1 and 2 of group dp (t.py:5)" in report.verdict
+    all_there = group(*([make("waiting", 0, 1)] for _ in range(2)))
+    assert waits([all_there])[0].missing() == []
 
 
 def test_a_branch_that_makes_the_same_call_is_no_fault() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -137,6 +138,28 @@ def test_ranks_of_srun_and_mpirun_meet_without_a_port(
         assert f"{rank} 2 {rank} 3.0 unisono\n" in out
     assert "unisono backend unisono for 2 ranks: no rank has a GPU, and all are" in ends[0][0]
     assert "backend" not in ends[1][0]
+
+
+def test_the_file_of_a_killed_rank_0_goes_when_other_ranks_meet(tmp_path: Path) -> None:
+    """The next job has another name, so nobody would look at that file again."""
+    killed = LAUNCHERS["srun"].format(rank=0, job=f"{os.getpid()}1")
+    with write_program(tmp_path, PLAIN).start(environment=variables(killed)) as rank_0:
+        assert eventually(lambda: bool(announced_by(rank_0.pid)))
+        rank_0.terminate()
+    (left,) = announced_by(rank_0.pid)
+    environments = [LAUNCHERS["srun"].format(rank=rank, job=os.getpid()) for rank in range(2)]
+    assert [code for _, _, code in start_ranks(tmp_path, PLAIN, *environments)] == [0, 0]
+    assert not left.exists()
+
+
+def announced_by(pid: int) -> list[Path]:
+    """The rendezvous files of a rank 0."""
+    folders = (Path("/tmp"), Path(f"/run/user/{os.geteuid()}"))
+    found = []
+    for file in (file for folder in folders for file in folder.glob(f"unisono-{os.geteuid()}-*")):
+        with contextlib.suppress(FileNotFoundError):  # of another job
+            found += [file] if f'"pid": {pid},' in file.read_text() else []
+    return found
 
 
 def test_ranks_on_several_machines_need_an_address(tmp_path: Path) -> None:

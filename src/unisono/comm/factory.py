@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Callable
@@ -127,9 +128,10 @@ def join(
 
     _check_name(name)
     if size is None:
+        rank = None if rank is None else _whole("rank", rank)
+        generation = _whole("generation", generation)
         return _come_in(name, rank, store, generation, timeout_s, join_timeout_s)
-    if not isinstance(rank, int) or not isinstance(size, int):
-        raise TypeError(f"rank and size must be whole numbers, not {rank!r} and {size!r}")
+    rank, size = _whole("rank", rank), _whole("size", size)
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"{rank} is not a rank of a group of {size}")
     check_size(name, size)
@@ -150,6 +152,13 @@ def join(
                     raise
             else:
                 return Communicator(SharedMemory(membership, server, name, None, timeout_s))
+
+
+def _whole(name: str, number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {number!r}") from None
 
 
 def grow(
@@ -218,10 +227,8 @@ def _come_in(
     from unisono.comm.hosts.network import is_networked
     from unisono.comm.rendezvous.growing import join_growing, number_newcomers
 
-    if rank is not None and (not isinstance(rank, int) or rank < 0):
-        raise ValueError(f"{rank!r} is not a rank")
-    if not isinstance(generation, int):  # the members would stumble over it
-        raise ValueError(f"generation={generation!r} is not a whole number")
+    if rank is not None and rank < 0:
+        raise ValueError(f"{rank} is not a rank")
     deadline = Deadline(meeting_timeout_s(timeout_s, join_timeout_s))
     if is_networked(store):
         from unisono.comm.hosts import growing

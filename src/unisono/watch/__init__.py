@@ -10,6 +10,7 @@ calls.py                      calls of all connected groups: who waits for whom
 diagnose.py                   from records to a verdict
 equality.py                   ranks whose numbers differ
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
+absent.py                     ranks that do not come when a group is made
 slow.py                       a rank for which the others wait repeatedly
 report.py, failure.py         reports: text, saving and loading; the report of an exception
 job_view.py                   the records of a whole job, over all hosts
@@ -41,7 +42,7 @@ from unisono.watch import steps
 from unisono.watch.diagnose import Whereabouts
 from unisono.watch.failure import describe_own_end, report_of_error
 from unisono.watch.host_traces import TOPIC, inbox
-from unisono.watch.job_view import RECORDS, Answers, look_at_job, open_links
+from unisono.watch.job_view import FAREWELL, RECORDS, SPLITS, Answers, look_at_job, open_links
 from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
@@ -111,7 +112,14 @@ def _start(settings: WatchSettings) -> None:
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
-    _answer_other_hosts({RECORDS: Answers().tell, TOPIC: inbox.accept})
+    _answer_other_hosts(
+        {
+            RECORDS: Answers().tell,
+            SPLITS: _monitor.tell_splits,
+            FAREWELL: _monitor.accept_farewell,
+            TOPIC: inbox.accept,
+        }
+    )
 
 
 def stop() -> None:
@@ -141,10 +149,10 @@ def _answer_other_hosts(answers: dict[str, Callable[[Any], Any]]) -> None:
     """Answer other hosts' questions on these topics, and on no others; tell them of our end."""
     from unisono.comm.hosts import questions  # only while the watch is on
 
-    for topic in (RECORDS, TOPIC):
+    for topic in (RECORDS, SPLITS, FAREWELL, TOPIC):
         questions.answers.pop(topic, None)
     questions.answers.update(answers)
-    questions.last_words[:] = [describe_own_end] if answers else []
+    questions.last_words[:] = [_last_words] if answers else []
 
 
 def _watch_torch() -> None:
@@ -298,13 +306,20 @@ def _before_leaving() -> None:
             _monitor.look_for_differences()
 
 
+def _last_words() -> str:
+    """Look once more while other hosts can be asked; returns how this process ends."""
+    _before_leaving()
+    if _monitor is not None:
+        _monitor.tell_failures(getattr(sys, "last_value", None))
+    return describe_own_end()
+
+
 def _at_exit() -> None:
     """Log why this process ends, and calls that failed without an exception."""
     if _monitor is not None:
         with contextlib.suppress(UnisonoError, OSError):
             leave_reason(describe_own_end())
-        _before_leaving()
-        _monitor.tell_failures(getattr(sys, "last_value", None))
+        _last_words()
         stop()
 
 

@@ -9,7 +9,7 @@ far.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from unisono.comm.on_rows.mismatches import find_majority
@@ -24,6 +24,8 @@ _EXPECTED = 8
 _CONTEXT = 16
 _SHOWN_BEFORE, _SHOWN_AFTER = 2, 3
 _SAME_STEP = 0.5
+_CONFIRMED = 2
+"""So many calls in a row must have been the expected ones before another one counts."""
 _CERTAIN = 8.0
 """How much better the lines must fit with the gap to be a verdict if no call failed."""
 
@@ -86,13 +88,14 @@ def _align(
         member.rank: {record.call: record for record in member.records if record.call is not None}
         for member in group.ranks
     }
-    regular = [
-        calls
-        for peer, calls in sequences.items()
-        if peer != rank and number in calls and calls[number].site == usual
-    ]
+    others = [calls for peer, calls in sequences.items() if peer != rank]
+    regular = [calls for calls in others if number in calls and calls[number].site == usual]
     theirs = _from(max(regular, key=len), number)
     own = _from(sequences[rank], number)
+    branches = {usual, own[0].site}
+    for at in max(regular, key=len):
+        if branches <= {calls[at].site for calls in others if at in calls}:
+            return None  # others, too, make one call on these two lines
     their_base, own_base = (_step_before(calls, number) for calls in (regular[0], sequences[rank]))
     left = [(record.site or "", record.step - their_base) for record in theirs]
     history = [*before, *(line for line, _ in left)]
@@ -189,9 +192,28 @@ def _window(
 
 def _next_of(lines: Sequence[str]) -> str | None:
     """What followed the last time these lines ended as they do now, with the longest agreement."""
-    for length in range(min(_CONTEXT, len(lines) - 1), 0, -1):
-        end = list(lines[-length:])
-        for at in range(len(lines) - length - 1, -1, -1):
-            if list(lines[at : at + length]) == end:
-                return lines[at + length]
+    at = _like_next(lines)
+    return None if at is None else lines[at]
+
+
+def _like_next(calls: Sequence[Hashable]) -> int | None:
+    for length in range(min(_CONTEXT, len(calls) - 1), 0, -1):
+        for at in range(len(calls) - length - 1, -1, -1):
+            if calls[at : at + length] == calls[len(calls) - length :]:
+                return at + length
     return None
+
+
+def expected_call(calls: Sequence[Hashable]) -> int | None:
+    """An earlier call like the one that is due after `calls`, if they have repeated so far."""
+    for end in range(len(calls) - _CONFIRMED, len(calls)):
+        at = _like_next(calls[: max(0, end)])
+        if at is None or calls[at] != calls[end]:
+            return None
+    return _like_next(calls)
+
+
+def unexpected_calls(calls: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The calls at which the repetition so far broke, each with one like the call that was due."""
+    due = ((at, expected_call(calls[:at])) for at in range(len(calls)))
+    return [(at, like) for at, like in due if like is not None and calls[at] != calls[like]]

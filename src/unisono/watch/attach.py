@@ -73,17 +73,19 @@ def detach() -> None:
 
 def _record(*given: Any) -> Callable[[int], object]:
     """Record that a group is made, among the records of the world: its members and the line. All
-    ranks make all groups, and torch counts them, except those whose names are not numbers. Returns
-    a function that ends the record."""
+    ranks make all groups, and torch counts them; those whose names are not numbers are made by
+    their members alone. Returns a function that ends the record."""
     records = _records_of_world()
-    if records is None or len(given) < _POSITIONAL or not str(given[5]).isdigit():
+    if records is None or len(given) < _POSITIONAL:
         return lambda status: None
-    members = given[2]
+    members, number = given[2], int(given[5]) if str(given[5]).isdigit() else 0
+    if not number and dist.get_world_size() > MOST_MEMBERS:
+        return lambda status: None
     if dist.get_world_size() <= MOST_MEMBERS:
         named = sum(1 << rank for rank in members)
     else:
         named = zlib.crc32(repr(list(members)).encode()) << MOST_MEMBERS // 2
-    record = records.record_open(Operation.NEW_GROUP, 0, -1, 0, named, int(given[5]))
+    record = records.record_open(Operation.NEW_GROUP, 0, -1, 0, named, number)
     return lambda status: records.record_end(record, status)
 
 

@@ -84,6 +84,9 @@ class Wait:
     def missing(self) -> list[int]:
         """The ranks that it needs to go on."""
         record = self.record
+        if self.makes_group():
+            made = {member.rank: _times_made(record, member) for member in self.group.ranks}
+            return [rank for rank in _members(record) if made.get(rank, 0) < made[self.member.rank]]
         if record.call is not None:
             here = {
                 other.rank
@@ -95,6 +98,10 @@ class Wait:
         peers = [rank for rank in range(self.group.size) if record.peer in (rank, None)]
         matched = any(self._is_matched_by(rank) for rank in peers)
         return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
+
+    def makes_group(self) -> bool:
+        """Whether it makes a group that its members make alone."""
+        return self.record.operation == "new_group" and not self.record.creation
 
     def is_for_anybody(self) -> bool:
         """Whether it receives from any rank: such a call may wait as long as it likes."""
@@ -112,6 +119,11 @@ class Wait:
             for there in other.records
         )
 
+    def kind(self) -> tuple[object, ...]:
+        """What repeats, if a program repeats its calls."""
+        record = self.record
+        return line_of(record.site), self.group.segment, record.operation, record.peer, record.tag
+
     def __str__(self) -> str:
         return f"{call_name(self.record)} of group {self.group.name}"
 
@@ -119,25 +131,27 @@ class Wait:
 def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) -> list[Wait]:
     """Every call in flight, of one process (a pid alone: of this host) or of all, the oldest
     first."""
-    return sorted(_calls_in(IN_FLIGHT, groups, process), key=lambda wait: wait.record.arrived_s)
+    return calls_of(groups, process, IN_FLIGHT)
 
 
 def finished_calls(groups: Iterable[GroupRecords], process: Process | int) -> list[Wait]:
     """Every finished call of one process."""
-    return _calls_in(("finished",), groups, process)
+    return calls_of(groups, process, ("finished",))
 
 
-def _calls_in(
-    states: Sequence[str], groups: Iterable[GroupRecords], process: Process | int | None
+def calls_of(
+    groups: Iterable[GroupRecords], process: Process | int | None, states: Sequence[str] = ()
 ) -> list[Wait]:
-    return [
+    """The calls of one process, or of all, in any of these states, or in all; the oldest first."""
+    found = [
         Wait(group, member, record)
         for group in groups
         for member in group.ranks
         if _is_of(member, process)
         for record in member.records
-        if record.state in states
+        if not states or record.state in states
     ]
+    return sorted(found, key=lambda wait: wait.record.arrived_s)
 
 
 def _is_of(member: RankRecords, process: Process | int | None) -> bool:
@@ -178,8 +192,21 @@ def last_finished(member: RankRecords) -> Record | None:
     return over[-1] if over else None
 
 
+def _members(record: Record) -> list[int]:
+    """The ranks of a new group, if they are known."""
+    return [rank for rank in range(MOST_MEMBERS) if record.bytes >> rank & 1]
+
+
+def _times_made(record: Record, member: RankRecords) -> int:
+    """How many groups of the same members a rank has made, or is making."""
+    made = (record.operation, record.creation, record.bytes)
+    return [(own.operation, own.creation, own.bytes) for own in member.records].count(made)
+
+
 def call_name(record: Record) -> str:
     """ "all_reduce #173", "recv from rank 1 (tag 0)" """
+    if record.operation == "new_group" and not record.creation:
+        return f"new_group of {name_ranks(_members(record))}"
     if record.tag is None:
         return f"{record.operation} #{record.call}" if record.call else record.operation
     end = "any rank" if record.peer is None else f"rank {record.peer}"
@@ -193,14 +220,14 @@ def describe_call(record: Record, backend: str) -> str:
     if operation is Operation.BARRIER:
         return record.operation
     if operation is Operation.NEW_GROUP:
-        members = [rank for rank in range(MOST_MEMBERS) if record.bytes >> rank & 1]
-        return f"new_group of {name_ranks(members)}" if members else "new_group of other ranks"
+        members = _members(record)
+        return f"new_group of {name_ranks(members) if members else 'other ranks'}"
     details = [record.dtype]
     if operation not in PAIRED and not (backend == "nccl" and operation in _UNEVEN_ON_NCCL):
         details.append(f"{record.count} elements")
     if operation in REDUCING and record.reduction:
         details.append(record.reduction)
-    if operation in ROOTED:
+    if operation in ROOTED and record.root is not None:
         details.append(f"root {record.root}")
     return f"{record.operation} of {', '.join(details)}"
 

@@ -21,13 +21,14 @@ from unisono.comm.shared_memory.error_texts import (
 )
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
-from unisono.watch.alignment import LineShift, find_shift
+from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
 from unisono.watch.calls import (
     IN_FLIGHT,
     PARTLY_HERE,
     Wait,
     by_number,
     call_name,
+    calls_of,
     describe_call,
     find_member,
     last_finished,
@@ -36,7 +37,7 @@ from unisono.watch.calls import (
     waits,
 )
 from unisono.watch.report import RankReport, Report, add_history
-from unisono.watch.steps import Steps, sentence, step_name
+from unisono.watch.steps import Shift, Steps, sentence, step_name
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Whereabouts:
 
 Ask = Callable[[Process], Whereabouts]
 _BALANCE = 1 << 24
+_LONGEST_PATTERN = 64
+"""In how many calls a repetition is looked for."""
 _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
@@ -159,9 +162,14 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls often differ because a rank made one more, or one less, long before: then that is the
-    verdict, and what was found is a detail."""
-    shift = find_shift(group)
-    return found if shift is None else _apart(group, shift, found)
+    verdict, and what was found is a detail. Lines say which call; steps show that one is missing
+    where all lines are alike."""
+    by_lines, by_steps = find_shift(group), Steps().look(group)
+    if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
+        verdict = _in_step(group, by_steps)
+        details = (*verdict.details, found.verdict, *found.details)
+        return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
+    return found if by_lines is None else _apart(group, by_lines, found)
 
 
 def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
@@ -193,30 +201,46 @@ def _mismatch(
     group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
 ) -> Report:
     sites = [records[r].site if r in records else None for r in range(group.size)]
-    culprits = find_minority(calls)
+    culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
     text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
     verdict, *details = text.splitlines()
+    sides: dict[str, list[int]] = {}
+    for rank, record in records.items():
+        at = f" at {line_of(record.site)}" if record.site else ""
+        sides.setdefault(f"called {calls[rank]}{at}", []).append(rank)
     if culprits:
-        odd = records[culprits[0]]
-        at = f" at {line_of(odd.site)}" if odd.site else ""
-        others = find_majority(calls)
-        verdict = (
-            f"{name_ranks(culprits)} called {describe_call(odd, group.backend)}{at} where the "
-            f"others called {others}: call #{number} of group {group.name}"
-        )
-    elif len({*calls}) <= _MOST_SIDES:
-        sides: dict[str, list[int]] = {}
-        for rank in records:
-            sides.setdefault(describe_call(records[rank], group.backend), []).append(rank)
-        did = ", ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
-        verdict = f"{did}: call #{number} of group {group.name}"
+        odd = next(did for did, ranks in sides.items() if culprits[0] in ranks)
+        rest = next(rank for rank in records if rank not in culprits)
+        others = "the others" if find_majority(calls) else name_ranks({*records} - {*culprits})
+        before = "" if find_majority(calls) else ", as before"
+        verdict = f"{name_ranks(culprits)} {odd} where {others} called {calls[rest]}{before}"
+    elif len(sides) <= _MOST_SIDES:
+        verdict = ", ".join(f"{name_ranks(ranks)} {did}" for did, ranks in sides.items())
+    if culprits or len(sides) <= _MOST_SIDES:
+        verdict += f": call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
     lines = [line.strip() for line in details[:-1]]
     who = culprits or sorted(records)
     return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+
+
+def _off_pattern(group: GroupRecords, number: int) -> list[int]:
+    """If the calls have repeated so far: the ranks whose call is not the one that is due, unless no
+    rank made that one."""
+
+    def kind(record: Record) -> tuple[str, str]:
+        return line_of(record.site), describe_call(record, group.backend)
+
+    table = by_number(group)
+    before = [kind(next(iter(table[at].values()))) for at in table if at < number]
+    due = expected_call(before := before[-_LONGEST_PATTERN:])
+    calls = {rank: kind(record) for rank, record in table[number].items()}
+    if due is None or before[due] not in calls.values():
+        return []
+    return [rank for rank, call in calls.items() if call != before[due]]
 
 
 def _report(
@@ -250,17 +274,17 @@ def _report(
 def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
     """The step in which one rank made more or fewer calls than the others, if there is one."""
     shift = steps.look(group)
-    if shift is None:
-        return None
+    return None if shift is None else add_history(_in_step(group, shift), [group])
+
+
+def _in_step(group: GroupRecords, shift: Shift) -> Report:
     example = shift.examples[0]
     details = [
         f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
         for rank, count in enumerate(shift.counts)
     ]
     who, verdict = shift.odd or range(group.size), sentence(group, shift)
-    ranks = _all_ranks(group)
-    found = _report(group, "apart", verdict, example, shift.first, who, details, ranks)
-    return add_history(found, [group])
+    return _report(group, "apart", verdict, example, shift.first, who, details, _all_ranks(group))
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -270,10 +294,12 @@ def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None
     if different is not None:
         return different
     path, culprit = _follow(groups, stuck, ask_once, [])
+    if culprit is not None and len(path) == 1 and stuck.makes_group():
+        return None  # absent.py says it
     if culprit is not None:
         found: Report | None = _missing(path[-1], culprit, ask_once, path)
     else:
-        found = _cycle(path, stuck, ask_once) if path else _stalled(stuck, ask_once)
+        found = _cycle(groups, path, stuck, ask_once) if path else _stalled(stuck, ask_once)
     return None if found is None else add_history(found, groups)
 
 
@@ -334,7 +360,9 @@ def is_certain(report: Report, ask: Ask) -> bool:
     return False
 
 
-def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
+def _cycle(
+    groups: Sequence[GroupRecords], circle: Sequence[Wait], stuck: Wait, ask_once: Ask
+) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
     entered = []
@@ -342,21 +370,53 @@ def _cycle(circle: Sequence[Wait], stuck: Wait, ask_once: Ask) -> Report:
         at = _at(wait, ask_once)
         on = f" on {wait.member.host}" if wait.member.host else ""
         name = f"rank {wait.member.global_rank}{on}"
-        entered.append(f"{name} is in {wait}{f' ({at})' if at else ''}")
-    messages = all(wait.record.tag is not None for wait in circle)
-    what = "messages" if messages else "calls of different groups, entered in a different order"
+        entered.append(f"{name} is in {_with_line(wait, at)}")
+    kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
+    what = " and ".join(sorted(kinds))
+    if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
+        what += " of different groups, entered in a different order"
+    verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
+    culprits, site = who, _at(ordered[-1], ask_once)
+    if (found := _first_off_pattern(groups, ordered)) is not None:
+        odd, due = found
+        culprits, site = [odd.member.global_rank], line_of(odd.record.site)
+        due = replace(due, record=replace(due.record, call=None))
+        made = f"rank {culprits[0]} made {_with_line(odd, site)}"
+        instead = _with_line(due, line_of(due.record.site))
+        verdict = f"{made} where {instead} was due, as before; now {verdict}"
     return Report(
         kind="cycle",
-        verdict=f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}",
+        verdict=verdict,
         group=stuck.group.name,
         backend=stuck.group.backend,
         operation=stuck.record.operation,
         call=stuck.record.call,
-        culprits=tuple(who),
-        site=_at(ordered[-1], ask_once),
+        culprits=tuple(culprits),
+        site=site,
         waited_s=time.monotonic() - stuck.record.arrived_s,
         ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
     )
+
+
+def _first_off_pattern(
+    groups: Sequence[GroupRecords], circle: Sequence[Wait]
+) -> tuple[Wait, Wait] | None:
+    """If one rank alone made calls, in any group, that were not the ones due by the repetition of
+    its own: the first, and one like the call that was due."""
+    breaks: dict[tuple[str, str], list[tuple[Wait, Wait]]] = {}
+    for wait in circle:
+        calls = [
+            call
+            for call in calls_of(groups, wait.member.process)
+            if call.record.thread == wait.record.thread
+        ][-_LONGEST_PATTERN:]
+        for at, like in unexpected_calls([call.kind() for call in calls]):
+            pair = calls[at], calls[like]
+            lines = line_of(pair[0].record.site), line_of(pair[1].record.site)
+            breaks.setdefault(lines, []).append(pair)
+    # all ranks leave the loops of one program at the same lines
+    own = [pairs[0] for pairs in breaks.values() if len({p[0].member.process for p in pairs}) == 1]
+    return own[0] if len({odd.member.process for odd, _ in own}) == 1 else None
 
 
 def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
@@ -374,14 +434,16 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     who = [
         member.rank for member in ranks if member.rank in missing and member.where() == odd.where()
     ]
-    verb = "never reached" if record.tag is None else "never posted the match for"
+    are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
+    verb = "never reached" if are_known else "never finished"
+    verb = verb if record.tag is None else "never posted the match for"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     on = _on_host(group, who)
-    verdict = f"{name_ranks(who)}{on} {verb} {whose}{last}{f' ({at})' if at else ''}"
+    verdict = f"{name_ranks(who)}{on} {verb} {whose}{_with_line(last, at)}"
     it = "it" if len(who) == 1 else "they"
     where = odd.where() if len(who) == 1 else plural(odd.where())
     verdict += f": {it} {where}"
-    if odd.state and (not odd.pid or ask_once((odd.host, odd.pid)).is_described):
+    if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     details = [
         f"rank {rank.rank}'s {note}"
@@ -389,7 +451,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         if rank.rank in who and rank.pid
         for note in ask_once((rank.host, rank.pid)).notes
     ]
-    if odd.state in _ENDED and record.tag is None:
+    if odd.state in _ENDED and record.tag is None and are_known:
         details.append(_ASK_FOR_BRANCH)
     found = _report(
         group,
@@ -411,7 +473,7 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     ranks = [_rank(member, wait, ask_once, True) for member in wait.group.ranks]
     behind = _behind(wait)
     stopped = [rank for rank in ranks if rank.rank in behind] or [
-        rank for rank in ranks if rank.state
+        rank for rank in ranks if rank.state and rank.rank != wait.member.rank
     ]
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
@@ -420,11 +482,11 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     if stopped:
         names = [member.rank for member in stopped]
         who = name_ranks(names) + _on_host(wait.group, names)
-        verdict = f"{who} came to {wait}{f' ({at})' if at else ''} and stopped moving data: "
+        verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
         verdict = (
-            f"every rank here has reached {wait}{f' ({at})' if at else ''}: a rank on another "
+            f"every rank here has reached {_with_line(wait, at)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
     return _report(
@@ -446,6 +508,10 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
     hosts = {member.host for member in group.ranks if member.rank in ranks}
     several = len({member.host for member in group.ranks}) > 1
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
+
+
+def _with_line(wait: Wait, line: str) -> str:
+    return f"{wait} ({line})" if line else str(wait)
 
 
 def _at(wait: Wait, ask_once: Ask) -> str:
@@ -490,10 +556,8 @@ def describe_rank(
     """A rank, its line, and its call."""
     return replace(
         _named(member, arrived),
-        state=member.reason
-        if member.reason and (where.state or not where.location)
-        else where.state,
-        place=where.location or member.reason.rpartition(" at ")[2],
+        state=member.reason or where.state,
+        place=member.reason.rpartition(" at ")[2] or where.location,
         doing=where.doing,
         call=call,
         last=_last_of(member),

@@ -31,7 +31,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
         return None
     kind, culprits = _kind_of(error)
     view = None
-    if kind in ("lost", "hang", "stalled", "mismatch"):
+    if kind != "failed":
         view = look_at_job(ask, _LAST)
         found = _from_records(error, view)
         if found is not None and _agrees(found, kind, culprits):
@@ -101,8 +101,10 @@ def _groups_of(error: GroupError, view: JobView) -> list[GroupRecords]:
 def _agrees(found: Report, kind: str, culprits: tuple[int, ...]) -> bool:
     """Whether the records say more than the exception and do not blame others: a rank that comes
     late to a failed call finds that all others have been there and left."""
+    if kind == "cycle":
+        return found.kind == kind and len(found.culprits) == 1
     if kind == "mismatch":
-        return found.kind in ("apart", "threads")
+        return found.kind in ("apart", "threads") or (found.kind == kind and not culprits)
     if kind == "stalled" or (found.kind == "stalled" and culprits):
         return found.kind == kind and found.culprits == culprits
     return True

@@ -30,7 +30,10 @@ _ANSWER_S = 5.0
 _FRESH_S = 0.5
 EAGER_HOSTS = 8
 """Up to this many hosts every rank asks all others; in larger jobs few do, or later."""
-RECORDS = "records"
+RECORDS, SPLITS, FAREWELL = "records", "splits", "farewell"
+_last_seen: dict[tuple[tuple[int, int], int], RankRecords] = {}
+"""What was last heard of ranks of groups over hosts, by group and rank, the oldest first."""
+_MOST_SEEN = 1024
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ def look_at_job(
     wants_stacks: bool = True,
     with_children: bool = True,
     meanwhile: Callable[[], object] | None = None,
+    hurry_s: float = 0.0,
 ) -> JobView:
     """What all hosts see now. `where` says where a process of this host is, `last` is the number of
     records of each rank; `with_children` interrupts children on other hosts, too; `meanwhile` is
-    called while waiting for others."""
+    called while waiting for others. With `hurry_s`, not much longer than that."""
     host = own_host()
     here = _on_host(snapshot([os.getpid()], last), host)
     if wants_stacks:
@@ -88,15 +92,13 @@ def look_at_job(
     known: dict[Process, Whereabouts] = {}
     for links in open_links():
         asked = {"last": last, "stacks": wants_stacks, "children": with_children}
-        answers = links.ask_hosts(RECORDS, asked, _ANSWER_S, meanwhile)
+        limits = (hurry_s, meanwhile, 0.0) if hurry_s else (_ANSWER_S, meanwhile)
+        answers = links.ask_hosts(RECORDS, asked, *limits)
         for number, (peer, answer) in answers.items():
-            name = links.hosts.names[number]
-            clock = links.questions.read_clock(peer)
-            ahead_s = clock[0] if clock is not None else 0.0
-            groups += [_group_from(found, name, number, ahead_s) for found in answer["groups"]]
+            groups += _hear(links, peer, answer)
             for pid, found in answer["where"].items():
-                known[name, int(pid)] = build(Whereabouts, found)
-        groups = _with_absent(join_parts(groups), links, set(answers), known)
+                known[links.hosts.names[number], int(pid)] = build(Whereabouts, found)
+        groups = _with_absent(join_parts(groups), links, set(answers), known, bool(hurry_s))
 
     @functools.cache
     def ask(process: Process) -> Whereabouts:
@@ -128,6 +130,7 @@ def _with_absent(
     links: Links,
     answered: set[int],
     known: dict[Process, Whereabouts],
+    in_hurry: bool,
 ) -> list[GroupRecords]:
     """Groups over hosts, including ranks that no host has described."""
     hosts = links.hosts
@@ -143,8 +146,10 @@ def _with_absent(
                 continue
             host = hosts.host_of(global_rank)
             name, pid = hosts.names[host], hosts.pids[global_rank]
-            said = links.last_words_of(global_rank)
-            absent.append(RankRecords(rank, global_rank, pid, (), said, host=name))
+            said = "" if in_hurry else links.last_words_of(global_rank)
+            seen = _last_seen.get((group.segment, rank))
+            records = () if seen is None else seen.records
+            absent.append(RankRecords(rank, global_rank, pid, records, said, host=name))
             why = said or _why_absent(links, global_rank, answered)
             known[name, pid] = Whereabouts(state=why, is_described=False)
         everybody = sorted((*group.ranks, *absent), key=lambda member: member.rank)
@@ -152,10 +157,43 @@ def _with_absent(
     return list(by_segment.values())
 
 
+def _hear(links: Links, peer: int, told: dict[str, Any]) -> list[GroupRecords]:
+    """The groups of another host, as a rank told. Those over hosts are kept: a rank that leaves or
+    dies takes its records with it."""
+    number = links.hosts.host_of(peer)
+    clock = links.questions.read_clock(peer)
+    ahead_s = clock[0] if clock is not None else 0.0
+    name = links.hosts.names[number]
+    groups = [_group_from(found, name, number, ahead_s) for found in told["groups"]]
+    for group in groups:
+        for member in group.ranks if group.is_part else ():
+            _last_seen.pop((group.segment, member.rank), None)
+            _last_seen[group.segment, member.rank] = member
+    for key in list(_last_seen)[:-_MOST_SEEN]:
+        _last_seen.pop(key, None)
+    return groups
+
+
+def say_farewell(last: int, reported: list[Any], timeout_s: float) -> None:
+    """Leave this host's records with the others, before this process leaves a group."""
+    for links in open_links():
+        if links.hosts.count <= EAGER_HOSTS:
+            told = _tell({"last": last, "stacks": False}) | {"rank": links.me, "reported": reported}
+            links.ask_hosts(FAREWELL, told, timeout_s, draw_s=0.0)
+
+
+def accept_farewell(told: dict[str, Any]) -> None:
+    """A rank of another host leaves a group."""
+    for links in open_links()[:1]:
+        _hear(links, int(told["rank"]), told)
+
+
 def _why_absent(links: Links, global_rank: int, answered: set[int]) -> str:
     loss = links.loss_of(global_rank)
     if loss is not None:
         return loss or "has left"
+    if not links.may_answer(global_rank):
+        return "left the group"
     host = links.hosts.host_of(global_rank)
     if host in answered or host == links.hosts.mine:
         return "has ended, or left the group"
@@ -176,7 +214,7 @@ class Answers:
         """The groups of this host's processes, and where these are."""
         with self._lock:
             at_s, answer = self._made.get(str(about), (0.0, {}))
-            if not answer or time.monotonic() - at_s > _FRESH_S:
+            if not about["stacks"] or not answer or time.monotonic() - at_s > _FRESH_S:
                 answer = _tell(about)
                 self._made[str(about)] = time.monotonic(), answer
             return answer

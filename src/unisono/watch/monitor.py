@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono.comm.engine import native
@@ -19,10 +19,12 @@ from unisono.comm.shared_memory.segment_listeners import listeners, tell_launche
 from unisono.errors import UnisonoError
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
+from unisono.watch.absent import Makings
 from unisono.watch.calls import (
     CREATIONS,
     Wait,
     finished_calls,
+    last_call_number,
     newest_calls,
     snapshot,
     waits,
@@ -31,12 +33,15 @@ from unisono.watch.calls import (
 from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import (
     EAGER_HOSTS,
+    SPLITS,
     JobView,
+    accept_farewell,
     host_number,
     look_at_job,
     open_links,
     own_groups,
     own_host,
+    say_farewell,
 )
 from unisono.watch.report import Report
 from unisono.watch.settings import WatchSettings
@@ -59,8 +64,11 @@ _PATIENT_TIMES = 3
 report of a slow rank until it is known where that is."""
 _TOLD_S = 2.0
 """How long the ranks have to say how they split an all_to_all."""
+_LOOKS = 4  # in `hang_s`
 _OVER_HOSTS_S = 5.0
 """How often the first rank looks at groups over hosts."""
+_FAREWELL_S = 0.5
+"""How long a rank that leaves waits for others, in all."""
 _SHIFTED, _SLOW = -2, -3
 """In place of a call's number: a step, or all calls."""
 
@@ -90,11 +98,13 @@ class Monitor:
         self._traces = 0
         self._host_traces = HostTraces(0)
         self._follow_again_s = 0.0
+        self._makings = Makings()
         self._stop = threading.Event()
         self._look_again_s = 0.0
         self._over_hosts: list[GroupRecords] = []
         self._where_over_hosts: diagnose.Ask | None = None
         self._over_hosts_again_s = 0.0
+        self._farewell_s = _FAREWELL_S
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
 
@@ -140,13 +150,26 @@ class Monitor:
 
     def look_for_differences(self) -> None:
         """Report calls of watched groups that differ, before the records go, and close finished
-        records."""
+        records. Over hosts, one rank waits a moment for others that are behind, and all leave their
+        records with the others."""
         self._retire()
+        end = time.monotonic() + self._farewell_s
+        while self._look_over_hosts(at_the_end=True) and time.monotonic() < end:
+            time.sleep(_BUSY_TICK_S)
         groups = [*_whole(with_creations(read_process(os.getpid(), _LAST))), *self._over_hosts]
         self._look_for_differences(groups)
         self._look_at_steps()
         self._look_for_slow_ranks(groups, at_the_end=True)
         self._tell_what_went_on(groups)
+        told = [key for key in self._reported if not key[0][0]]
+        say_farewell(_LAST, told, max(_TICK_S, end - time.monotonic()))
+        self._farewell_s = max(0.0, end - time.monotonic())
+
+    def accept_farewell(self, told: dict[str, Any]) -> bool:
+        """A rank of another host leaves a group, and has reported this much."""
+        accept_farewell(told)
+        self._reported |= {((*segment,), number) for segment, number in told["reported"]}
+        return True
 
     def tell(self, report: Report, speaks: bool = True) -> None:
         """Keep a report made elsewhere; also log it if this rank `speaks`."""
@@ -234,7 +257,7 @@ class Monitor:
                 self._follow_again_s = time.monotonic() + _TICK_S
                 _follow(trace, trace.peers())
         if time.monotonic() >= self._look_again_s:
-            self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / 4)
+            self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / _LOOKS)
             self._look()
         return _BUSY_TICK_S if busy or self._trace is not None else _TICK_S
 
@@ -256,12 +279,13 @@ class Monitor:
         self._look_at_steps()
         self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
         self._where_over_hosts = None
-        for wait in waits(groups, me):
+        own = waits(groups, me)
+        for wait in own:
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._reported or wait.is_for_anybody():
                 continue
-            if not self._asks_for_host(wait):
+            if not self._asks_for_host(wait) or self._is_only_posted(wait, own):
                 continue
             view = look_at_job(
                 self.where, _LAST_OF_STEPS, meanwhile=self._stack_server.answer_if_asked
@@ -277,21 +301,50 @@ class Monitor:
                 if diagnose.is_certain(report, view.where):
                     tell_launcher(report.to_text())
         self._tell_what_went_on(groups)
+        self._look_for_absent_ranks()
 
-    def _look_over_hosts(self) -> None:
-        """In a job over few hosts, let the lowest rank see whole groups over hosts."""
+    def _look_for_absent_ranks(self) -> None:
+        """Report who does not come to a call that makes a group."""
+        for making in self._makings.overdue(self.settings.hang_s):
+            view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
+            report = making.report(making.processes(view.groups), view.where)
+            known = [one.culprits for one in self.reports if one.operation == making.function]
+            if report is None or report.culprits in known:
+                continue
+            self._keep(report, ((0, 0), len(self.reports)))
+            if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():
+                _logger.warning("unisono.watch: %s", report)
+
+    def _look_over_hosts(self, at_the_end: bool = False) -> bool:
+        """In a job over few hosts, let the lowest rank see whole groups over hosts; returns whether
+        others have not reached its last calls yet."""
         links = open_links()
-        is_due = time.monotonic() >= self._over_hosts_again_s
-        if not is_due or not links or links[0].me or links[0].hosts.count > EAGER_HOSTS:
-            return
-        self._over_hosts_again_s = time.monotonic() + min(_OVER_HOSTS_S, self.settings.hang_s)
-        answer = self._stack_server.answer_if_asked
-        is_slow = any(known.host not in ("", own_host()) for known in self._slowness.values())
+        is_due = at_the_end or time.monotonic() >= self._over_hosts_again_s
+        if not is_due or not links or links[0].hosts.count > EAGER_HOSTS:
+            return False
+        if not links[0].is_lowest():
+            return False
+        slow = [known for known in self._slowness.values() if known.host not in ("", own_host())]
+        is_sought = any(not known.places for known in slow)
+        again_s = self.settings.hang_s / (_LOOKS if is_sought else 1)
+        self._over_hosts_again_s = time.monotonic() + min(_OVER_HOSTS_S, again_s)
         view = look_at_job(
-            self._where_now, _LAST, wants_stacks=is_slow, with_children=False, meanwhile=answer
+            self._where_now,
+            _LAST,
+            wants_stacks=bool(slow) and not at_the_end,
+            with_children=False,
+            meanwhile=self._stack_server.answer_if_asked,
+            hurry_s=max(_TICK_S, self._farewell_s) if at_the_end else 0.0,
         )
         self._over_hosts = [group for group in view.groups if group.is_part]
-        self._where_over_hosts = view.where if is_slow else None
+        self._where_over_hosts = view.where if slow else None
+        return any(
+            last_call_number(member) < max(map(last_call_number, own))
+            for group in self._over_hosts
+            if (own := [member for member in group.ranks if member.process == view.me])
+            for member in group.ranks
+            if links[0].may_answer(member.global_rank)
+        )
 
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Log that calls which were reported to hang have gone on."""
@@ -336,16 +389,29 @@ class Monitor:
             tell_launcher(report.to_text())
 
     def _sizes_of(self, group: GroupRecords, number: int) -> PairwiseSizes | None:
-        """How every rank split an all_to_all, once all have told, each after its own watch saw that
-        the parts do not fit; None if they have not."""
+        """How every rank split an all_to_all, as far as they tell, after its own watch saw that the
+        parts do not fit, or was asked; None if that does not show which."""
         end = time.monotonic() + _TOLD_S
-        watched = next((one for one in watched_groups if one.ledger.name == group.name), None)
-        while watched is not None and watched.ledger.is_whole and time.monotonic() < end:
-            told = watched.tell_splits(number)
-            if None not in told:
-                return PairwiseSizes([one[0] for one in told], [one[1] for one in told])
+        told: dict[int, Any] = {}
+        for links in open_links() if group.is_part else ():
+            asked = [member.global_rank for member in group.ranks]
+            for answer in links.ask_ranks(asked, SPLITS, [group.name, number], _TOLD_S).values():
+                told |= {int(rank): sizes for rank, sizes in answer.items() if sizes}
+        while time.monotonic() < end and len(told) < group.size:
+            own = self.tell_splits((group.name, number))
+            told |= {rank: sizes for rank, sizes in own.items() if sizes}
+            if group.is_part:
+                break
             time.sleep(_BUSY_TICK_S)
-        return None
+        unknown = [None] * group.size
+        rows = [told.get(rank, (unknown, unknown)) for rank in range(group.size)]
+        sizes = PairwiseSizes([row[0] for row in rows], [row[1] for row in rows])
+        return sizes if sizes.unequal_pairs() else None
+
+    def tell_splits(self, about: Sequence[Any]) -> dict[int, Any]:
+        """How the ranks of this host split a call of a group: its name, and the call's number."""
+        watched = next((one for one in watched_groups if one.ledger.name == about[0]), None)
+        return {} if watched is None else dict(watched.tell_splits(about[1]))
 
     def _look_at_steps(self) -> None:
         """Find ranks that made a different number of calls in a step; even unisono's own groups
@@ -385,9 +451,9 @@ class Monitor:
                 _logger.warning("unisono.watch: %s", report)
 
     def _is_lowest(self, group: GroupRecords) -> bool:
-        """Whether this process is the lowest living rank of a group."""
-        if group.is_part:
-            return group.ranks[0].process == (own_host(), os.getpid())
+        """Whether this process is the lowest living rank of a group, or alone sees all of it."""
+        if any(group is known for known in self._over_hosts):
+            return True
         living = [member for member in group.ranks if not state_of(member.pid).has_ended]
         return bool(living) and living[0].pid == os.getpid()
 
@@ -429,11 +495,19 @@ class Monitor:
         patience = _PATIENT_TIMES if host_number() >= EAGER_HOSTS else 1
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
+    def _is_only_posted(self, wait: Wait, own: list[Wait]) -> bool:
+        """Whether a message was begun early: the program is elsewhere, or in a later call."""
+        if wait.record.tag is None or wait.group.backend == "nccl":
+            return False
+        later = [call for call in own if call.record.arrived_s > wait.record.arrived_s]
+        in_call = self._where_now(wait.member.process).in_call
+        return not in_call or any(call.record.tag is None for call in later)
+
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
         """Whether this rank logs it: the lowest rank that waits in the reported call and can log.
         Others may wait for it elsewhere."""
         if report.kind == "cycle" and not wait.group.is_part:
-            return wait.member.global_rank == min(report.culprits)
+            return wait.member.global_rank == min(rank.global_rank for rank in report.ranks)
         about = report.group, report.call, report.operation
         alike = [
             other

@@ -1,8 +1,8 @@
 """A slow rank: one for which the others wait, for how long, and where it is meanwhile.
 
 What counts is the time from the second to last arrival to the last: only the last rank is to blame
-for that. One long wait (a checkpoint, a compilation) does not make a slow rank; a wait in most
-calls does.
+for that, and not for the time in which it waited for messages itself, as in a pipeline. One long
+wait (a checkpoint, a compilation) does not make a slow rank; a wait in most calls does.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ class Slowness:
             if number <= self._seen or len(records) < group.size or None in ends:
                 continue
             arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
+            gap_s, last = arrivals[-1][0] - arrivals[-2][0], arrivals[-1][1]
+            gap_s -= _received_s(find_member(group, last), self._until_s, arrivals[-1][0])
             end_s = max(end for end in ends if end is not None)
             self.seen_s += end_s - max(self._until_s, arrivals[0][0])
             self._seen, self._until_s = number, end_s
             self._calls += 1
             self._steps.add(records[arrivals[0][1]].step)
-            gap_s, last = arrivals[-1][0] - arrivals[-2][0], arrivals[-1][1]
             if gap_s > _LATE_S:
                 self._lates[last] += 1
                 self._waited_s[last] += gap_s  # type: ignore[assignment]
@@ -109,3 +110,12 @@ class Slowness:
             site=site,
         )
         return add_history(report, [group])
+
+
+def _received_s(member: RankRecords | None, since_s: float, until_s: float) -> float:
+    """How long a rank waited for messages between two moments."""
+    return sum(
+        max(0.0, min(record.ended_s or until_s, until_s) - max(record.arrived_s, since_s))
+        for record in (member.records if member is not None else ())
+        if record.operation == "recv"
+    )

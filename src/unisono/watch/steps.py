@@ -29,6 +29,8 @@ are_marked = False
 """Whether the program marks its steps itself."""
 are_forward = False
 """Whether the forward passes of DDP are the steps."""
+_sizes: set[int] = set()
+"""Of the groups of these DDPs."""
 phase = ""
 """The part of an iteration that the program is in: data, forward, backward or optimizer."""
 
@@ -103,9 +105,12 @@ def _begin_iteration(module: Any, _: Any) -> None:
     if are_marked:
         return
     are_forward = True
+    _sizes.add(module.process_group.size())
     if "optimizer" in _hooks:
         _hooks.pop("optimizer").remove()
-    _count()
+    # In no_sync, and in Join, ranks may make different numbers of passes.
+    if module.require_backward_grad_sync and not module._join_config.enable:
+        _count()
 
 
 def _count(*_: Any) -> None:
@@ -145,6 +150,8 @@ class Steps:
         calls, after several with equal numbers."""
         calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
+            return None
+        if are_forward and group.size not in _sizes:  # its ranks may train different models
             return None
         calls = self._since_the_group_was_made(calls)
         first = max(records[0].step for records in calls)
@@ -187,13 +194,14 @@ class Steps:
         odd = tuple(rank for rank, count in enumerate(counts) if count != usual)
         if len(odd) == len(counts) or 2 * len(odd) > len(counts):
             odd = ()
-        more = max(counts) - (usual if odd else min(counts))
+        more = max(abs(count - usual) for count in counts) if odd else max(counts) - min(counts)
         whole = max(
             1,
             min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
         )
-        if not (are_marked or are_forward) and more and more % whole == 0:
-            return None  # an optimizer that one rank did not step: the calls are fine
+        if not (are_marked or are_forward) and more % whole == 0:
+            self._even = 0  # an optimizer that one rank alone did or did not step
+            return None
         examples = _examples(calls, step, odd[0] if odd else 0)
         since = self._last_even + 1
         return Shift(since, step, self._last_call + 1, tuple(counts), odd, examples)

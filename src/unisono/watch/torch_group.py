@@ -166,19 +166,17 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise
         self._end(record, _OK)
 
-    def tell_splits(self, number: int) -> list[PairSizes | None]:
-        """Tell the others how an all_to_all was split here; returns what they have told, rank by
-        rank."""
+    def tell_splits(self, number: int) -> dict[int, PairSizes | None]:
+        """Tell the others how an all_to_all was split here; returns what each rank of this host has
+        told."""
         known = dict(self._splits).get(number)
         if known is not None:
             self.ledger.tell(number, json.dumps(known))
-        told = []
-        for text in self.ledger.told(number):
-            try:
-                told.append(json.loads(text) if text else None)
-            except ValueError:  # too long for a note
-                told.append(None)
-        return told
+        told: dict[int, PairSizes | None] = {}
+        for rank, text in self.ledger.told(number).items():
+            with contextlib.suppress(ValueError):  # too long for a note
+                told[rank] = json.loads(text) if text else None
+        return told | ({self.rank(): known} if known else {})
 
     # -- messages --------------------------------------------------------------------------------
 

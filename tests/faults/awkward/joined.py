@@ -1,4 +1,4 @@
-"""Uneven inputs under Join: rank 0 has the fewest."""
+"""Uneven inputs under Join, in each of three epochs: rank 0 has the fewest."""
 
 # late:
 
@@ -9,9 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-with Join([model]):
-    for _ in range(20 + 5 * dist.get_rank()):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
+for _ in range(3):
+    with Join([model]):
+        for _ in range(20 + 5 * dist.get_rank()):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
 dist.barrier()

@@ -133,6 +133,8 @@ def where_is_program() -> str:
 
 _hidden = [os.path.dirname(variables.__file__)]
 _shown: list[str] = []
+_DECORATORS = "typing_extensions", "warnings"
+"""Modules whose `deprecated` wraps functions of torch: one of its frames is the caller's."""
 
 
 def hide_files(folder: str) -> None:
@@ -149,8 +151,9 @@ def show_files(folder: str) -> None:
 
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
-    hidden, shown = (tuple(folder + os.sep for folder in them) for them in (_hidden, _shown))
-    native.prepare_sites(hidden, shown, where)
+    hidden, shown = ([folder + os.sep for folder in them] for them in (_hidden, _shown))
+    hidden += [str(sys.modules[name].__file__) for name in _DECORATORS if name in sys.modules]
+    native.prepare_sites(tuple(hidden), tuple(shown), where)
 
 
 _prepare_sites(where_is_program)

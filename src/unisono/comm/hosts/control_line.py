@@ -181,22 +181,23 @@ class ControlLines:
         with self._lock:
             return peer in self._lines
 
-    def send(self, peer: int, message: dict[str, Any]) -> None:
-        """Send a message to a rank; does nothing if it is lost, or has said goodbye.
+    def send(self, peer: int, message: dict[str, Any]) -> bool:
+        """Send a message to a rank; returns False if it is lost, or has said goodbye.
 
         Raises ValueError if the message is too long.
         """
         with self._lock:
             line = self._lines.get(peer)
             if line is None or self._is_closing:
-                return
+                return False
             line.unsent += line.session.encode(message)
             with contextlib.suppress(OSError):  # the thread handles it
                 line.flush()
             if not line.unsent and self._awaits_answers:
-                return
+                return True
             self._awaits_answers = True
         self._rouse()
+        return True
 
     def close(self) -> None:
         """Say goodbye to all, and hang up."""

@@ -81,6 +81,7 @@ class Links:
         self._lock = threading.Lock()
         self._contacts: list[Contact] = []
         self._lost: dict[int, str] = {}
+        self._left: set[int] = set()
         self._made: Counter[str] = Counter()
         self._parties: dict[int, weakref.ref[Party]] = {}
         self._holders = 0
@@ -264,14 +265,16 @@ class Links:
         about: Any,
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
+        draw_s: float = _DRAW_S,
     ) -> dict[int, tuple[int, Any]]:
         """By host: which of its global ranks has answered, and what. If one does not answer in
         time, another rank of its host is asked, once; a host without an answer is left out.
-        `meanwhile` is called periodically."""
+        `meanwhile` is called periodically; a new line may take `draw_s`."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
         for _ in range(2):
-            asked = self._spokesmen(set(range(self.hosts.count)) - {self.hosts.mine, *found}, tried)
+            others = set(range(self.hosts.count)) - {self.hosts.mine, *found}
+            asked = self._spokesmen(others, tried, draw_s)
             tried |= set(asked)
             if not asked:
                 break
@@ -281,27 +284,44 @@ class Links:
                     found[asked[peer]] = peer, answer
         return found
 
-    def _spokesmen(self, hosts: set[int], tried: set[int]) -> dict[int, int]:
+    def _spokesmen(self, hosts: set[int], tried: set[int], draw_s: float) -> dict[int, int]:
         """A rank of each of these hosts, and the host: one with a line to it, if any."""
         found: dict[int, int] = {}
         for host in hosts:
             members = self.hosts.members[host]
-            left = [rank for rank in members if rank not in tried and rank not in self._lost]
+            left = [rank for rank in members if rank not in tried and self.may_answer(rank)]
             left.sort(key=lambda rank: not self._lines.reaches(rank))
             if left:
                 found[left[0]] = host
-        return {rank: found[rank] for rank in self._reach(found)}
+        return {rank: found[rank] for rank in self._reach(found, draw_s)}
 
-    def _reach(self, peers: Iterable[int]) -> list[int]:
+    def _reach(self, peers: Iterable[int], draw_s: float = _DRAW_S) -> list[int]:
         """Those of these global ranks to which there is a line, or soon will be."""
-        peers = [peer for peer in peers if peer not in self._lost]
+        peers = list(filter(self.may_answer, peers))
         for peer in peers:
-            if not self._lines.reaches(peer):
+            if draw_s and not self._lines.reaches(peer):
                 self._lines.want(peer, self._contacts[peer].where, _DRAW_S, summons=True)
-        end = time.monotonic() + _DRAW_S
-        while not all(map(self._lines.reaches, peers)) and time.monotonic() < end:
+        end = time.monotonic() + draw_s
+        while time.monotonic() < end and not all(
+            self._lines.reaches(peer) or not self.may_answer(peer) for peer in peers
+        ):
             time.sleep(0.005)
         return list(filter(self._lines.reaches, peers))
+
+    def may_answer(self, peer: int) -> bool:
+        """Whether nothing shows that a global rank has ended, or left."""
+        return peer not in self._lost and peer not in self._left
+
+    def is_lowest(self) -> bool:
+        """Whether no lower rank of the world can be asked any more."""
+        return not any(map(self.may_answer, range(self.me)))
+
+    def ask_ranks(
+        self, ranks: Iterable[int], topic: str, about: Any, timeout_s: float
+    ) -> dict[int, Any]:
+        """The answers of other global ranks."""
+        others = [rank for rank in ranks if rank != self.me]
+        return self.questions.ask(self._reach(others), topic, about, timeout_s)
 
     def stay(self) -> None:
         """Stay for a moment, since others may ask about ranks of this host: called when a call
@@ -321,7 +341,7 @@ class Links:
 
     def find_ranks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
         """What each of these global ranks on other hosts does: completes "rank 3 ..."."""
-        at = self.questions.ask(self._reach(ranks), "where", None, timeout_s)
+        at = self.ask_ranks(ranks, "where", None, timeout_s)
         found = dict.fromkeys(ranks, "did not answer")
         found |= {rank: f"is at {line}" for rank, line in at.items()}
         return found | {rank: self._lost[rank] for rank in ranks if rank in self._lost}
@@ -362,11 +382,14 @@ class Links:
             if self._is_closed or peer in self._lost:
                 return
             self._lost[peer] = why
+        self.questions.give_up(peer)
         for party in self._open_parties():
             party.on_lost(peer, why != ENDED)
 
     def _on_left(self, peer: int) -> None:
         """Its groups also say so by UCX, after their data, unless UCX has failed."""
+        self._left.add(peer)
+        self.questions.give_up(peer)
         timer = threading.Timer(_BEHIND_S, self._tell_left, (peer,))
         timer.daemon = True
         with self._lock:

@@ -33,15 +33,16 @@ _AT_ONCE: dict[str, Callable[[Any], Any]] = {
 _CLOCK_READINGS = 16
 _CLOCK_S = 1.0
 _SLICE_S = 0.02
+_GONE = object()
 
 
 class Questions:
-    """Those of one process; `send(peer, message)` sends a message. `at_once` has answers that
-    must not wait, by topic."""
+    """Those of one process; `send(peer, message)` sends a message, if there is a line. `at_once`
+    has answers that must not wait, by topic."""
 
     def __init__(
         self,
-        send: Callable[[int, dict[str, Any]], None],
+        send: Callable[[int, dict[str, Any]], bool],
         at_once: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     ) -> None:
         self._send = send
@@ -60,23 +61,29 @@ class Questions:
         periodically until then."""
         number = secrets.token_hex(8)
         box = self._asked[number] = queue.SimpleQueue()
-        waiting = set(peers)
+        waiting: set[int] = set()
         found: dict[int, Any] = {}
         end = time.monotonic() + timeout_s
         try:
-            for peer in waiting:
-                self._send(peer, {"question": number, "topic": topic, "about": _pack(about)})
+            message = {"question": number, "topic": topic, "about": _pack(about)}
+            waiting |= {peer for peer in peers if self._send(peer, message)}
             while waiting and time.monotonic() < end:
                 left_s = end - time.monotonic()
                 with contextlib.suppress(queue.Empty):
                     peer, answer = box.get(timeout=min(left_s, _SLICE_S) if meanwhile else left_s)
                     waiting.discard(peer)
-                    found[peer] = answer
+                    if answer is not _GONE:
+                        found[peer] = answer
                 if meanwhile is not None:
                     meanwhile()
         finally:
             del self._asked[number]
         return found
+
+    def give_up(self, peer: int) -> None:
+        """A global rank will not answer any more."""
+        for box in list(self._asked.values()):
+            box.put((peer, _GONE))
 
     def read_clock(self, peer: int) -> tuple[float, float] | None:
         """How far the clock of a global rank's host is ahead of ours (time.monotonic, in seconds),

@@ -50,6 +50,8 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
         f"{name}-{rank}",
         f"another {who} is rank {rank} right now: for two groups of ranks at once {_INSTEAD}",
     ):
+        if rank == 0:
+            _remove_stale_files()
         yield _folders()[0] / name
 
 
@@ -84,7 +86,7 @@ def _remove_stale_files() -> None:
     """Remove the files, of any name, of ranks 0 that were killed while they waited."""
     me = about_me("")
     for folder in _folders():
-        for file in folder.glob(f"unisono-{os.geteuid()}-join-*"):
+        for file in folder.glob(f"unisono-{os.geteuid()}-*"):
             clear_if_over(FileAnnouncements(file), me)
 
 

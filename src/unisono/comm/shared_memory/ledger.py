@@ -95,9 +95,9 @@ class Ledger:
             self._tell = note_writer(self.group.descriptor, "answer")
         self._tell(about, text)
 
-    def told(self, about: int) -> list[str | None]:
-        """What each rank has left about a call."""
-        return [self.group.read_note(rank, Note.ANSWER, about) for rank in self._places]
+    def told(self, about: int) -> dict[int, str | None]:
+        """What each rank of this host has left about a call."""
+        return {rank: self.group.read_note(rank, Note.ANSWER, about) for rank in self._places}
 
     def close(self) -> None:
         """Leave. The records go with the last member."""

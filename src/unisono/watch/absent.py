@@ -1,0 +1,159 @@
+"""Ranks that do not come when a group is made.
+
+A group that is being made has no records yet, so the stacks tell: this process has been in a call
+that makes one for too long, and another rank is not in it. Who the other ranks are is known from
+the launcher's variables for the world, and from the records of the world for other groups.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from unisono.comm.shared_memory.records import GroupRecords, Process
+from unisono.errors import name_ranks, plural
+from unisono.processes import children_of, parent_of
+from unisono.watch.calls import line_of
+from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.report import RankReport, Report
+from unisono.watch.stacks import is_users, short_path
+
+_FILES = (os.path.join("distributed", "distributed_c10d.py"), os.path.join("world", "world.py"))
+_OF_WORLD = ("init_process_group", "init")
+_OF_MEMBERS = ("new_group", "split_group")
+_LAUNCHED = ("WORLD_SIZE", "MASTER_PORT", "UNISONO_RENDEZVOUS")
+"""Variables that are equal for the ranks of one launch."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """A call of this process that makes a group: the function, the line of the program, since when;
+    `members` are global ranks, none for all; None in the call that makes the world."""
+
+    function: str
+    line: str
+    since_s: float
+    members: tuple[int, ...] | None
+
+    def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
+        """The processes that it needs, as far as they are known, by global rank."""
+        if self.members is None:
+            return {rank: ("", pid) for rank, pid in _launched_together().items()}
+        known = {member.global_rank: member.process for group in groups for member in group.ranks}
+        return {rank: known[rank] for rank in self.members or known if rank in known}
+
+    def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
+        """Who has not come; None if all have."""
+        ranks = [self._rank(rank, of, ask(of)) for rank, of in sorted(processes.items())]
+        absent = [rank for rank in ranks if not rank.arrived]
+        reached = f"reached {self.function} ({self.line})"
+        if absent:
+            first = absent[0]
+            who = [rank.rank for rank in absent if rank.where() == first.where()]
+            on = f" on {first.host}" if first.host and len(who) == 1 else ""
+            it = f"it {first.where()}" if len(who) == 1 else f"they {plural(first.where())}"
+            kind, verdict = "hang", f"{name_ranks(who)}{on} never {reached}: {it}"
+        elif self.members is None and 0 < len(ranks) < int(os.environ.get("WORLD_SIZE", 0)):
+            kind, who = "elsewhere", []
+            verdict = (
+                f"{name_ranks(list(processes))} {reached}: of the other "
+                f"{int(os.environ['WORLD_SIZE']) - len(ranks)} ranks, on other machines, some have "
+                "not, or this machine cannot connect to them"
+            )
+        else:
+            return None
+        return Report(
+            kind=kind,
+            verdict=verdict,
+            group="world" if self.members is None else f"of {name_ranks(self.members)}",
+            backend="torch",
+            operation=self.function,
+            call=None,
+            culprits=tuple(who),
+            site=line_of(absent[0].place) if absent else self.line,
+            waited_s=time.monotonic() - self.since_s,
+            ranks=tuple(ranks),
+        )
+
+    def _rank(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
+        return RankReport(
+            rank,
+            rank,
+            process[1],
+            arrived=any(line.endswith(f" in {self.function}") for line in where.stack),
+            state=where.state,
+            place=where.location,
+            doing=where.doing,
+            stack=where.stack,
+            source=where.source,
+            host=process[0],
+            callers=where.callers,
+        )
+
+
+class Makings:
+    """The calls of this process that make a group and have not returned."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int, int], float] = {}
+        self._again_s: dict[tuple[int, int], float] = {}
+
+    def overdue(self, limit_s: float) -> list[Making]:
+        """Those that have taken this long; again after as long."""
+        now = time.monotonic()
+        frames = sys._current_frames().items()
+        found = {(thread, id(at)): at for thread, top in frames if (at := _maker(top)) is not None}
+        self._since = {key: self._since.get(key, now) for key in found}
+        self._again_s = {key: self._again_s.get(key, now + limit_s) for key in found}
+        late = [key for key, again_s in self._again_s.items() if now > again_s]
+        self._again_s |= dict.fromkeys(late, now + limit_s)
+        return [_making(found[key], self._since[key]) for key in late]
+
+
+def _maker(frame: FrameType | None) -> FrameType | None:
+    """The call on this stack that makes a group, if records do not show it."""
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in (*_OF_WORLD, *_OF_MEMBERS) and frame.f_code.co_filename.endswith(_FILES):
+            is_recorded = name == "new_group" and not frame.f_locals["use_local_synchronization"]
+            return None if is_recorded else frame
+        frame = frame.f_back
+    return None
+
+
+def _making(frame: FrameType, since_s: float) -> Making:
+    caller: FrameType | None = frame
+    while caller is not None and not is_users(caller.f_code.co_filename):
+        caller = caller.f_back
+    line = f"{short_path(caller.f_code.co_filename)}:{caller.f_lineno}" if caller else "?"
+    name = frame.f_code.co_name
+    if name in _OF_WORLD:
+        return Making(name, line, since_s, None)
+    ranks = frame.f_locals.get("ranks") or frame.f_locals.get("my_group") or ()
+    return Making(name, line, since_s, tuple(ranks))
+
+
+def _launched_together() -> dict[int, int]:
+    """The ranks of this host that were started with this process, by torchrun or another launcher
+    that gives each its variables: their pids."""
+    mine = _variables_of(os.getpid())
+    found = {}
+    for pid in children_of(parent_of(os.getpid())):
+        own = _variables_of(pid)
+        alike = all(own.get(name) == mine.get(name) for name in _LAUNCHED)
+        if alike and own.get("RANK", "").isdigit():
+            found[int(own["RANK"])] = pid
+    return found
+
+
+def _variables_of(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)

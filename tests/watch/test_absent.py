@@ -1,0 +1,93 @@
+"""Ranks that do not come when a group is made: real ranks, one of which comes late."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from unisono import watch
+from user_programs import write_program
+
+LATE = """
+    import time
+    from pathlib import Path
+    import torch
+    import torch.distributed as dist
+
+    def come_late(call, waiting):
+        named = f"rank {RANK} never reached {call}"
+        while sum(named in file.read_text() for file in Path("reports").iterdir()) < waiting:
+            time.sleep(0.05)
+
+    RANK, BACKEND = int(__import__("os").environ["RANK"]), __import__("sys").argv[1]
+"""
+OF_WORLD = """
+    if RANK == 1:
+        come_late("init_process_group", waiting=2)
+    dist.init_process_group(BACKEND)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+OF_MEMBERS = """
+    dist.init_process_group(BACKEND)
+    if RANK == 2:
+        come_late("new_group", waiting=1)
+    if RANK:
+        pair = dist.new_group([1, 2], use_local_synchronization=True)
+        dist.barrier(pair)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+@pytest.mark.parametrize(
+    ("program", "rank", "call"),
+    [(OF_WORLD, 1, "init_process_group"), (OF_MEMBERS, 2, "new_group")],
+    ids=["world", "members"],
+)
+def test_who_does_not_come(
+    program: str, rank: int, call: str, backend: str, tmp_path: Path
+) -> None:
+    late = write_program(tmp_path, LATE + program)
+    (tmp_path / "reports").mkdir()
+    settings = {"UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": str(tmp_path / "reports")}
+    run = ("-m", "unisono", "run", "--watch", "-n", "3")
+    done = late.run(backend, before=run, environment=settings)
+    assert done.returncode == 0, done.stderr
+    line = late.path.read_text().splitlines().index("        time.sleep(0.05)") + 1
+    lines = {f"program.py:{line - 1}", f"program.py:{line}"}  # of the loop that waits
+    verdict = rf"rank {rank} never reached {call} (program.py:"
+    assert done.stderr.count(verdict) == 1, done.stderr
+    about = call, (rank,)  # other ranks may have been late, too
+    reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
+    found = [one for one in reports if (one.operation, one.culprits) == about]
+    assert {one.kind for one in found} == {"hang"}, reports
+    assert {one.site for one in found} <= lines, found
+
+
+def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
+    (tmp_path / "reports").mkdir()
+    store = 'init_process_group(BACKEND, "file://{}", rank=RANK, world_size=4)'
+    world = OF_WORLD.replace("RANK == 1", "False")
+    world = world.replace("init_process_group(BACKEND)", store.format(tmp_path / "store"))
+    program = write_program(tmp_path, LATE + world)
+    settings = {
+        "UNISONO_WATCH": "1",
+        "UNISONO_WATCH_HANG_S": "1",
+        "UNISONO_WATCH_FOLDER": str(tmp_path / "reports"),
+        "WORLD_SIZE": "4",
+    }
+    for rank in range(2):
+        program.start("gloo", environment=settings | {"RANK": str(rank)})
+    try:
+        end = time.monotonic() + 60
+        while not (found := list((tmp_path / "reports").glob("seen-elsewhere*.json"))):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        program.end()
+    verdict = watch.load(found[0]).verdict
+    assert verdict.startswith("ranks 0 and 1 reached init_process_group (program.py:"), verdict
+    assert "of the other 2 ranks, on other machines, some have not" in verdict
