@@ -42,7 +42,7 @@ with open(f"trace_rank_{rank}", "wb") as file:
 os._exit(0)
 """
 VERDICTS = {
-    "late": "rank 1 (global 2) never reached all_reduce #1 of group pair (program.py:20): it made "
+    "late": "rank 1 (global 2) never finished all_reduce #1 of group pair (program.py:20): it made "
     "no call after all_reduce #4 of group world (program.py:14)",
     "differs": "rank 1 called broadcast of float, 5 elements at program.py:18 where the others "
     "called all_gather of float, 5 elements: call #5 of group world",
@@ -119,7 +119,9 @@ def test_coalesced_messages_end_together(tmp_path: Path) -> None:
     receive = entry(1, "recv 1<-0", 6, is_over=False, is_p2p=True)
     last = entry(2, "all_reduce_barrier", 8, is_over=False)
     shown = doctor(*dump(tmp_path, [send, whole, last], [receive, whole]))
-    expected = "rank 1 never reached barrier #2 of group world (train.py:8): it made no call after "
+    expected = (
+        "rank 1 never finished barrier #2 of group world (train.py:8): it made no call after "
+    )
     assert shown.stdout.startswith(
         expected + "recv from rank 0 (tag 0) of group world (train.py:6)"
     )
@@ -128,7 +130,7 @@ def test_coalesced_messages_end_together(tmp_path: Path) -> None:
 def test_a_rank_without_a_dump(tmp_path: Path) -> None:
     calls = [entry(1, "all_reduce", 7, is_over=True), entry(2, "all_reduce", 7, is_over=False)]
     shown = doctor(*dump(tmp_path, calls, calls, size=3))
-    verdict = "rank 2 never reached all_reduce #2 of group world (train.py:7): it left no dump"
+    verdict = "rank 2 never finished all_reduce #2 of group world (train.py:7): it left no dump"
     assert shown.stdout.splitlines()[0] == verdict
     assert "lost; group world of nccl" in shown.stdout
 

@@ -31,8 +31,8 @@ _OPERATIONS = (*_MEETING, "broadcast", "gather", "scatter", "reduce")
 """By the first that is in torch's name: "nccl:all_reduce_barrier", "nccl:_all_gather_base"."""
 _MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 _ABSENT = "left no dump"
-Entry = dict[str, Any]
 Dump = dict[str, Any]
+Entry = dict[str, Any]
 
 
 class _Plain(pickle.Unpickler):
@@ -96,36 +96,27 @@ def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
         is_world = title == "default_pg"
         # gloo does not say who is in a group
         who = members.get(name) or (everybody if is_world else sorted(by_rank))
-        in_time = _in_time(by_rank)
-        newest = [
-            max(map(_number, in_time.get(rank, ())), default=0) for rank in who if rank in dumps
-        ]
+        in_time = {rank: _in_time(by_rank, rank) for rank in who}
+        newest = [max(map(_number, in_time[rank]), default=0) for rank in who if rank in dumps]
         common = min(newest, default=0) - (len(newest) < len(who))
-        ranks = [
-            RankRecords(
-                place,
-                rank,
-                rank + 1,  # instead of its pid
-                _records(in_time.get(rank, ()), common, latest_s - time.monotonic()),
-            )
-            for place, rank in enumerate(who)
-        ]
+        ranks = []
+        for place, rank in enumerate(who):
+            records = _records(in_time[rank], common, latest_s - time.monotonic())
+            ranks.append(RankRecords(place, rank, rank + 1, records))  # the pid is unknown
         shown = "world" if is_world else name if title in ("", "undefined") else title
         backend = next(iter(by_rank.values()))[0]["profiling_name"].partition(":")[0]
         groups.append(GroupRecords(shown, len(who), tuple(ranks), backend, (0, len(groups))))
     return groups
 
 
-def _in_time(by_rank: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-    """Without calls that a rank reached after the first rank's had timed out."""
-    until_s: dict[int, float] = {}
-    for entry in itertools.chain.from_iterable(by_rank.values()):
-        end_s = _since_s(entry) + entry["timeout_ms"] / 1e3
-        until_s[_number(entry)] = min(end_s, until_s.get(_number(entry), math.inf))
-    return {
-        rank: [one for one in entries if one["is_p2p"] or _since_s(one) <= until_s[_number(one)]]
-        for rank, entries in by_rank.items()
-    }
+def _in_time(by_rank: Mapping[int, Sequence[Entry]], rank: int) -> list[Entry]:
+    """The calls of a rank, without those that it reached after another rank's had timed out."""
+    end_s: dict[int, float] = {}
+    for one in itertools.chain.from_iterable(by_rank.values()):
+        limit_s = _since_s(one) + one["timeout_ms"] / 1e3
+        end_s[_number(one)] = min(limit_s, end_s.get(_number(one), math.inf))
+    own = by_rank.get(rank, ())
+    return [one for one in own if one["is_p2p"] or _since_s(one) <= end_s[_number(one)]]
 
 
 def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Record, ...]:
@@ -151,7 +142,7 @@ def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Rec
         is_over = (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"]) in over
         end_s = (entry["time_discovered_completed_ns"] or entry["time_created_ns"]) / 1e9 - ahead_s
         state, ended_s = ("finished", end_s) if is_over else ("waiting", None)
-        frames = [frame for frame in entry["frames"] if is_users(frame["filename"])]
+        frames = [frame for frame in entry.get("frames", ()) if is_users(frame["filename"])]
         sites = [f"{short_path(f['filename'])}:{f['line']} in {f['name']}" for f in frames]
         site = next(iter(sites), None)
         since_s = _since_s(entry) - ahead_s

@@ -321,9 +321,8 @@ class Monitor:
         others have not reached its last calls yet."""
         links = open_links()
         is_due = at_the_end or time.monotonic() >= self._over_hosts_again_s
-        if not is_due or not links or links[0].hosts.count > EAGER_HOSTS:
-            return False
-        if not links[0].is_lowest():
+        are_few = bool(links) and links[0].hosts.count <= EAGER_HOSTS
+        if not (is_due and are_few and links[0].is_lowest()):
             return False
         slow = [known for known in self._slowness.values() if known.host not in ("", own_host())]
         pause_s = min(_OVER_HOSTS_S, self.settings.hang_s / _LOOKS)
