@@ -23,7 +23,7 @@ from unisono.watch.absent import Makings
 from unisono.watch.calls import (
     CREATIONS,
     Wait,
-    finished_calls,
+    calls_of,
     last_call_number,
     newest_calls,
     snapshot,
@@ -349,7 +349,8 @@ class Monitor:
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Log that calls which were reported to hang have gone on."""
         for key, wait in list(self._awaited.items()):
-            over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
+            ended = calls_of(groups, os.getpid(), ("finished",))
+            over = [call for call in ended if _key(call) == key]
             if over:
                 del self._awaited[key]
                 ended_s = over[0].record.ended_s or time.monotonic()
