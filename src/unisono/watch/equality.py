@@ -83,17 +83,22 @@ def replicated(
         if why := reason(name, tensor):
             skipped[name] = why
         else:
-            found[name] = tensor.to_local() if hasattr(tensor, "placements") else tensor
+            found[name] = _local(tensor)
             names[tensor] = name
     for optimizer in optimizers:
         for parameter, name in names.items():
             state = optimizer.state.get(parameter, {})
             found |= {
-                f"{key} of {name}": value.to_local() if hasattr(value, "placements") else value
+                f"{key} of {name}": _local(value)
                 for key, value in state.items()
                 if isinstance(value, torch.Tensor) and _is_dense(value)
             }
     return found, skipped
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
+    return found
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
