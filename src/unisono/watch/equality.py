@@ -17,6 +17,7 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono.comm.on_rows.mismatches import find_minority
@@ -40,7 +41,7 @@ _hooks: dict[Any, Any] = {}
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """A checksum of a tensor's bits, in order, on its device."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     words = flat.view(_WORDS.get(flat.element_size(), torch.int64))
     whole = words.numel() // _COLUMNS * _COLUMNS
     columns = words[:whole].view(-1, _COLUMNS).sum(0, dtype=torch.int64)
@@ -74,8 +75,7 @@ def replicated(
             return "a shard"
         if getattr(tensor, "tensor_model_parallel", False):
             return "a shard"
-        is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        return "" if is_dense else "not a dense tensor"
+        return "" if _is_dense(tensor) else "not a dense tensor"
 
     found, skipped, names = {}, {}, {}
     # Buffers first: what differs in one spreads to the parameters.
@@ -83,17 +83,27 @@ def replicated(
         if why := reason(name, tensor):
             skipped[name] = why
         else:
-            found[name] = tensor.to_local() if hasattr(tensor, "placements") else tensor
+            found[name] = _local(tensor)
             names[tensor] = name
     for optimizer in optimizers:
         for parameter, name in names.items():
             state = optimizer.state.get(parameter, {})
             found |= {
-                f"{key} of {name}": value
+                f"{key} of {name}": _local(value)
                 for key, value in state.items()
-                if isinstance(value, torch.Tensor)
+                if isinstance(value, torch.Tensor) and _is_dense(value)
             }
     return found, skipped
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
+    return found
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_strided = tensor.layout is torch.strided and not tensor.is_meta
+    return is_strided and not tensor.is_quantized and not is_lazy(tensor)
 
 
 class EqualityCheck:
@@ -129,11 +139,12 @@ class EqualityCheck:
         kinds = {device.type for device in group._device_types}
         device = torch.device("cpu" if "cpu" in kinds else "cuda")
         tensors, skipped = replicated(self._model, self._skip, _optimizers)
-        prints = [fingerprint(tensor).to(device, non_blocking=True) for tensor in tensors.values()]
-        if not prints:
-            return
-        known = dict(zip(tensors, torch.stack(prints).tolist(), strict=True))
-        known = {name: known[name] for name in known.keys() - self._skip}
+        prints = {}
+        for name in tensors.keys() - self._skip:
+            with contextlib.suppress(Exception):  # a subclass whose bits cannot be read
+                prints[name] = fingerprint(tensors[name]).to(device, non_blocking=True)
+        values = torch.stack([*prints.values()]).tolist() if prints else []
+        known = dict(zip(prints, values, strict=True))
         digest = zlib.crc32(json.dumps(known, sort_keys=True).encode())
         extremes = torch.tensor([digest, -digest], device=device)
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group)
@@ -175,8 +186,6 @@ class EqualityCheck:
             verdict=with_global_ranks(f"{what} {since}{more}", dist.get_process_group_ranks(group)),
             group=name,
             backend=str(dist.get_backend(group)),
-            operation="",
-            call=None,
             culprits=tuple(culprits) or tuple(range(len(told))),
             site=calling_line(),
             details=tuple(details),
@@ -244,7 +253,6 @@ class _GuardedSend:
                 group=str(group.getGroupDesc() or group.getGroupName()),
                 backend=str(group.getBackendName()),
                 operation="send",
-                call=None,
                 culprits=(rank,),
                 site=self._site,
             )
