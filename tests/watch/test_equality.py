@@ -49,6 +49,63 @@ def test_shards_and_statistics_are_left_out_and_named() -> None:
     assert not any("0.weight" in name for name in found)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_of_every_kind_are_read_or_left_out() -> None:
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2))
+    odd = {
+        "conjugate": torch.tensor([1 + 2j, 3j]).conj(),
+        "negative": torch._neg_view(torch.arange(3.0)),
+        "quantised": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.empty(3, device="meta"),
+    }
+    for name, tensor in odd.items():
+        model[1].register_buffer(name, tensor)
+    found, skipped = replicated(model)
+    left_out = ["0.bias", "0.weight", "1.meta", "1.quantised", "1.sparse"]
+    assert skipped == dict.fromkeys(left_out, "not a dense tensor")
+    for name in ("conjugate", "negative"):
+        assert fingerprint(found[f"1.{name}"]) == fingerprint(odd[name].clone())
+
+
+@pytest.mark.ranks(2)
+def test_tensor_parallelism(process_group: Any) -> None:
+    """What is replicated is compared, and so is its state in optimizers."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    mesh = DeviceMesh.from_group(process_group, "cpu")
+    model = parallelize_module(torch.nn.Linear(4, 3), mesh, RowwiseParallel())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    found, skipped = replicated(model, (), [optimizer])
+    assert skipped == {"weight": "a shard"}
+    assert {*found} == {"bias", "exp_avg of bias", "exp_avg_sq of bias", "step of bias"}
+    assert not any(hasattr(tensor, "placements") for tensor in found.values())
+
+
+class Unreadable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.detach:
+            raise NotImplementedError("of a library that packs its numbers")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.ranks(2)
+def test_what_cannot_be_read_or_is_on_one_rank_only_ends_no_program(process_group: Any) -> None:
+    watch.start()
+    model = Rotary() if dist.get_rank() else torch.nn.Linear(4, 1)
+    model.register_buffer("packed", torch.ones(2).as_subclass(Unreadable))
+    watch.check_equal(model, every=1)
+    train(model, 2)
+    model = torch.nn.Identity() if dist.get_rank() else torch.nn.Linear(4, 4)
+    watch.check_equal(model, every=1)
+    model(torch.ones(2, 4))
+    assert differences() == []
+
+
 class Rotary(torch.nn.Module):
     inv_freq: torch.Tensor
 
@@ -112,7 +169,9 @@ def test_a_buffer_that_differs_is_named(process_group: Any) -> None:
         "(3 of 5 tensors do)"
     )
     assert report.culprits == (2,)
-    assert "model(torch.ones(2, 4))" in linecache.getline(__file__, int(report.site[-2:]))
+    assert "model(torch.ones(2, 4))" in linecache.getline(
+        __file__, int(report.site.rpartition(":")[2])
+    )
 
 
 @pytest.mark.ranks(2)

@@ -79,9 +79,9 @@ def test_passes_of_models_in_subgroups_say_nothing_of_the_world(
     """Ranks 2 and 3 train another model, and make more passes between the calls of the world."""
     apart = [3, 3, 3, 3, 1], [3, 3, 3, 3, 1], [3, 3, 3, 0, 3, 1], [3, 3, 3, 0, 3, 1]
     monkeypatch.setattr(steps, "are_forward", True)
-    monkeypatch.setattr(steps, "_sizes", {4})
+    monkeypatch.setattr(steps, "_size", 4)
     assert look(*apart) is not None
-    monkeypatch.setattr(steps, "_sizes", {2})
+    monkeypatch.setattr(steps, "_size", 2)
     assert look(*apart) is None
 
 

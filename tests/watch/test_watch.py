@@ -38,7 +38,7 @@ from unisono.watch.debug import debug
 from unisono.watch.diagnose import Whereabouts, hang, is_certain, mismatch
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
-from unisono.watch.stacks import callee_of
+from unisono.watch.stacks import callee_of, lines_of_site, short_path
 from unisono.watch.summaries import summarise
 from user_programs import Program, WriteProgram, eventually
 
@@ -412,6 +412,15 @@ def test_what_an_expression_calls(expression: str, callee: str) -> None:
 
 
 # -- reports -------------------------------------------------------------------------------------
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path / "scratch")
+    (tmp_path / "scratch").rmdir()
+    assert short_path(__file__) == "test_watch.py"
+    assert lines_of_site("train.py:8") == ()
+    assert lines_of_site("test_watch.py:1")[0].startswith(">    1")
 
 
 def test_a_report_is_saved_and_read_again(tmp_path: Path) -> None:

@@ -164,9 +164,8 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls often differ because a rank made one more, or one less, long before: then that is the
     verdict, and what was found is a detail. Lines say which call; steps show that one is missing
     where all lines are alike."""
-    by_lines = find_shift(group)
-    by_steps = Steps().look(group) if by_lines is None else None
-    if by_steps is not None:
+    by_lines, by_steps = find_shift(group), Steps().look(group)
+    if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
         verdict = _in_step(group, by_steps)
         details = (*verdict.details, found.verdict, *found.details)
         return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)

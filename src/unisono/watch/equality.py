@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono.comm.on_rows.mismatches import find_minority
@@ -42,7 +43,7 @@ _hooks: dict[Any, Any] = {}
 
 def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """A checksum of a tensor's bits, in order, on its device."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     words = flat.view(_WORDS.get(flat.element_size(), torch.int64))
     whole = words.numel() // _COLUMNS * _COLUMNS
     columns = words[:whole].view(-1, _COLUMNS).sum(0, dtype=torch.int64)
@@ -76,8 +77,7 @@ def replicated(
         of_tensor_parallel = getattr(tensor, "tensor_model_parallel", False)
         if id(tensor) in in_fsdp or is_part or of_experts or of_tensor_parallel:
             return "a shard"
-        is_dense = tensor.layout is torch.strided and not tensor.is_meta
-        return "" if is_dense else "not a dense tensor"
+        return "" if _is_dense(tensor) else "not a dense tensor"
 
     found, skipped, names = {}, {}, {}
     # Buffers first: what differs in one spreads to the parameters.
@@ -85,7 +85,7 @@ def replicated(
         if why := reason(name, tensor):
             skipped[name] = why
         else:
-            found[name] = tensor.to_local() if hasattr(tensor, "placements") else tensor
+            found[name] = _local(tensor)
             names[tensor] = name
     states = {
         name: optimizer.state[parameter]
@@ -94,9 +94,22 @@ def replicated(
         if parameter in optimizer.state
     }
     for name, state in states.items():
-        kept = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-        found |= {f"{key} of {name}": value for key, value in kept.items()}
+        found |= {
+            f"{key} of {name}": _local(value)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and _is_dense(value)
+        }
     return found, skipped
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
+    return found
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_strided = tensor.layout is torch.strided and not tensor.is_meta
+    return is_strided and not tensor.is_quantized and not is_lazy(tensor)
 
 
 class EqualityCheck:
@@ -135,11 +148,12 @@ class EqualityCheck:
         device = torch.device("cpu" if "cpu" in kinds else "cuda")
         optimizers = sorted(_optimizers, key=lambda optimizer: _optimizers[optimizer])
         tensors, skipped = replicated(self._model, self._skip, optimizers)
-        prints = [fingerprint(tensor).to(device, non_blocking=True) for tensor in tensors.values()]
-        if not prints:
-            return
-        known = dict(zip(tensors, torch.stack(prints).tolist(), strict=True))
-        known = {name: known[name] for name in known.keys() - self._skip}
+        prints = {}
+        for name in tensors.keys() - self._skip:
+            with contextlib.suppress(Exception):  # a subclass whose bits cannot be read
+                prints[name] = fingerprint(tensors[name]).to(device, non_blocking=True)
+        values = torch.stack([*prints.values()]).tolist() if prints else []
+        known = dict(zip(prints, values, strict=True))
         digest = zlib.crc32(json.dumps(known, sort_keys=True).encode())
         extremes = torch.tensor([digest, -digest], device=device)
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group)

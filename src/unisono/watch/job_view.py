@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
-from unisono.watch.calls import snapshot
+from unisono.watch.calls import of_creations, snapshot
 from unisono.watch.diagnose import Ask, Whereabouts
 from unisono.watch.report import build
 from unisono.watch.stack_server import request_stacks, whereabouts
@@ -135,8 +135,10 @@ def _with_absent(
     """Groups over hosts, including ranks that no host has described."""
     hosts = links.hosts
     by_segment = {group.segment: group for group in groups}
-    for described in links.describe_groups():
-        group = by_segment.get(segment_of_key(described.key))
+    known_groups = links.describe_groups()
+    keys = [(segment_of_key(described.key), described) for described in known_groups]
+    for segment, described in [*keys, *((of_creations(key), group) for key, group in keys)]:
+        group = by_segment.get(segment)
         if group is None:
             continue
         told = {member.rank for member in group.ranks}

@@ -134,10 +134,17 @@ def from_faulthandler(text: str) -> list[Stack]:
 
 def short_path(file: str) -> str:
     """A file as seen from the current folder, or its last two parts."""
-    folder = os.getcwd() + os.sep
+    folder = _current_folder() + os.sep
     if file.startswith(folder):
         return file.removeprefix(folder)
     return os.sep.join(file.split(os.sep)[-2:]) if not is_users(file) else os.path.basename(file)
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return os.devnull
 
 
 @functools.lru_cache(4096)
@@ -209,7 +216,7 @@ def lines_of_site(site: str) -> tuple[str, ...]:
         return ()
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     known = [file for file in loaded if file and file.endswith(os.sep + name)]
-    files = [os.path.abspath(name), *(os.path.abspath(file) for file in known)]
+    files = [os.path.join(_current_folder(), file) for file in (name, *known)]
     found = next((file for file in files if os.path.isfile(file)), "")
     return lines_around(found, int(line)) if found else ()
 

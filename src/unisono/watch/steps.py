@@ -21,6 +21,7 @@ from unisono.watch.calls import line_of
 _ENOUGH = 2
 """A differing step counts after this many equal steps: ranks whose optimizers step at different
 times never have so many."""
+_MIXED = 1 << 30
 
 _hooks: dict[str, Any] = {}
 are_counted = False
@@ -29,8 +30,8 @@ are_marked = False
 """Whether the program marks its steps itself."""
 are_forward = False
 """Whether the forward passes of DDP are the steps."""
-_sizes: set[int] = set()
-"""Of the groups of these DDPs."""
+_size = 0
+"""Of the groups of these DDPs; _MIXED if models in small groups came before one in a larger."""
 phase = ""
 """The part of an iteration that the program is in: data, forward, backward or optimizer."""
 
@@ -59,8 +60,8 @@ def count_training_steps() -> None:
 
 def stop_counting() -> None:
     """Stop counting steps that the program does not mark."""
-    global are_forward
-    are_forward = False
+    global are_forward, _size
+    are_forward, _size = False, 0
     while _hooks:
         _hooks.popitem()[1].remove()
 
@@ -96,7 +97,7 @@ def _enter(name: str) -> Callable[..., None]:
 
 def _begin_iteration(module: Any, _: Any) -> None:
     """A new iteration has begun."""
-    global are_forward, phase
+    global are_forward, phase, _size
     from torch import compiler, is_grad_enabled
 
     if compiler.is_compiling() or not (_hooks and module.training and is_grad_enabled()):
@@ -105,11 +106,12 @@ def _begin_iteration(module: Any, _: Any) -> None:
     if are_marked:
         return
     are_forward = True
-    _sizes.add(module.process_group.size())
     if "optimizer" in _hooks:
         _hooks.pop("optimizer").remove()
-    # In no_sync, and in Join, ranks may make different numbers of passes.
-    if module.require_backward_grad_sync and not module._join_config.enable:
+    # In no_sync, in Join, and in smaller groups, ranks may make different numbers of passes.
+    size = module.process_group.size()
+    if module.require_backward_grad_sync and not module._join_config.enable and size >= _size:
+        _size = size if _size in (0, size) else _MIXED
         _count()
 
 
@@ -151,7 +153,7 @@ class Steps:
         calls = [_calls(member) for member in group.ranks]
         if len(calls) < group.size or not all(map(_is_in_order, calls)):
             return None
-        if are_forward and group.size not in _sizes:  # its ranks may train different models
+        if are_forward and group.size != _size:  # its ranks may train different models
             return None
         calls = self._since_the_group_was_made(calls)
         first = max(records[0].step for records in calls)

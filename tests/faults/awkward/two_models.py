@@ -1,4 +1,5 @@
-"""Two groups of ranks train a model each, and one of them makes more passes from some step on."""
+"""Two groups of ranks train a model each, one with more passes from some step on, and then a common
+one, too."""
 
 # late:
 
@@ -16,4 +17,9 @@ for step in range(40):
         optimizer.step()
         optimizer.zero_grad()
     dist.all_reduce(torch.ones(1))
+common = DistributedDataParallel(torch.nn.Linear(4, 1))
+for step in range(40):
+    common(torch.ones(2, 4)).sum().backward()
+    if rank and step >= 10:
+        model(torch.ones(2, 4)).sum().backward()
 dist.barrier()
