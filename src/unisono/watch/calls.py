@@ -138,11 +138,6 @@ def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) 
     return calls_of(groups, process, IN_FLIGHT)
 
 
-def finished_calls(groups: Iterable[GroupRecords], process: Process | int) -> list[Wait]:
-    """Every finished call of one process."""
-    return calls_of(groups, process, ("finished",))
-
-
 def calls_of(
     groups: Iterable[GroupRecords], process: Process | int | None, states: Sequence[str] = ()
 ) -> list[Wait]:

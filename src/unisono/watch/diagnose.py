@@ -215,11 +215,11 @@ def _mismatch(
         rest = next(rank for rank in records if rank not in culprits)
         others = "the others" if find_majority(calls) else name_ranks({*records} - {*culprits})
         before = "" if find_majority(calls) else ", as before"
-        verdict = f"{name_ranks(culprits)} {odd} where {others} called {calls[rest]}{before}"
+        where = f"where {others} called {calls[rest]}{before}"
+        verdict = f"{name_ranks(culprits)} {odd} {where}: call #{number} of group {group.name}"
     elif len(sides) <= _MOST_SIDES:
-        verdict = ", ".join(f"{name_ranks(ranks)} {did}" for did, ranks in sides.items())
-    if culprits or len(sides) <= _MOST_SIDES:
-        verdict += f": call #{number} of group {group.name}"
+        did = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in sides.items())
+        verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
     lines = [line.strip() for line in details[:-1]]

@@ -22,8 +22,9 @@ from unisono.watch import diagnose, steps
 from unisono.watch.absent import Makings
 from unisono.watch.calls import (
     CREATIONS,
+    IN_FLIGHT,
     Wait,
-    finished_calls,
+    calls_of,
     last_call_number,
     newest_calls,
     snapshot,
@@ -280,13 +281,12 @@ class Monitor:
         self._look_at_steps()
         self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
         self._where_over_hosts = None
-        own = waits(groups, me)
-        for wait in own:
+        for wait in waits(groups, me):
             key = _key(wait)
             late = now - wait.record.arrived_s > self.settings.hang_s
             if not late or key in self._reported or wait.is_for_anybody():
                 continue
-            if not self._asks_for_host(wait) or self._is_only_posted(wait, own):
+            if not self._asks_for_host(wait) or self._is_only_posted(wait, groups):
                 continue
             view = look_at_job(
                 self.where, _LAST_OF_STEPS, meanwhile=self._stack_server.answer_if_asked
@@ -348,7 +348,8 @@ class Monitor:
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Log that calls which were reported to hang have gone on."""
         for key, wait in list(self._awaited.items()):
-            over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
+            ended = calls_of(groups, os.getpid(), ("finished",))
+            over = [call for call in ended if _key(call) == key]
             if over:
                 del self._awaited[key]
                 ended_s = over[0].record.ended_s or time.monotonic()
@@ -495,13 +496,17 @@ class Monitor:
         patience = _PATIENT_TIMES if host_number() >= EAGER_HOSTS else 1
         return time.monotonic() - wait.record.arrived_s > patience * self.settings.hang_s
 
-    def _is_only_posted(self, wait: Wait, own: list[Wait]) -> bool:
-        """Whether a message was begun early: the program is elsewhere, or in a later call."""
+    def _is_only_posted(self, wait: Wait, groups: list[GroupRecords]) -> bool:
+        """Whether a message was begun early: the program is elsewhere, or makes other calls."""
         if wait.record.tag is None or wait.group.backend == "nccl":
             return False
-        later = [call for call in own if call.record.arrived_s > wait.record.arrived_s]
-        in_call = self._where_now(wait.member.process).in_call
-        return not in_call or any(call.record.tag is None for call in later)
+        recently_s = time.monotonic() - self.settings.hang_s
+        newest = [call.record for call in newest_calls(groups, os.getpid())]
+        return not self._where_now(wait.member.process).in_call or any(
+            record.arrived_s > recently_s or (record.tag is None and record.state in IN_FLIGHT)
+            for record in newest
+            if record.arrived_s > wait.record.arrived_s
+        )
 
     def _speaks(self, view: JobView, wait: Wait, report: Report) -> bool:
         """Whether this rank logs it: the lowest rank that waits in the reported call and can log.
