@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.errors import (
@@ -35,6 +36,10 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
         view = look_at_job(ask, _LAST if open_links() else None)
         found = _from_records(error, view)
         if found is not None and _agrees(found, kind, culprits):
+            if found.kind == kind == "mismatch" and isinstance(error, CollectiveMismatch):
+                lines = tuple(line.strip() for line in str(error).splitlines()[1:-1])
+                site = line_of(error.sites[found.culprits[0]])  # records may have no lines
+                found = replace(found, details=lines, site=site)
             error.add_note(f"unisono.watch: {found}")
             return found
     verdict, *details = str(error).splitlines()
