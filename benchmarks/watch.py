@@ -38,7 +38,7 @@ from unisono.watch.torch_group import WatchedProcessGroup
 
 ROUNDS, CALLS = 30, 2000
 TURNS, CALLS_A_TURN = 100, 50
-OWN_TURNS, STEP_TURNS = 12, 30
+OWN_TURNS, STEP_TURNS = 12, 40
 
 
 def best_us(work: Callable[[], Any], calls: int = CALLS) -> float:
@@ -212,7 +212,7 @@ def ddp_ms(folder: str) -> tuple[float, float]:
     for on in (False, True):
         switch_watch(on)
         layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-        model = torch.nn.TransformerEncoder(layer, 4)
+        model = torch.nn.TransformerEncoder(layer, 2)
         ddp = torch.nn.parallel.DistributedDataParallel(
             model, process_group=dist.new_group(list(range(size)))
         )
@@ -231,7 +231,7 @@ def ddp_ms(folder: str) -> tuple[float, float]:
     for turn in range(STEP_TURNS):
         for which in (0, 1) if turn % 2 else (1, 0):
             switch_watch(bool(which))
-            for _ in range(4):
+            for _ in range(2):
                 start = time.perf_counter()
                 steps[which]()
                 took[which].append((time.perf_counter() - start) * 1e3)

@@ -218,13 +218,13 @@ def _only_our_algorithms() -> Iterator[None]:
 
 
 def _open_groups() -> set[tuple[int, int]]:
-    from unisono.comm.shared_memory.record_reader import map_segment, segment_key, segments_of
+    from unisono.comm.shared_memory import record_reader
 
     found = set()
-    for path in segments_of(os.getpid()):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            if map_segment(file.fileno()) is not None:  # CUDA has unnamed files, too
-                found.add(segment_key(file.fileno()))
+    for path in record_reader.segments_of(os.getpid()):  # CUDA has unnamed files, too
+        with contextlib.suppress(OSError, record_reader.NotASegment), open(path, "rb") as file:
+            record_reader.map_segment(file.fileno())
+            found.add(record_reader.segment_key(file.fileno()))
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from expected import assert_same, inputs, raw, reduced
 from ranks import subgroup
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import combine
+from unisono.comm.engine import native
 from unisono.comm.reductions import REDUCTION_NAMES
 
 COUNT = 150_001  # several slots of float64, and no multiple of anything
@@ -56,7 +56,7 @@ def test_an_average_is_the_sum_divided(dtype: type, sources: int) -> None:
     for row in rows[1:]:
         total = total + row
     got = numpy.empty_like(total)
-    combine(got, list(rows), REDUCTION_NAMES.index("avg"))
+    native.combine([got, *rows], REDUCTION_NAMES.index("avg"), 1.0)
     assert numpy.array_equal(got, total / dtype(sources))
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import combine
+from unisono.comm.engine import native
 from unisono.comm.reductions import REDUCTION_NAMES
 
 Bits = NDArray[numpy.uint16]
@@ -106,7 +106,7 @@ def test_every_half_number_beside_every_kind_of_partner(kind: str, op: str) -> N
                 half = total.astype(numpy.float16).view(numpy.uint16)
             expected = round_once(total) if kind == "bfloat16" else half
             got = numpy.empty_like(expected)
-            combine(tensor(got), [tensor(row) for row in rows], REDUCTION_NAMES.index(op))
+            native.combine([tensor(got), *map(tensor, rows)], REDUCTION_NAMES.index(op), 1.0)
             if kind == "float16":  # any NaN is accepted
                 both_nan = numpy.isnan(wide(got)) & numpy.isnan(total)
                 got = numpy.where(both_nan, expected, got)

@@ -25,7 +25,12 @@ from faults.corpus import (
 from faults.runner import Outcome
 
 MARK = "<!-- what follows is written by tests/faults/page.py -->"
-OURS = {"unisono": "unisono", "watched": "gloo, watched", "hosts": "gloo over two hosts, watched"}
+OURS = {
+    "unisono": "unisono",
+    "watched": "gloo, watched",
+    "hosts": "gloo over two hosts, watched",
+    "four_hosts": "gloo over four hosts, watched",
+}
 PEERS = {"gloo": "plain gloo", "detail": "DETAIL", "monitored": "monitored_barrier"}
 _ERROR = re.compile(
     r"^(?:\w+\.)*\w*(?:Error|Exception|Failed|terminate called)\w*: .*$", re.MULTILINE

@@ -162,13 +162,58 @@ def test_gloo_under_torchrun_has_one_verdict(
     assert re.match(OF_GLOO[how], said[0]), said
 
 
+PROGRAMS = {
+    "exception_on_one_rank": "four_hosts",  # a rank that leaves says why
+    "helper_called_twice": "four_hosts",  # ... and what it called
+    "op_mismatch": "four_hosts",  # the job ends before the next periodic comparison
+    "new_group_of_other_members": "hosts",
+    "all_to_all_splits": "hosts",
+}
+
+
 @pytest.mark.usefixtures("make_network")  # or skips
-def test_a_rank_alone_on_its_host_leaves_its_reason() -> None:
-    (fault,) = (fault for fault in corpus() if fault.name == "exception_on_one_rank")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_verdicts_on_ranks_that_leave(name: str) -> None:
+    (fault,) = (fault for fault in corpus() if fault.name == name)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = [sys.executable, "-m", "faults", "--json", "--setup", "hosts", fault.name]
+    command = [sys.executable, "-m", "faults", "--json", "--setup", PROGRAMS[name], name]
     result = json.loads(subprocess.check_output(command, env=environment))
     assert right(fault, Outcome(tuple(result["said"]), result["ended"])), result["said"]
+    if name == "all_to_all_splits":
+        assert "rank 1 differs from the others" in "".join(result["said"])
+
+
+LEAVING = """
+    import sys, time
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    groups = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
+    for group in groups:
+        dist.all_reduce(torch.ones(3), group=group)
+    dist.barrier()
+    if dist.get_rank():
+        time.sleep(float(sys.argv[1]))
+    since = time.monotonic()
+    dist.destroy_process_group()
+    print("left in", time.monotonic() - since)
+    """
+
+
+@pytest.mark.parametrize("pause_s", [0, 3])
+def test_a_rank_that_leaves_does_not_wait(
+    two_hosts: Network, program: WriteProgram, tmp_path: Path, pause_s: int
+) -> None:
+    environment = plain_environment() | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "UNISONO_WATCH": "1",
+    }
+    command = [sys.executable, str(program(LEAVING).path), str(pause_s)]
+    ranks = start_ranks(two_hosts.hosts, (0, 0, 1, 1), command, tmp_path, environment)
+    for rank in ranks:
+        assert rank.wait() == 0, rank.text()
+        assert "unisono.watch: " not in rank.text()
+        assert float(rank.text().rpartition("left in ")[2].split()[0]) < 2.0, rank.text()
 
 
 # -- what exceptions carry -----------------------------------------------------------------------

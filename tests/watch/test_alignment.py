@@ -46,6 +46,13 @@ def test_of_two_ranks_the_one_that_breaks_the_pattern() -> None:
     assert look([7, 8, 9, 7, 8, 9, 7], [7, 8, 9, 7, 9, 7, 8]) == (1, True, ["t.py:8"])
 
 
+def test_of_two_lines_in_turn_the_rank_that_is_ahead_at_the_end_left_one_out() -> None:
+    usual = [1, 2] * 40
+    assert look([*usual, 9], [1, 2, 1, *usual[4:], 9], [*usual, 9]) == (1, True, ["t.py:2"])
+    assert look([*usual, 9], [1, 2, 2, *usual[2:], 9], [*usual, 9]) == (1, False, ["t.py:2"])
+    assert look(usual, [1, 2, 1, *usual[4:]], usual) is None  # who knows?
+
+
 def test_what_is_no_shift() -> None:
     usual = [1, 2, 3] * 5
     assert look(usual, [1, 7, 3] * 5, usual) is None  # its own branch

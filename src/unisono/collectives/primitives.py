@@ -167,10 +167,9 @@ def all_gather(
     [tensor([]), tensor([1.])]
     """
     comm = resolve(group)
-    if out is not None:
-        check_tensor(comm, "all_gather", tensor)
-        return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
     check_tensor(comm, "all_gather", tensor)
+    if out is not None:
+        return result_or_work(comm.all_gather(out, tensor, async_op=async_op), async_op, out)
     dense = as_dense_tensor(comm, "all_gather", tensor)
     result = ragged.gather(comm, dense, None, async_op=async_op)
     return result if dense is tensor else in_given_type(tensor, result)

@@ -20,7 +20,7 @@ from typing import Any
 
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import UnisonoError
-from unisono.watch.calls import waits
+from unisono.watch.calls import line_of, newest_calls, waits
 from unisono.watch.diagnose import Whereabouts, hang, mismatch, shifted_by_lines
 from unisono.watch.report import Report
 from unisono.watch.stacks import is_users, short_path
@@ -64,7 +64,10 @@ def verdict_of(dumps: Mapping[int, Dump]) -> Report | None:
         """A dump does not say where its process was, only what it called."""
         if process[1] - 1 not in dumps:
             return Whereabouts(state=_ABSENT, is_described=False)
-        return Whereabouts(state="" if waits(groups, process) else "made no call")
+        state = "made no call" if not waits(groups, process) else ""
+        for last in sorted(newest_calls(groups, process), key=lambda call: call.record.arrived_s):
+            state = state and f"made no call after {last} ({line_of(last.record.site)})"
+        return Whereabouts(state=state, is_described=False)
 
     found = mismatch(groups)
     for wait in waits(groups):

@@ -90,8 +90,8 @@ def _align(
     }
     others = [calls for peer, calls in sequences.items() if peer != rank]
     regular = [calls for calls in others if number in calls and calls[number].site == usual]
-    theirs = _from(max(regular, key=len), number)
-    own = _from(sequences[rank], number)
+    all_theirs, all_own = (_from(own, number) for own in (max(regular, key=len), sequences[rank]))
+    theirs, own = all_theirs[:_AHEAD], all_own[:_AHEAD]
     branches = {usual, own[0].site}
     for at in max(regular, key=len):
         if branches <= {calls[at].site for calls in others if at in calls}:
@@ -108,9 +108,16 @@ def _align(
     right = [(record.site or "", record.step - own_base) for record in own]
     scores = _scores(left, right)
     without, more, other = scores[1][0] - 1, scores[0][1] - 1, scores[1][1] - 1
-    if max(without, more) <= other or without == more:
+    lead = without - more
+    if not lead:  # two lines in turn: a rank that is ahead at the end has left one out
+        behind, ahead = (
+            sum(one.site != other.site for one, other in zip(*both, strict=False))
+            for both in ((all_theirs, all_own[1:]), (all_theirs[1:], all_own))
+        )
+        lead = behind - ahead
+    if max(without, more) <= other or not lead:
         return None
-    is_left_out = without > more
+    is_left_out = lead > 0
     gap = _gap(left, right, scores, is_left_out)
     calls = (theirs if is_left_out else own)[:gap]
     window = _window(theirs, own, sequences[rank], number, gap, is_left_out)
@@ -122,7 +129,7 @@ def _align(
 def _from(calls: dict[int, Record], number: int) -> list[Record]:
     """The calls from a number on, without a gap between their numbers."""
     found: list[Record] = []
-    while number in calls and len(found) < _AHEAD:
+    while number in calls:
         found.append(calls[number])
         number += 1
     return found

@@ -56,15 +56,19 @@ def with_creations(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
             for member in group.ranks
         ]
         if any(made):
-            device, inode = group.segment
-            group_of_creations = replace(
-                group, backend=CREATIONS, ranks=_with(group, made), segment=(device, -1 - inode)
+            segment = of_creations(group.segment)
+            found.append(
+                replace(group, backend=CREATIONS, ranks=_with(group, made), segment=segment)
             )
-            found.append(group_of_creations)
             rest = [tuple(c for c in member.records if not c.creation) for member in group.ranks]
             group = replace(group, ranks=_with(group, rest))
         found.append(group)
     return found
+
+
+def of_creations(segment: tuple[int, int]) -> tuple[int, int]:
+    """The name of the calls that make groups, among those of a world."""
+    return segment[0], -1 - segment[1]
 
 
 def _with(group: GroupRecords, records: Iterable[tuple[Record, ...]]) -> tuple[RankRecords, ...]:
@@ -132,11 +136,6 @@ def waits(groups: Iterable[GroupRecords], process: Process | int | None = None) 
     """Every call in flight, of one process (a pid alone: of this host) or of all, the oldest
     first."""
     return calls_of(groups, process, IN_FLIGHT)
-
-
-def finished_calls(groups: Iterable[GroupRecords], process: Process | int) -> list[Wait]:
-    """Every finished call of one process."""
-    return calls_of(groups, process, ("finished",))
 
 
 def calls_of(

@@ -164,9 +164,8 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     """Calls often differ because a rank made one more, or one less, long before: then that is the
     verdict, and what was found is a detail. Lines say which call; steps show that one is missing
     where all lines are alike."""
-    by_lines = find_shift(group)
-    by_steps = Steps().look(group) if by_lines is None else None
-    if by_steps is not None:
+    by_lines, by_steps = find_shift(group), Steps().look(group)
+    if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
         verdict = _in_step(group, by_steps)
         details = (*verdict.details, found.verdict, *found.details)
         return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
@@ -216,11 +215,11 @@ def _mismatch(
         rest = next(rank for rank in records if rank not in culprits)
         others = "the others" if find_majority(calls) else name_ranks({*records} - {*culprits})
         before = "" if find_majority(calls) else ", as before"
-        verdict = f"{name_ranks(culprits)} {odd} where {others} called {calls[rest]}{before}"
+        where = f"where {others} called {calls[rest]}{before}"
+        verdict = f"{name_ranks(culprits)} {odd} {where}: call #{number} of group {group.name}"
     elif len(sides) <= _MOST_SIDES:
-        verdict = ", ".join(f"{name_ranks(ranks)} {did}" for did, ranks in sides.items())
-    if culprits or len(sides) <= _MOST_SIDES:
-        verdict += f": call #{number} of group {group.name}"
+        did = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in sides.items())
+        verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
     ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
     lines = [line.strip() for line in details[:-1]]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -34,8 +35,9 @@ _COLUMNS = 61  # a prime, so that exchanged rows get into other columns
 _WEIGHTS = tuple(pow(3, 40 + column, 2**61 - 1) for column in range(_COLUMNS))
 _MOST_NAMED = 8
 
-_optimizers: WeakSet[Any] = WeakSet()
-"""Those that have made a step."""
+_optimizers: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+"""Those that have made a step, and when they made the last one. One that the program has replaced
+stays until Python collects it, which it does at different times on different ranks."""
 _hooks: dict[Any, Any] = {}
 
 
@@ -52,7 +54,8 @@ def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 def replicated(
     model: torch.nn.Module, skip: Collection[str] = (), optimizers: Iterable[Any] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors that should be equal on all ranks, by name; and why others are not compared."""
+    """The tensors that should be equal on all ranks, by name; and why others are not compared. The
+    state of a parameter is in the last of its optimizers."""
     inner: Any = model.module if type(model).__name__ == "DistributedDataParallel" else model
     ignored = {*skip, *getattr(inner, "_ddp_params_and_buffers_to_ignore", ())}
     modules = dict(inner.named_modules())
@@ -71,9 +74,8 @@ def replicated(
             return "statistics of each rank's own batches"
         is_part = any(not place.is_replicate() for place in getattr(tensor, "placements", ()))
         of_experts = getattr(tensor, "allreduce", True) is False
-        if id(tensor) in in_fsdp or is_part or of_experts:
-            return "a shard"
-        if getattr(tensor, "tensor_model_parallel", False):
+        of_tensor_parallel = getattr(tensor, "tensor_model_parallel", False)
+        if id(tensor) in in_fsdp or is_part or of_experts or of_tensor_parallel:
             return "a shard"
         return "" if _is_dense(tensor) else "not a dense tensor"
 
@@ -83,17 +85,26 @@ def replicated(
         if why := reason(name, tensor):
             skipped[name] = why
         else:
-            found[name] = tensor.to_local() if hasattr(tensor, "placements") else tensor
+            found[name] = _local(tensor)
             names[tensor] = name
-    for optimizer in optimizers:
-        for parameter, name in names.items():
-            state = optimizer.state.get(parameter, {})
-            found |= {
-                f"{key} of {name}": value.to_local() if hasattr(value, "placements") else value
-                for key, value in state.items()
-                if isinstance(value, torch.Tensor) and _is_dense(value)
-            }
+    states = {
+        name: optimizer.state[parameter]
+        for optimizer in optimizers
+        for parameter, name in names.items()
+        if parameter in optimizer.state
+    }
+    for name, state in states.items():
+        found |= {
+            f"{key} of {name}": _local(value)
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and _is_dense(value)
+        }
     return found, skipped
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
+    return found
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -114,7 +125,9 @@ class EqualityCheck:
         self._equal_at: int | None = None
         self._hook = _hooks[self] = model.register_forward_pre_hook(self._before_forward)
         if "optimizers" not in _hooks:
-            _hooks["optimizers"] = register_optimizer_step_post_hook(_note_optimizer)
+            _hooks["optimizers"] = register_optimizer_step_post_hook(
+                lambda optimizer, *_: _optimizers.update({optimizer: time.monotonic()})
+            )
 
     def skipped(self) -> dict[str, str]:
         """What is not compared, and why."""
@@ -133,7 +146,8 @@ class EqualityCheck:
         group: Any = getattr(self._model, "process_group", None) or dist.group.WORLD
         kinds = {device.type for device in group._device_types}
         device = torch.device("cpu" if "cpu" in kinds else "cuda")
-        tensors, skipped = replicated(self._model, self._skip, _optimizers)
+        optimizers = sorted(_optimizers, key=lambda optimizer: _optimizers[optimizer])
+        tensors, skipped = replicated(self._model, self._skip, optimizers)
         prints = {}
         for name in tensors.keys() - self._skip:
             with contextlib.suppress(Exception):  # a subclass whose bits cannot be read
@@ -181,8 +195,6 @@ class EqualityCheck:
             verdict=with_global_ranks(f"{what} {since}{more}", dist.get_process_group_ranks(group)),
             group=name,
             backend=str(dist.get_backend(group)),
-            operation="",
-            call=None,
             culprits=tuple(culprits) or tuple(range(len(told))),
             site=calling_line(),
             details=tuple(details),
@@ -195,10 +207,6 @@ def _listed(names: Iterable[str]) -> str:
     known = sorted(names)
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     return ", ".join(known[:_MOST_NAMED]) + more
-
-
-def _note_optimizer(optimizer: Any, *_: Any) -> None:
-    _optimizers.add(optimizer)
 
 
 def check_every_ddp(every: int, tell: Tell) -> None:
@@ -250,7 +258,6 @@ class _GuardedSend:
                 group=str(group.getGroupDesc() or group.getGroupName()),
                 backend=str(group.getBackendName()),
                 operation="send",
-                call=None,
                 culprits=(rank,),
                 site=self._site,
             )

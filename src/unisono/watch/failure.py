@@ -16,7 +16,7 @@ from unisono.errors import (
 )
 from unisono.watch.calls import CREATIONS, line_of, newest_calls
 from unisono.watch.diagnose import Ask, Whereabouts, describe_rank, hang, mismatch
-from unisono.watch.job_view import JobView, look_at_job, may_ask
+from unisono.watch.job_view import JobView, look_at_job, may_ask, open_links
 from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import describe_error
 
@@ -32,7 +32,7 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     kind, culprits = _kind_of(error)
     view = None
     if kind != "failed":
-        view = look_at_job(ask, _LAST)
+        view = look_at_job(ask, _LAST if open_links() else None)
         found = _from_records(error, view)
         if found is not None and _agrees(found, kind, culprits):
             error.add_note(f"unisono.watch: {found}")

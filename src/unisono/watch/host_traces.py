@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from unisono.comm.shared_memory.records import GroupRecords, Record
-from unisono.watch.job_view import by_our_clock, group_on_host, open_links
+from unisono.comm.shared_memory.records import GroupRecords
+from unisono.watch.job_view import group_from, open_links
 
 TOPIC = "trace"
 _AT_ONCE = 5000
@@ -31,8 +31,7 @@ class TracePart:
     ahead_s: float | None
     error_s: float | None
     groups: tuple[GroupRecords, ...]
-    records: tuple[tuple[int, int, Record], ...]
-    """The number of a group, a rank of it, and the record."""
+    """With their records; a group may be there several times, with some ranks or records each."""
     dropped: int
 
 
@@ -52,13 +51,9 @@ class HostTraces:
         """Whether the lowest rank of this host writes the file: it does on the first one."""
         return self._links is None or self._links.hosts.mine == 0
 
-    def send(
-        self,
-        groups: Sequence[GroupRecords],
-        records: Sequence[tuple[int, int, Record]],
-        dropped: int,
-    ) -> bool:
-        """Send this host's part to the one that writes; returns whether it was accepted."""
+    def send(self, members: Sequence[GroupRecords], dropped: int) -> bool:
+        """Send this host's part, each group with one rank, to the host that writes; returns whether
+        it was accepted."""
         links = self._links
         if links is None or not links.is_open():
             return False
@@ -68,16 +63,22 @@ class HostTraces:
             "host": hosts.names[hosts.mine],
             "ahead_s": None if behind is None else -behind[0],
             "error_s": None if behind is None else behind[1],
-            "groups": [asdict(group) for group in groups],
             "dropped": dropped,
         }
-        for begin in range(0, max(1, len(records)), _AT_ONCE):
-            some = records[begin : begin + _AT_ONCE]
+        pieces = [
+            replace(
+                group, ranks=(replace(member, records=member.records[begin : begin + _AT_ONCE]),)
+            )
+            for group in members
+            for member in group.ranks
+            for begin in range(0, max(1, len(member.records)), _AT_ONCE)
+        ]
+        for left in range(len(pieces), -1, -1):
             message = {
                 "serial": self.serial,
                 "number": hosts.mine,
-                "records": [(group, rank, asdict(record)) for group, rank, record in some],
-                "rest": rest if begin + _AT_ONCE >= len(records) else None,
+                "group": asdict(pieces[-left]) if left else None,
+                "rest": None if left else rest,
             }
             if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):
                 return False
@@ -99,32 +100,24 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._records: dict[tuple[int, int], list[tuple[int, int, Record]]] = {}
+        self._pieces: dict[tuple[int, int], list[dict[str, Any]]] = {}
         self._parts: dict[tuple[int, int], TracePart] = {}
 
     def accept(self, message: dict[str, Any]) -> bool:
         """Handle a message of a host; returns the answer."""
         key = int(message["serial"]), int(message["number"])
+        rest = message["rest"]
         with self._changed:
-            records = self._records.setdefault(key, [])
-            records += [
-                (int(group), int(rank), Record(**record))
-                for group, rank, record in message["records"]
-            ]
-            rest = message["rest"]
-            if rest is not None:
-                ahead_s = rest["ahead_s"]
+            if rest is None:
+                self._pieces.setdefault(key, []).append(message["group"])
+            else:
+                host, ahead_s = str(rest["host"]), rest["ahead_s"]
+                groups = tuple(
+                    group_from(found, host, key[1], ahead_s or 0.0)
+                    for found in self._pieces.pop(key, [])
+                )
                 self._parts[key] = TracePart(
-                    host=str(rest["host"]),
-                    number=key[1],
-                    ahead_s=ahead_s,
-                    error_s=rest["error_s"],
-                    groups=tuple(group_on_host(found, key[1]) for found in rest["groups"]),
-                    records=tuple(
-                        (group, rank, by_our_clock(record, ahead_s or 0.0))
-                        for group, rank, record in self._records.pop(key)
-                    ),
-                    dropped=int(rest["dropped"]),
+                    host, key[1], ahead_s, rest["error_s"], groups, int(rest["dropped"])
                 )
                 self._changed.notify_all()
         return True

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
-from unisono.watch.calls import snapshot
+from unisono.watch.calls import of_creations, snapshot
 from unisono.watch.diagnose import Ask, Whereabouts
 from unisono.watch.report import build
 from unisono.watch.stack_server import request_stacks, whereabouts
@@ -135,8 +135,10 @@ def _with_absent(
     """Groups over hosts, including ranks that no host has described."""
     hosts = links.hosts
     by_segment = {group.segment: group for group in groups}
-    for described in links.describe_groups():
-        group = by_segment.get(segment_of_key(described.key))
+    known_groups = links.describe_groups()
+    keys = [(segment_of_key(described.key), described) for described in known_groups]
+    for segment, described in [*keys, *((of_creations(key), group) for key, group in keys)]:
+        group = by_segment.get(segment)
         if group is None:
             continue
         told = {member.rank for member in group.ranks}
@@ -164,7 +166,7 @@ def _hear(links: Links, peer: int, told: dict[str, Any]) -> list[GroupRecords]:
     clock = links.questions.read_clock(peer)
     ahead_s = clock[0] if clock is not None else 0.0
     name = links.hosts.names[number]
-    groups = [_group_from(found, name, number, ahead_s) for found in told["groups"]]
+    groups = [group_from(found, name, number, ahead_s) for found in told["groups"]]
     for group in groups:
         for member in group.ranks if group.is_part else ():
             _last_seen.pop((group.segment, member.rank), None)
@@ -230,23 +232,19 @@ def _tell(about: dict[str, Any]) -> dict[str, Any]:
     return {"groups": [asdict(group) for group in groups], "where": found}
 
 
-def _group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
-    """A group of another host whose clock is ahead of ours by this much."""
-    group = group_on_host(found, number)
+def group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
+    """A group as the `number`-th host has described it, whose clock is ahead of ours by this much
+    and whose inodes are not ours."""
+    group = build(GroupRecords, found)
     members = []
     for member in group.ranks:
-        records = tuple(by_our_clock(record, ahead_s) for record in member.records)
+        records = tuple(_by_our_clock(record, ahead_s) for record in member.records)
         members.append(replace(member, records=records, host=host))
-    return replace(group, ranks=tuple(members))
+    segment = group.segment if group.is_part else (-1 - number, group.segment[1])
+    return replace(group, ranks=tuple(members), segment=segment)
 
 
-def group_on_host(found: dict[str, Any], number: int) -> GroupRecords:
-    """A group as the `number`-th host has described it; inodes differ here."""
-    group = build(GroupRecords, found)
-    return group if group.is_part else replace(group, segment=(-1 - number, group.segment[1]))
-
-
-def by_our_clock(record: Record, ahead_s: float) -> Record:
+def _by_our_clock(record: Record, ahead_s: float) -> Record:
     """A record of a host whose clock was ahead of ours by this much."""
     started_s, ended_s = record.started_s, record.ended_s
     return replace(

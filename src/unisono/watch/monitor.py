@@ -24,7 +24,7 @@ from unisono.watch.calls import (
     CREATIONS,
     IN_FLIGHT,
     Wait,
-    finished_calls,
+    calls_of,
     last_call_number,
     newest_calls,
     snapshot,
@@ -60,6 +60,7 @@ _LEAVE_S = 5.0  # the thread may be waiting for silent processes; the program do
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
 _LAST_OF_STEPS = 256
+_SEEN = 3  # times, so that the place of a slow rank is known
 _PATIENT_TIMES = 3
 """Hosts beyond the first eight wait this many times longer before they ask all others; so does the
 report of a slow rank until it is known where that is."""
@@ -325,9 +326,8 @@ class Monitor:
         if not links[0].is_lowest():
             return False
         slow = [known for known in self._slowness.values() if known.host not in ("", own_host())]
-        is_sought = any(not known.places for known in slow)
-        again_s = self.settings.hang_s / (_LOOKS if is_sought else 1)
-        self._over_hosts_again_s = time.monotonic() + min(_OVER_HOSTS_S, again_s)
+        pause_s = min(_OVER_HOSTS_S, self.settings.hang_s / _LOOKS)
+        self._over_hosts_again_s = time.monotonic() + pause_s
         view = look_at_job(
             self._where_now,
             _LAST,
@@ -349,7 +349,8 @@ class Monitor:
     def _tell_what_went_on(self, groups: list[GroupRecords]) -> None:
         """Log that calls which were reported to hang have gone on."""
         for key, wait in list(self._awaited.items()):
-            over = [call for call in finished_calls(groups, os.getpid()) if _key(call) == key]
+            ended = calls_of(groups, os.getpid(), ("finished",))
+            over = [call for call in ended if _key(call) == key]
             if over:
                 del self._awaited[key]
                 ended_s = over[0].record.ended_s or time.monotonic()
@@ -441,7 +442,8 @@ class Monitor:
             known = self._slowness.setdefault(group.segment, Slowness())
             known.look(group, self._where_now)
             told_s = self._slow_told_s.get(group.segment, 0.0)
-            patience = 1 if known.places or at_the_end else _PATIENT_TIMES
+            is_known = known.places.total() >= _SEEN or at_the_end
+            patience = 1 if is_known else _PATIENT_TIMES
             enough_s = 2 * told_s or patience * self.settings.hang_s
             if known.seen_s < enough_s or (told_s and not at_the_end):
                 continue

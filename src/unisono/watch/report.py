@@ -123,9 +123,9 @@ class Report:
     verdict: str
     group: str
     backend: str
-    operation: str
-    call: int | None
-    culprits: tuple[int, ...]
+    operation: str = ""
+    call: int | None = None
+    culprits: tuple[int, ...] = ()
     site: str = ""
     waited_s: float = 0.0
     details: tuple[str, ...] = ()

@@ -104,8 +104,6 @@ class Slowness:
             verdict=verdict,
             group=group.name,
             backend=group.backend,
-            operation="",
-            call=None,
             culprits=(member.rank,),
             site=site,
         )

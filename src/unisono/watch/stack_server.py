@@ -55,8 +55,8 @@ PATIENCE_S = 1.5
 _MAGIC = 0x326B736564756E75
 _HEAD = struct.Struct("<QiI")  # magic, pid, signal
 _INTEGER = struct.Struct("<Q")
-_TIME = struct.Struct("<d")
-_ASKED, _ANSWERED, _AT, _TEXT, _BYTES = 16, 24, 32, 40, 1 << 18
+_ANSWER = struct.Struct("<Qd")  # the question that was answered, and when
+_ASKED, _ANSWERED, _TEXT, _BYTES = 16, 24, 40, 1 << 18
 _FRESH_S = 0.5  # an answer this recent is used again
 _SIGNAL_S = 1.0
 _LOOK_S = 0.02
@@ -91,8 +91,7 @@ class StackServer:
     def answer_if_asked(self) -> None:
         """Write our stacks if a process has asked for them."""
         (asked,) = _INTEGER.unpack_from(self._memory, _ASKED)
-        (answered,) = _INTEGER.unpack_from(self._memory, _ANSWERED)
-        if asked == answered:
+        if asked == _ANSWER.unpack_from(self._memory, _ANSWERED)[0]:
             return
         text = json.dumps([asdict(stack) for stack in own_stacks()]).encode()
         if len(text) > _BYTES - _TEXT - 8:
@@ -100,8 +99,7 @@ class StackServer:
         _INTEGER.pack_into(self._memory, _TEXT, 0)  # so that no reader sees a part of it
         self._memory[_TEXT + 8 : _TEXT + 8 + len(text)] = text
         _INTEGER.pack_into(self._memory, _TEXT, len(text))
-        _TIME.pack_into(self._memory, _AT, time.monotonic())
-        _INTEGER.pack_into(self._memory, _ANSWERED, asked)
+        _ANSWER.pack_into(self._memory, _ANSWERED, asked, time.monotonic())
 
     def close(self) -> None:
         """Stop answering."""
@@ -187,8 +185,7 @@ def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) ->
 def _post(memory: mmap.mmap) -> int:
     """Ask, unless another process just has; returns the number of the question."""
     (asked,) = _INTEGER.unpack_from(memory, _ASKED)
-    (answered,) = _INTEGER.unpack_from(memory, _ANSWERED)
-    (at_s,) = _TIME.unpack_from(memory, _AT)
+    answered, at_s = _ANSWER.unpack_from(memory, _ANSWERED)
     if asked == answered and time.monotonic() - at_s > _FRESH_S:
         asked += 1
         _INTEGER.pack_into(memory, _ASKED, asked)

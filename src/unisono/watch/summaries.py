@@ -6,7 +6,8 @@ because all others are there already. The rest of a call after the last arrival 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.comm.shared_memory.records import GroupRecords, Record
@@ -79,63 +80,37 @@ class Summary:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
 class _CompleteCall:
-    """A call that all ranks have finished."""
+    """A call that all ranks have finished: its records, and when they ended."""
 
-    first_s: float
-    last_s: float
-    before_last_s: float
-    ended_s: float
-    latest: int
-    total_s: float
-    record: Record
+    def __init__(self, records: Mapping[int, Record], ended: Sequence[float]) -> None:
+        arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
+        self.first_s = arrivals[0][0]
+        self.last_s, self.latest = arrivals[-1]
+        self.ended_s = max(ended)
+        self.total_s = (sum(ended) - sum(at_s for at_s, _ in arrivals)) / len(records)
+        self.transfer_s = max(0.0, self.ended_s - self.last_s)
+        self.late_s = self.last_s - arrivals[-2:][0][0]
+        self.is_late = self.late_s > max(_LATE_S, self.transfer_s)
 
 
 def summarise(groups: Iterable[GroupRecords]) -> Summary:
     """From the records of whole groups to their summary."""
-    groups = list(groups)
     table: dict[tuple[str, str, str, int, int], list[_CompleteCall]] = {}
     for group in groups:
-        if group.backend == CREATIONS:
-            continue
-        for records in by_number(group).values():
-            call = _complete_call(group, records)
-            if call is not None:
-                operation, size_bytes = call.record.operation, call.record.bytes
-                if operation in _WIDE:  # nccl-tests' size: the whole wide side
-                    size_bytes *= group.size
-                key = group.name, group.backend, operation, size_bytes, group.size
-                table.setdefault(key, []).append(call)
-    moments = [
-        moment
-        for calls in table.values()
-        for call in calls
-        for moment in (call.first_s, call.ended_s)
-    ]
-    wall_s = max(moments) - min(moments) if moments else 0.0
-    summaries = [_summary(key, calls, wall_s) for key, calls in table.items()]
+        for records in by_number(group).values() if group.backend != CREATIONS else ():
+            finished = [record for record in records.values() if record.state == "finished"]
+            ended = [record.ended_s for record in finished if record.ended_s is not None]
+            if len(ended) == group.size:
+                record = max(finished, key=lambda record: record.bytes)
+                wide = group.size if record.operation in _WIDE else 1  # nccl-tests' size: all of it
+                key = group.name, group.backend, record.operation, record.bytes * wide, group.size
+                table.setdefault(key, []).append(_CompleteCall(records, ended))
+    calls = [call for several in table.values() for call in several]
+    end_s = max((call.ended_s for call in calls), default=0.0)
+    wall_s = end_s - min((call.first_s for call in calls), default=0.0)
+    summaries = [_summary(key, several, wall_s) for key, several in table.items()]
     return Summary(wall_s, tuple(sorted(summaries, key=lambda summary: -summary.total_s)))
-
-
-def _complete_call(group: GroupRecords, records: dict[int, Record]) -> _CompleteCall | None:
-    ended = [record.ended_s for record in records.values() if record.state == "finished"]
-    known = [moment for moment in ended if moment is not None]
-    if len(known) < group.size:
-        return None
-    arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
-    return _CompleteCall(
-        first_s=arrivals[0][0],
-        last_s=arrivals[-1][0],
-        before_last_s=arrivals[-2][0],
-        ended_s=max(known),
-        latest=arrivals[-1][1],
-        total_s=sum(
-            (record.ended_s or record.arrived_s) - record.arrived_s for record in records.values()
-        )
-        / group.size,
-        record=max(records.values(), key=lambda record: record.bytes),
-    )
 
 
 def _summary(
@@ -143,13 +118,11 @@ def _summary(
 ) -> CallSummary:
     name, backend, operation, size_bytes, ranks = key
     count = len(calls)
-    transfer_s = sum(max(0.0, call.ended_s - call.last_s) for call in calls) / count
-    late = [call for call in calls if _is_late(call)]
-    lasts = [call.latest for call in late]
-    latest = max(set(lasts), key=lasts.count) if lasts else -1
-    gaps = [call.last_s - call.before_last_s for call in late if call.latest == latest]
+    transfer_s = sum(call.transfer_s for call in calls) / count
+    late = [call for call in calls if call.is_late]
+    latest, latest_count = next(iter(Counter(call.latest for call in late).most_common(1)), (-1, 0))
+    late_s = sum(call.late_s for call in late if call.latest == latest)
     total_s = sum(call.total_s for call in calls)
-    factor = _factor(operation, ranks)
     return CallSummary(
         group=name,
         backend=backend,
@@ -161,16 +134,11 @@ def _summary(
         share=total_s / wall_s if wall_s else 0.0,
         wait_s=sum(call.last_s - call.first_s for call in calls) / count,
         transfer_s=transfer_s,
-        busbw=size_bytes * factor / transfer_s if transfer_s else 0.0,
+        busbw=size_bytes * _factor(operation, ranks) / transfer_s if transfer_s else 0.0,
         latest=latest,
-        latest_count=lasts.count(latest),
-        latest_by_s=sum(gaps) / len(gaps) if gaps else 0.0,
+        latest_count=latest_count,
+        latest_by_s=late_s / max(1, latest_count),
     )
-
-
-def _is_late(call: _CompleteCall) -> bool:
-    gap_s = call.last_s - call.before_last_s
-    return gap_s > _LATE_S and gap_s > max(0.0, call.ended_s - call.last_s)
 
 
 def _factor(operation: str, ranks: int) -> float:

@@ -161,26 +161,22 @@ def _ranks_of_this_user() -> list[int]:
 
 def _rows(group: GroupRecords) -> list[RankRow]:
     now = time.monotonic()
-    first: dict[int, float] = {
+    first = {
         number: min(record.arrived_s for record in records.values())
         for number, records in by_number(group).items()
     }
-    furthest = max(
-        (member.records[-1].call or 0 for member in group.ranks if member.records), default=0
-    )
     rows = []
     for member in group.ranks:
         flying = [record for record in member.records if record.state in IN_FLIGHT]
         recent = [record for record in member.records if now - record.arrived_s < _WINDOW_S]
-        span_s = (
-            max(1e-3, min(_WINDOW_S, now - member.records[0].arrived_s)) if member.records else 1.0
-        )
+        begin_s = member.records[0].arrived_s if member.records else now
+        span_s = max(1e-3, min(_WINDOW_S, now - begin_s))
         waited_s = sum(_waited_s(record, now) for record in member.records)
         lags = [record.arrived_s - first[record.call] for record in recent if record.call]
         state = state_of(member.pid)
-        own = max((record.call or 0 for record in member.records), default=0)
         call_s = now - flying[0].arrived_s if flying else 0.0
-        behind = own < furthest and bool(member.records) and not flying
+        calls = max((record.call or 0 for record in member.records), default=0)
+        is_behind = calls < max(first, default=0) and not flying
         quiet_s = now - (member.records[-1].ended_s or now) if member.records else 0.0
         rows.append(
             RankRow(
@@ -193,13 +189,13 @@ def _rows(group: GroupRecords) -> list[RankRow]:
                 call=call_name(flying[0]) if flying else "",
                 call_s=call_s,
                 site=line_of(flying[0].site) if flying else "",
-                calls=own,
+                calls=calls,
                 calls_a_second=len(recent) / span_s,
                 bytes_a_second=sum(record.bytes for record in recent) / span_s,
                 wait_share=min(1.0, waited_s / span_s),
                 lag_s=sum(lags) / len(lags) if lags else 0.0,
                 is_stuck=call_s > STUCK_S
-                or (behind and quiet_s > STUCK_S)
+                or (is_behind and quiet_s > STUCK_S)
                 or state.has_ended
                 or state.is_stopped,
                 host=member.host,

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
 from unisono.watch.host_traces import HostTraces, TracePart
 
-Key = tuple[tuple[int, int], int, int]
+Segment = tuple[int, int]
 _logger = logging.getLogger("unisono")
 
 
@@ -36,11 +37,11 @@ class Trace:
         self.path = Path(path).absolute()
         self._from_the_start = from_the_start
         self._begin_s = time.monotonic()
-        self._records: dict[Key, Record] = {}
-        self._before: set[Key] = set()
-        self._groups: dict[tuple[int, int], GroupRecords] = {}
-        self._dropped: dict[tuple[tuple[int, int], int], int] = {}
-        self._followers: dict[tuple[int, int], RecordFollower] = {}
+        self._records: dict[tuple[Segment, int, int], Record] = {}
+        self._done: dict[Segment, int] = {}
+        self._groups: dict[Segment, GroupRecords] = {}
+        self._dropped: dict[tuple[Segment, int], int] = {}
+        self._followers: dict[Segment, RecordFollower] = {}
         self._clocks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         if not self.path.parent.is_dir():
@@ -55,21 +56,21 @@ class Trace:
                 return
             self._followers[follower.segment] = follower
             if not self._from_the_start and not is_new:
-                self._note(follower)
+                found = follower.read()
+                mine = {other.rank for other in follower.group().ranks if other.pid == os.getpid()}
+                made = [record.call or 0 for rank, record in found if rank in mine]
+                self._done[follower.segment] = max(made, default=0)
+                self._keep(follower.segment, found)
+                follower.forget_dropped()
 
-    def _note(self, follower: RecordFollower) -> None:
-        """Remember finished calls. Others may already be in the next call, which cannot finish
-        before we reach it."""
-        found = follower.read()
-        mine = {member.rank for member in follower.group().ranks if member.pid == os.getpid()}
-        done = max((record.call or 0 for rank, record in found if rank in mine), default=0)
+    def _keep(self, segment: Segment, found: Iterable[tuple[int, Record]]) -> None:
+        """Keep the calls that were not over when the trace started. Other ranks may have been in
+        the next one, which cannot finish before we reach it."""
         for rank, record in found:
-            over = record.call <= done if record.call is not None else bool(record.ended_s)
-            if over:
-                self._before.add((follower.segment, rank, record.number))
-            else:
-                self._records[follower.segment, rank, record.number] = record
-        follower.forget_dropped()
+            is_done = record.call is not None and record.call <= self._done.get(segment, 0)
+            is_over = record.ended_s is not None and record.ended_s < self._begin_s
+            if self._from_the_start or not (is_done or is_over):
+                self._records[segment, rank, record.number] = record
 
     def collect(self, to_the_end: bool = False) -> None:
         """Read new records. A group that all ranks have left is dropped."""
@@ -77,10 +78,7 @@ class Trace:
             for segment, follower in list(self._followers.items()):
                 left = follower.is_left()
                 found = follower.read(to_the_end or left)
-                for rank, record in found:
-                    key = segment, rank, record.number
-                    if key not in self._before and not self._is_from_before(record):
-                        self._records[key] = record
+                self._keep(segment, found)
                 if found or segment not in self._groups:
                     group = follower.group()
                     if group.ranks:  # otherwise no rank is visible there
@@ -91,32 +89,26 @@ class Trace:
                     follower.close()
                     del self._followers[segment]
 
-    def _is_from_before(self, record: Record) -> bool:
-        """For groups without this rank, which are found late."""
-        over = record.ended_s is not None and record.ended_s < self._begin_s
-        return over and not self._from_the_start
-
     def settle(self, within_s: float) -> None:
         """Read until the calls that we have finished have finished on the other ranks, too."""
         end = time.monotonic() + within_s
         while True:
             self.collect()
-            done: dict[tuple[int, int], int] = {}
             mine = {
                 (segment, member.rank)
                 for segment, group in self._groups.items()
                 for member in group.ranks
                 if member.pid == os.getpid()
             }
+            done: dict[Segment, int] = {}
             for (segment, rank, _), record in self._records.items():
                 if (segment, rank) in mine and record.ended_s is not None:
                     done[segment] = max(done.get(segment, 0), record.call or 0)
-            under_way = [
-                record
+            are_under_way = any(
+                record.ended_s is None and (record.call or 0) <= done.get(segment, -1)
                 for (segment, _, _), record in self._records.items()
-                if record.ended_s is None and (record.call or 0) <= done.get(segment, -1)
-            ]
-            if not under_way or time.monotonic() > end:
+            )
+            if not are_under_way or time.monotonic() > end:
                 return
             time.sleep(0.001)
 
@@ -138,24 +130,28 @@ class Trace:
         """Read what is left and send it to the host that writes; returns whether it was
         accepted."""
         self.collect(to_the_end=True)
-        segments = list(self._groups)
-        numbers = {segment: number for number, segment in enumerate(segments)}
-        records = [
-            (numbers[segment], rank, record) for (segment, rank, _), record in self._records.items()
+        made: dict[tuple[Segment, int], list[Record]] = {}
+        for (segment, rank, _), record in self._records.items():
+            made.setdefault((segment, rank), []).append(record)
+        members = [
+            replace(group, ranks=(replace(member, records=tuple(made.get(key, ()))),))
+            for segment, group in self._groups.items()
+            for member in group.ranks
+            for key in [(segment, member.rank)]
         ]
-        groups = [self._groups[segment] for segment in segments]
-        return hosts.send(groups, records, sum(self._dropped.values()))
+        return hosts.send(members, sum(self._dropped.values()))
 
     def add(self, part: TracePart) -> None:
         """Add another host's part, by our clock."""
-        for number, group in enumerate(part.groups):
-            segment = -1 - part.number, number
-            self._groups[segment] = group
-            if part.dropped and not number:
-                self._dropped[segment, 0] = part.dropped
-        for at, (number, rank, record) in enumerate(part.records):
-            key = (-1 - part.number, number), rank, at
-            self._records[key] = record
+        for group in part.groups:
+            segment = -1 - part.number, group.segment[1]
+            before = self._groups[segment].ranks if segment in self._groups else ()
+            self._groups[segment] = replace(group, ranks=(*before, *group.ranks))
+            for member in group.ranks:
+                for record in member.records:
+                    self._records[segment, member.rank, record.number] = record
+        if part.dropped and part.groups:
+            self._dropped[segment, 0] = part.dropped
         self._clocks[part.host] = {
             name: None if value_s is None else value_s * 1e6
             for name, value_s in (("ahead_us", part.ahead_s), ("error_us", part.error_s))
@@ -195,38 +191,33 @@ class Trace:
         self.close()
 
     def _events(self) -> Iterable[dict[str, Any]]:
-        arrivals: dict[tuple[tuple[int, int], int], list[float]] = {}
+        arrivals: dict[tuple[Segment, int], list[float]] = {}
         whole = {segment: group.segment for segment, group in self._groups.items()}
-        for (segment, _, _), record in self._records.items():
+        numbers: dict[Segment, int] = {}  # the row of each group
+        pids: dict[tuple[Segment, int], int] = {}
+        ordered = sorted(self._records.items(), key=lambda item: item[1].arrived_s)
+        for (segment, _, _), record in ordered:
+            numbers.setdefault(whole[segment], len(numbers))
             if record.call is not None:
                 arrivals.setdefault((whole[segment], record.call), []).append(record.arrived_s)
-        used = {segment for segment, _, _ in self._records}
-        groups = {segment: group for segment, group in self._groups.items() if segment in used}
-        numbers = {name: row for row, name in enumerate(dict.fromkeys(map(whole.get, groups)))}
-        rows = {segment: numbers[whole[segment]] for segment in groups}
-        for segment, group in groups.items():
-            for member in group.ranks:
-                row = {"ph": "M", "pid": member.global_rank, "tid": rows[segment]}
+        for segment, group in self._groups.items():
+            for member in group.ranks if whole[segment] in numbers else ():
+                pids[segment, member.rank] = member.global_rank
+                row = {"ph": "M", "pid": member.global_rank, "tid": numbers[whole[segment]]}
                 on = f" on {member.host}" if member.host else ""
                 title = f"rank {member.global_rank} (pid {member.pid}{on})"
                 yield row | {"name": "process_name", "args": {"name": title}}
                 name = f"{group.name} ({group.backend})"
                 yield row | {"name": "thread_name", "args": {"name": name}}
-        members = {
-            (segment, member.rank): member.global_rank
-            for segment, group in groups.items()
-            for member in group.ranks
-        }
         now_s = time.monotonic()
-        ordered = sorted(self._records.items(), key=lambda item: item[1].arrived_s)
-        calls: dict[tuple[tuple[int, int], int], list[dict[str, Any]]] = {}
+        calls: dict[tuple[Segment, int], list[dict[str, Any]]] = {}
         steps: dict[tuple[int, int], list[float]] = {}
         changes: list[tuple[float, int, int]] = []
         for (segment, rank, _), record in ordered:
             came = arrivals.get((whole[segment], record.call or 0), [record.arrived_s])
             ended_s = now_s if record.ended_s is None else record.ended_s
-            pid = members[segment, rank]
-            row = {"pid": pid, "tid": rows[segment]}
+            pid = pids[segment, rank]
+            row = {"pid": pid, "tid": numbers[whole[segment]]}
             calls.setdefault((whole[segment], record.call or 0), []).append(row)
             changes += (record.arrived_s, pid, record.bytes), (ended_s, pid, -record.bytes)
             if record.step:
@@ -259,8 +250,8 @@ class Trace:
 
 
 def _arrows(
-    calls: dict[tuple[tuple[int, int], int], list[dict[str, Any]]],
-    arrivals: dict[tuple[tuple[int, int], int], list[float]],
+    calls: dict[tuple[Segment, int], list[dict[str, Any]]],
+    arrivals: dict[tuple[Segment, int], list[float]],
 ) -> Iterable[dict[str, Any]]:
     """From the last rank of a call, the last of its rows, to all others in it."""
     number = 0

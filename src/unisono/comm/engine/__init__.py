@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
@@ -91,11 +91,6 @@ def open_group(descriptor: int, rank: int, ranks: int, nonce: int, timeout_s: fl
     except OSError as error:
         raise SegmentError(f"cannot map the group's shared memory: {error.strerror}") from error
     return group
-
-
-def combine(to: Any, sources: Sequence[Any], reduction: int, factor: float = 1.0) -> None:
-    """Combine rows of one dtype and length in order, within this process."""
-    native.combine([to, *sources], reduction, factor)
 
 
 # -- groups whose communicators are gone ---------------------------------------------------------

@@ -16,7 +16,6 @@ from unisono.comm.rendezvous.membership import JoinRequest, meet_by
 from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.memory_transport import SharedMemory
-from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 from unisono.failures import load_soon
 
@@ -26,8 +25,16 @@ def connect_anywhere(store: Any, meeting: Meeting, rank: int, size: int) -> Tran
     hosts = find_hosts(store, rank, size, meeting.deadline, meeting.check, meeting.name)
     if hosts.count > 1:
         return make_world(store, meeting, hosts, rank, "")
+    announcements = StoreAnnouncements(store, limit=meeting.deadline)
+    return _make_here(announcements, meeting, rank, size)
+
+
+def _make_here(
+    announcements: StoreAnnouncements, meeting: Meeting, rank: int, size: int
+) -> SharedMemory:
+    """Make a group of ranks that are all on this host."""
     made = SharedMemory.connect(
-        StoreAnnouncements(store, limit=meeting.deadline),
+        announcements,
         rank,
         size,
         name=meeting.name,
@@ -65,21 +72,11 @@ def connect_beside(
     """Make a group of these ranks of a world over hosts, which meet in their own store."""
     links, deadline = world.links, Deadline(timeout_s)
     placement = place(members, links.hosts, links.me)
+    meeting = Meeting(name, tuple(members), timeout_s, deadline, check)
     if len(placement.hosts) > 1:
-        meeting = Meeting(name, tuple(members), timeout_s, deadline, check)
         return _make(store, links, placement, meeting)
-    if len(members) == 1:
-        return Solo(name, tuple(members), timeout_s)
-    return SharedMemory.connect(
-        _announcements(store, placement, deadline),
-        placement.index,
-        len(members),
-        name=name,
-        global_ranks=tuple(members),
-        timeout_s=timeout_s,
-        deadline=deadline,
-        check=check,
-    )
+    announcements = _announcements(store, placement, deadline)
+    return _make_here(announcements, meeting, placement.index, len(members))
 
 
 def _make(store: Any, links: Links, placement: Placement, meeting: Meeting) -> HostsTransport:

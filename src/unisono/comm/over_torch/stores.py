@@ -8,7 +8,6 @@ import importlib
 import itertools
 import os
 import socket
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
@@ -180,7 +179,6 @@ def _wait_for_host(
     address: str, port: int, named: str, waiting: Waiting, deadline: Deadline
 ) -> None:
     """Return once a process listens there; handles interrupts, and warns meanwhile."""
-    pause_s = 0.001
     reason = "no process listens there"
     while True:
         with contextlib.suppress(TimeoutError):
@@ -195,5 +193,4 @@ def _wait_for_host(
             )
         if waiting.is_long():
             waiting.say([0], where=f", which hosts the store at {address}:{port}")
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.1)
+        waiting.pause()

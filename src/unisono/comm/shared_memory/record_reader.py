@@ -15,7 +15,7 @@ from typing import NamedTuple
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
-from unisono.comm.shared_memory.group_parts import Part, read_name, segment_of_key
+from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.errors import UnisonoError
 
@@ -99,7 +99,7 @@ def read_segment(path: str | int, last: int | None = None) -> GroupRecords | Non
     with open(path, "rb", closefd=isinstance(path, str)) as file:
         try:
             follower = RecordFollower(file.fileno())
-        except _NotASegment:
+        except NotASegment:
             return None
         with contextlib.closing(follower):
             return follower.read_group(last)
@@ -107,15 +107,13 @@ def read_segment(path: str | int, last: int | None = None) -> GroupRecords | Non
 
 def map_segment(
     descriptor: int, access: int = mmap.ACCESS_READ
-) -> tuple[int, RecordsLayout, mmap.mmap] | None:
+) -> tuple[int, RecordsLayout, mmap.mmap]:
     """The number of ranks of the segment behind a descriptor, its layout, and its control
-    blocks; None if it is not a segment. Raises UnisonoError if another version wrote it."""
-    header = os.pread(descriptor, _HEADER.size, 0)
-    if len(header) < _HEADER.size:
-        return None
+    blocks. Raises NotASegment, or UnisonoError if another version wrote it."""
+    header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     magic, version, size, _, _ = _HEADER.unpack(header)
     if magic != _MAGIC:
-        return None
+        raise NotASegment("this is not the shared memory of a group")
     if version != native.LAYOUT_VERSION:
         raise UnisonoError("this shared memory was written by another version of unisono")
     layout = RecordsLayout(*native.records_layout(size))
@@ -152,10 +150,7 @@ def leave_reason(text: str) -> None:
 def note_writer(descriptor: int, kind: str) -> Callable[[int, str], None]:
     """A function that writes this process's note of a kind ("reason", "answer") into a segment:
     (about, text). Raises UnisonoError if it is none, or this process is not in the group."""
-    mapped = map_segment(descriptor, mmap.ACCESS_WRITE)
-    if mapped is None:
-        raise _NotASegment("this is not the shared memory of a group")
-    size, layout, memory = mapped
+    size, layout, memory = map_segment(descriptor, mmap.ACCESS_WRITE)
     for rank in range(size):
         known = _read_identity(memory, layout, rank)
         if known is not None and known[1] == os.getpid():
@@ -227,7 +222,7 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
     return str(text, errors="replace")
 
 
-class _NotASegment(UnisonoError):
+class NotASegment(UnisonoError):
     """A descriptor refers to something else."""
 
 
@@ -239,7 +234,7 @@ class _RankRing:
         self, memory: mmap.mmap, layout: RecordsLayout, rank: int, identity: _Identity
     ) -> None:
         self.rank = rank
-        _, self.pid, self.global_rank, self._clock = identity
+        self.name, self.pid, self.global_rank, self._clock = identity
         self.dropped = 0
         self._memory, self._layout = memory, layout
         self._base = layout.control(rank)
@@ -291,6 +286,10 @@ class _RankRing:
         (progress,) = _WORD.unpack_from(self._memory, self._base + self._layout.progress)
         return RankRecords(self.rank, self.global_rank, self.pid, records, text, progress)
 
+    def is_closed(self) -> bool:
+        """Whether the rank has left the group."""
+        return bool(_CLOSED.unpack_from(self._memory, self._base + self._layout.closed)[0])
+
     def _number_at(self, number: int) -> int:
         """The number of the record now in this number's slot; 0 while one is being written."""
         return int(_WORD.unpack_from(self._memory, self._offset(number))[0])
@@ -315,10 +314,7 @@ class RecordFollower:
 
     def __init__(self, descriptor: int) -> None:
         self.segment = segment_key(descriptor)
-        mapped = map_segment(descriptor)
-        if mapped is None:
-            raise _NotASegment("this is not the shared memory of a group")
-        self.size, self._layout, self._memory = mapped
+        self.size, self._layout, self._memory = map_segment(descriptor)
         self._rings: dict[int, _RankRing] = {}
 
     def close(self) -> None:
@@ -339,14 +335,9 @@ class RecordFollower:
 
     def is_left(self) -> bool:
         """Whether every rank (of a part: of its host) has joined and closed the group."""
-        layout = self._layout
-        ranks = range(self.size)
-        joined = [r for r in ranks if _read_identity(self._memory, layout, r) is not None]
-        is_complete = len(joined) == self.size or (joined and self._part(joined[0]) is not None)
-        return bool(is_complete) and all(
-            _CLOSED.unpack_from(self._memory, layout.control(rank) + layout.closed)[0]
-            for rank in joined
-        )
+        rings = self._joined_rings()
+        is_part = bool(rings) and read_name(rings[0].name)[2] is not None
+        return (is_part or len(rings) == self.size) and all(ring.is_closed() for ring in rings)
 
     def read(self, to_the_end: bool = False) -> list[tuple[int, Record]]:
         """New records, and those that have ended since, with their rank. `to_the_end`: nothing
@@ -368,18 +359,9 @@ class RecordFollower:
                     self._rings[rank] = _RankRing(self._memory, self._layout, rank, known)
         return [ring for _, ring in sorted(self._rings.items())]
 
-    def _name_of(self, rank: int) -> str:
-        """A rank's name for its group, with its part of it, if any; "" if it has not joined."""
-        identity = _read_identity(self._memory, self._layout, rank)
-        return "" if identity is None else identity[0]
-
-    def _part(self, rank: int) -> Part | None:
-        """Which part of a group over hosts this is, according to a rank."""
-        return read_name(self._name_of(rank))[2]
-
     def _identify(self, members: Sequence[RankRecords]) -> GroupRecords:
         """The group of this segment, with these ranks."""
-        name, backend, part = read_name(self._name_of(members[0].rank) if members else "?")
+        name, backend, part = read_name(self._rings[members[0].rank].name if members else "?")
         if part is None:
             return GroupRecords(name, self.size, tuple(members), backend, self.segment)
         here = tuple(replace(member, host=part.host) for member in members)

@@ -178,7 +178,6 @@ class _Meeting:
 
     def _wait_for_others(self, deadline: Deadline) -> None:
         waiting = Waiting(self._rank, self._size, self._name, deadline)
-        pause_s = 0.001
         while True:
             missing = [rank for rank in range(self._size) if not self._look_up(rank)]
             if self._store.check([f"{self._keys}/failure"]):
@@ -191,8 +190,7 @@ class _Meeting:
                 )
             if waiting.is_long():
                 waiting.say(missing, self._size - len(missing))
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.05)
+            waiting.pause()
 
     def _look_up(self, rank: int) -> bool:
         """Whether a rank has arrived. Raises RendezvousError if its arguments differ."""
