@@ -201,6 +201,7 @@ def test_words_are_shown_as_they_are(tmp_path: Path) -> None:
         ("", "is not a report of unisono"),
         ("rank 1 never came", "is not a report of unisono"),
         ("[1, 2]", "is not a report of unisono"),
+        pytest.param("[" * 100_000, "is not a report of unisono", id="nested"),
         ("{}", "is not a report of unisono"),
         ('{"format": "a trace"}', "is not a report of unisono"),
         ('{"format": "unisono report 1"}', "is not a report of unisono"),

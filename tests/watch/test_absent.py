@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unisono import watch
-from user_programs import write_program
+from unisono.watch.absent import Making, Makings
+from user_programs import eventually, write_program
 
 LATE = """
     import time
@@ -39,6 +42,27 @@ OF_MEMBERS = """
         dist.barrier(pair)
     dist.destroy_process_group()
 """
+
+
+def test_a_call_that_has_returned_meanwhile_is_told_apart() -> None:
+    """While all ranks are asked, the last one may come: where it is then explains nothing."""
+    of_torch: dict[str, Any] = {}
+    source = "def init_process_group(event): event.wait()"
+    exec(compile(source, "torch/distributed/distributed_c10d.py", "exec"), of_torch)
+    come, makings = threading.Event(), Makings()
+    found: list[Making] = []
+
+    def is_found() -> bool:
+        found.extend(makings.overdue(0))
+        return bool(found)
+
+    thread = threading.Thread(target=of_torch["init_process_group"], args=(come,))
+    thread.start()
+    assert eventually(is_found)
+    assert makings.lasts(found[0])
+    come.set()
+    thread.join()
+    assert not makings.lasts(found[0])
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])

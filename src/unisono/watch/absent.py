@@ -106,13 +106,22 @@ class Makings:
     def overdue(self, limit_s: float) -> list[Making]:
         """Those that have taken this long; again after as long."""
         now = time.monotonic()
-        frames = sys._current_frames().items()
-        found = {(thread, id(at)): at for thread, top in frames if (at := _maker(top)) is not None}
-        self._since = {key: self._since.get(key, now) for key in found}
+        found = self._look()
         self._again_s = {key: self._again_s.get(key, now + limit_s) for key in found}
         late = [key for key, again_s in self._again_s.items() if now > again_s]
         self._again_s |= dict.fromkeys(late, now + limit_s)
         return [_making(found[key], self._since[key]) for key in late]
+
+    def lasts(self, making: Making) -> bool:
+        """Whether it has still not returned: asking all ranks takes time."""
+        self._look()
+        return making.since_s in self._since.values()
+
+    def _look(self) -> dict[tuple[int, int], FrameType]:
+        now, frames = time.monotonic(), sys._current_frames().items()
+        found = {(thread, id(at)): at for thread, top in frames if (at := _maker(top)) is not None}
+        self._since = {key: self._since.get(key, now) for key in found}
+        return found
 
 
 def _maker(frame: FrameType | None) -> FrameType | None:

@@ -310,7 +310,7 @@ class Monitor:
             view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
             report = making.report(making.processes(view.groups), view.where)
             known = [one.culprits for one in self.reports if one.operation == making.function]
-            if report is None or report.culprits in known:
+            if report is None or report.culprits in known or not self._makings.lasts(making):
                 continue
             self._keep(report, ((0, 0), len(self.reports)))
             if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():

@@ -204,7 +204,7 @@ def from_text(text: str, origin: str = "this") -> Report:
         if written != _FORMAT:
             raise ValueError("of another shape")
         return build(Report, found)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnisonoError(f"{origin} is not a report of unisono") from error
 
 
