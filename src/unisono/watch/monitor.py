@@ -313,7 +313,7 @@ class Monitor:
             if report is None or report.culprits in known or not self._makings.lasts(making):
                 continue
             self._keep(report, ((0, 0), len(self.reports)))
-            if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():
+            if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
                 _logger.warning("unisono.watch: %s", report)
 
     def _look_over_hosts(self, at_the_end: bool = False) -> bool:
