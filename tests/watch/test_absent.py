@@ -163,3 +163,17 @@ def test_a_program_with_a_file_of_the_same_name() -> None:
     finally:
         end.set()
         thread.join()
+
+
+def test_ranks_that_a_program_has_numbered_itself_are_unknown() -> None:
+    """As in processes that a rank has spawned: they started with its variables."""
+    program = """if True:
+        import os
+        from unisono.watch.absent import _launched_together
+        print(_launched_together() == {0: os.getpid()})
+        os.environ["RANK"] = "1"
+        print(_launched_together() == {})
+    """
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, env=plain_environment() | {"RANK": "0"}, text=True)
+    assert printed.split() == ["True", "True"]

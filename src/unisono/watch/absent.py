@@ -155,6 +155,8 @@ def _launched_together() -> dict[int, int]:
     that gives each its variables: their pids."""
     me = os.getpid()
     mine, found = _variables_of(me), {}
+    if mine.get("RANK") != os.environ.get("RANK"):
+        return {}  # the program, not the launcher, has made the ranks
     for pid in (me, *children_of(parent_of(me))):
         own = _variables_of(pid)
         alike = all(own.get(name) == mine.get(name) for name in _LAUNCHED)
