@@ -175,7 +175,7 @@ PyObject *module_site_of(PyObject *module, PyObject *frame) {
     (void)module;
     const un_site *site = site_of_frame(frame);
     if (!site) Py_RETURN_NONE;
-    return PyUnicode_FromString(site->text);
+    return PyUnicode_DecodeUTF8(site->text, (Py_ssize_t)strlen(site->text), "replace"); /* cut */
 }
 
 static void locate(char text[UN_TEXT_BYTES]) {

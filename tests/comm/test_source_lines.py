@@ -307,3 +307,10 @@ def test_files_that_are_shown_are_a_program_in_a_hidden_folder(
         engine._prepare_sites(engine.where_is_program)
     assert str(hidden).rpartition("/")[2].startswith("test_source_lines.py:")
     assert str(shown).startswith("/notebook/cell-1.py:2")
+
+
+def test_a_long_line_that_is_cut_inside_a_character() -> None:
+    for name in ("é" * 200, "é" * 200 + "a"):  # both ends of one of them are
+        made: dict[str, Any] = {}
+        exec(compile("import sys\nframe = sys._getframe()", f"/tmp/{name}", "exec"), made)
+        assert f"{name[-50:]}:2 in <module>" in native.site_of(made["frame"])

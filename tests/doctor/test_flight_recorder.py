@@ -163,3 +163,33 @@ def test_the_name_of_a_dump_ends_with_its_rank(tmp_path: Path) -> None:
     shown = doctor(file.rename(tmp_path / "dump"))
     assert shown.exit_code == 1
     assert "does not end with a rank" in shown.stderr
+
+
+def test_a_date_is_not_a_rank(tmp_path: Path) -> None:
+    """No job has so many ranks; all of them would be listed as absent."""
+    (file,) = dump(tmp_path, [entry(1, "all_reduce", 7, is_over=False)])
+    shown = doctor(file.rename(tmp_path / "dump_20261117"))
+    assert shown.exit_code == 1
+    assert "does not end with a rank" in shown.stderr
+
+
+def test_a_dump_that_names_an_impossible_rank(tmp_path: Path) -> None:
+    (file,) = dump(tmp_path, [entry(1, "all_reduce", 7, is_over=False)])
+    told = pickle.loads(file.read_bytes())
+    told["pg_config"]["0"]["ranks"] = "[0, 1000000000000]"
+    told["entries"][0]["process_group"] = ("1", "default_pg")
+    file.write_bytes(pickle.dumps(told, 2))
+    shown = doctor(file)
+    assert shown.exit_code == 1
+    assert "is not a report of unisono" in shown.stderr
+
+
+def test_two_dumps_of_one_rank(tmp_path: Path) -> None:
+    calls = [entry(1, "all_reduce", 7, is_over=True), entry(2, "all_reduce", 7, is_over=False)]
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    for folder in folders:
+        folder.mkdir()
+    files = [dump(folder, calls)[0] for folder in folders]
+    shown = doctor(*files)
+    assert shown.exit_code == 1
+    assert f"{files[0]} and {files[1]} are both dumps of rank 0" in shown.stderr

@@ -187,8 +187,8 @@ LEAVING = """
     import sys, time
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")
-    groups = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
-    for group in groups:
+    groups = [dist.new_group([0, 1, 2, 3]) for _ in range(20)]
+    for group in groups * 10:
         dist.all_reduce(torch.ones(3), group=group)
     dist.barrier()
     if dist.get_rank():
@@ -213,7 +213,42 @@ def test_a_rank_that_leaves_does_not_wait(
     for rank in ranks:
         assert rank.wait() == 0, rank.text()
         assert "unisono.watch: " not in rank.text()
-        assert float(rank.text().rpartition("left in ")[2].split()[0]) < 2.0, rank.text()
+        assert float(rank.text().rpartition("left in ")[2].split()[0]) < 4.0, rank.text()
+
+
+INTERRUPTED = """
+    import os, time
+    import torch, torch.distributed as dist
+    from unisono import watch
+    from unisono.comm.hosts import questions
+    from unisono.watch.job_view import open_links
+    watch.start()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    dist.init_process_group("unisono")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        questions.last_words[:] = [interrupt]
+    else:
+        (links,) = open_links()
+        while links.may_answer(1):
+            time.sleep(0.05)
+        print("loss:", links.loss_of(1))
+    """
+
+
+def test_a_process_leaves_cleanly_after_a_second_interrupt(
+    two_hosts: Network, program: WriteProgram, tmp_path: Path
+) -> None:
+    """The watch looks once more at exit, and Ctrl-C interrupts that."""
+    command = [sys.executable, str(program(INTERRUPTED).path)]
+    ranks = start_ranks(two_hosts.hosts, (0, 1), command, tmp_path, plain_environment())
+    for rank in ranks:
+        assert rank.wait() == 0, rank.text()
+    assert "loss: None" in ranks[0].text()
+    assert "KeyboardInterrupt" in ranks[1].text()
 
 
 # -- what exceptions carry -----------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +15,7 @@ import pytest
 
 from unisono import watch
 from unisono.watch.absent import Making, Makings
-from user_programs import eventually, write_program
+from user_programs import eventually, plain_environment, write_program
 
 LATE = """
     import time
@@ -115,3 +119,61 @@ def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
     verdict = watch.load(found[0]).verdict
     assert verdict.startswith("ranks 0 and 1 reached init_process_group (program.py:"), verdict
     assert "of the other 2 ranks, on other machines, some have not" in verdict
+
+
+def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: Path) -> None:
+    """`export RANK=0; python train.py | tee log`: `tee` is not rank 0."""
+    (tmp_path / "reports").mkdir()
+    program = write_program(tmp_path, LATE + OF_WORLD.replace("RANK == 1", "False"))
+    settings = {
+        "UNISONO_WATCH": "1",
+        "UNISONO_WATCH_HANG_S": "1",
+        "UNISONO_WATCH_FOLDER": str(tmp_path / "reports"),
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    (tmp_path / "log").touch()
+    command = f"{sys.executable} {program.path} gloo 2>&1 | tee {tmp_path / 'log'}"
+    pipeline = subprocess.Popen(
+        ["sh", "-c", command],
+        env=plain_environment() | settings,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        assert eventually(lambda: "unisono.watch: " in (tmp_path / "log").read_text(), 60)
+    finally:
+        os.killpg(pipeline.pid, signal.SIGKILL)
+        pipeline.wait()
+    reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
+    assert [report.kind for report in reports] == ["elsewhere"], reports
+
+
+def test_a_program_with_a_file_of_the_same_name() -> None:
+    made: dict[str, Any] = {}
+    exec(compile("def new_group(event): event.wait()", "hello_world/world.py", "exec"), made)
+    end, makings = threading.Event(), Makings()
+    thread = threading.Thread(target=made["new_group"], args=(end,))
+    thread.start()
+    try:
+        assert not makings.overdue(0)
+        assert not makings.overdue(0)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_ranks_that_a_program_has_numbered_itself_are_unknown() -> None:
+    """As in processes that a rank has spawned: they started with its variables."""
+    program = """if True:
+        import os
+        from unisono.watch.absent import _launched_together
+        print(_launched_together() == {0: os.getpid()})
+        os.environ["RANK"] = "1"
+        print(_launched_together() == {})
+    """
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, env=plain_environment() | {"RANK": "0"}, text=True)
+    assert printed.split() == ["True", "True"]

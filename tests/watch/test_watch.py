@@ -791,6 +791,25 @@ def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:
     assert all(text.strip() == "well" for text in outcome.said), outcome.said
 
 
+BROKEN = """
+    import os
+    import torch.distributed as dist
+    from unisono import watch
+
+    watch.start()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    watch._monitor.look_for_differences = None
+    dist.destroy_process_group()
+    print("destroyed")
+"""
+
+
+def test_a_failure_of_the_watch_does_not_keep_a_program_from_leaving(program: WriteProgram) -> None:
+    done = program(BROKEN).run()
+    assert (done.returncode, done.stdout) == (0, "destroyed\n"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.provokes
 def test_a_rank_on_another_machine_is_told_apart(program: WriteProgram) -> None:
     """Two of three ranks share a machine: each machine watches its own ranks, and says so if the

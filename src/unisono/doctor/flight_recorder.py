@@ -30,6 +30,9 @@ _MEETING = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "all_to_all
 _OPERATIONS = (*_MEETING, "broadcast", "gather", "scatter", "reduce")
 """By the first that is in torch's name: "nccl:all_reduce_barrier", "nccl:_all_gather_base"."""
 _MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+_RANK = re.compile(r"(?<!\d)\d{1,6}$")
+"""More digits are a date, or a pid."""
+_MOST_RANKS = 10**6
 _ABSENT = "left no dump"
 Dump = dict[str, Any]
 Entry = dict[str, Any]
@@ -45,12 +48,12 @@ class _Plain(pickle.Unpickler):
 def read_dump(path: Path) -> tuple[int, Dump] | None:
     """The rank of a dump, and its contents; None if the file is not one. Raises UnisonoError if its
     name does not end with a rank."""
+    rank = _RANK.search(path.stem)
     try:
         dump = _Plain(io.BytesIO(path.read_bytes())).load()
-        _groups_of({0: dump})
+        _groups_of({int(rank[0]) if rank else 0: dump})
     except Exception:  # a file may contain anything
         return None
-    rank = re.search(r"\d+$", path.stem)
     if rank is None:
         raise UnisonoError(f"the name of {path}, a dump of torch, does not end with a rank")
     return int(rank[0]), dump
@@ -91,12 +94,15 @@ def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
             latest_s = max(latest_s, _since_s(entry))
             calls.setdefault(tuple(entry["process_group"]), {}).setdefault(rank, []).append(entry)
     everybody = range(1 + max(*dumps, *itertools.chain.from_iterable(members.values()), 0))
+    if len(everybody) > _MOST_RANKS:
+        raise ValueError(f"rank {everybody[-1]}")
     groups: list[GroupRecords] = []
     for (name, title), by_rank in calls.items():
         is_world = title == "default_pg"
         # gloo does not say who is in a group
         who = members.get(name) or (everybody if is_world else sorted(by_rank))
-        in_time = {rank: _in_time(by_rank, rank) for rank in who}
+        end_s = _ends_of_patience(by_rank)
+        in_time = {rank: _in_time(by_rank.get(rank, ()), end_s) for rank in who}
         newest = [max(map(_number, in_time[rank]), default=0) for rank in who if rank in dumps]
         common = min(newest, default=0) - (len(newest) < len(who))
         ranks = []
@@ -109,14 +115,18 @@ def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
     return groups
 
 
-def _in_time(by_rank: Mapping[int, Sequence[Entry]], rank: int) -> list[Entry]:
-    """The calls of a rank, without those that it reached after another rank's had timed out."""
+def _ends_of_patience(by_rank: Mapping[int, Sequence[Entry]]) -> dict[int, float]:
+    """When the first rank gave up on each call, by the call's number."""
     end_s: dict[int, float] = {}
     for one in itertools.chain.from_iterable(by_rank.values()):
         limit_s = _since_s(one) + one["timeout_ms"] / 1e3
         end_s[_number(one)] = min(limit_s, end_s.get(_number(one), math.inf))
-    own = by_rank.get(rank, ())
-    return [one for one in own if one["is_p2p"] or _since_s(one) <= end_s[_number(one)]]
+    return end_s
+
+
+def _in_time(entries: Sequence[Entry], end_s: Mapping[int, float]) -> list[Entry]:
+    """The calls of a rank, without those that it reached after another rank's had timed out."""
+    return [one for one in entries if one["is_p2p"] or _since_s(one) <= end_s[_number(one)]]
 
 
 def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Record, ...]:

@@ -42,7 +42,9 @@ def read(files: Iterable[Path]) -> Reading:
         try:
             dump = read_dump(file)
             if dump is not None:
-                dumps[dump[0]] = file, dump[1]
+                first, _ = dumps.setdefault(dump[0], (file, dump[1]))
+                if first != file:
+                    problems.append(f"{first} and {file} are both dumps of rank {dump[0]}")
                 continue
             report = load(file)
         except UnisonoError as error:

@@ -304,15 +304,18 @@ def _explain(group: Any) -> Report | None:
 def _before_leaving() -> None:
     """A watched group is about to be destroyed, or all are."""
     if _monitor is not None:
-        with contextlib.suppress(UnisonoError, OSError):
+        try:
             _monitor.look_for_differences()
+        except Exception:  # the program leaves as it would without the watch
+            _logger.debug("unisono.watch: the last look at the records failed", exc_info=True)
 
 
 def _last_words() -> str:
     """Look once more while other hosts can be asked; returns how this process ends."""
     _before_leaving()
     if _monitor is not None:
-        _monitor.tell_failures(getattr(sys, "last_value", None))
+        with contextlib.suppress(Exception):
+            _monitor.tell_failures(getattr(sys, "last_value", None))
     return describe_own_end()
 
 

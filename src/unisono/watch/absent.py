@@ -23,7 +23,10 @@ from unisono.watch.diagnose import Ask, Whereabouts
 from unisono.watch.report import RankReport, Report
 from unisono.watch.stacks import is_users, short_path
 
-_FILES = (os.path.join("distributed", "distributed_c10d.py"), os.path.join("world", "world.py"))
+_FILES = (
+    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    os.path.join("unisono", "world", "world.py"),
+)
 _OF_WORLD = ("init_process_group", "init")
 _OF_MEMBERS = ("new_group", "split_group")
 _LAUNCHED = ("WORLD_SIZE", "MASTER_PORT", "UNISONO_RENDEZVOUS")
@@ -150,13 +153,15 @@ def _making(frame: FrameType, since_s: float) -> Making:
 def _launched_together() -> dict[int, int]:
     """The ranks of this host that were started with this process, by torchrun or another launcher
     that gives each its variables: their pids."""
-    mine = _variables_of(os.getpid())
-    found = {}
-    for pid in children_of(parent_of(os.getpid())):
+    me = os.getpid()
+    mine, found = _variables_of(me), {}
+    if mine.get("RANK") != os.environ.get("RANK"):
+        return {}  # the program, not the launcher, has made the ranks
+    for pid in (me, *children_of(parent_of(me))):
         own = _variables_of(pid)
         alike = all(own.get(name) == mine.get(name) for name in _LAUNCHED)
         if alike and own.get("RANK", "").isdigit():
-            found[int(own["RANK"])] = pid
+            found.setdefault(int(own["RANK"]), pid)  # `tee` in a pipeline has a rank's variables
     return found
 
 

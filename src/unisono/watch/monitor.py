@@ -106,6 +106,7 @@ class Monitor:
         self._where_over_hosts: diagnose.Ask | None = None
         self._over_hosts_again_s = 0.0
         self._farewell_s = _FAREWELL_S
+        self._newest_at_farewell: set[tuple[tuple[int, int], int, str]] = set()
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._thread.start()
 
@@ -154,6 +155,9 @@ class Monitor:
         records. Over hosts, one rank waits a moment for others that are behind, and all leave their
         records with the others."""
         self._retire()
+        newest = {(*_key(call), call.record.state) for call in _own_newest_calls()}
+        if newest <= self._newest_at_farewell:
+            return  # torch destroys all groups one by one
         end = time.monotonic() + self._farewell_s
         while self._look_over_hosts(at_the_end=True) and time.monotonic() < end:
             time.sleep(_BUSY_TICK_S)
@@ -165,6 +169,7 @@ class Monitor:
         told = [key for key in self._reported if not key[0][0]]
         say_farewell(_LAST, told, max(_TICK_S, end - time.monotonic()))
         self._farewell_s = max(0.0, end - time.monotonic())
+        self._newest_at_farewell = newest
 
     def accept_farewell(self, told: dict[str, Any]) -> bool:
         """A rank of another host leaves a group, and has reported this much."""
@@ -310,7 +315,7 @@ class Monitor:
             if report is None or report.culprits in known or not self._makings.lasts(making):
                 continue
             self._keep(report, ((0, 0), len(self.reports)))
-            if next(rank.pid for rank in report.ranks if rank.arrived) == os.getpid():
+            if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
                 _logger.warning("unisono.watch: %s", report)
 
     def _look_over_hosts(self, at_the_end: bool = False) -> bool:
@@ -537,6 +542,11 @@ class Monitor:
             ask = self._where_over_hosts
             return diagnose.Whereabouts() if ask is None else ask(process)
         return whereabouts(process[1], {}, self._stack_server.answer_if_asked, with_children=False)
+
+
+def _own_newest_calls() -> list[Wait]:
+    me = os.getpid()
+    return newest_calls(read_process(me, 1), me)
 
 
 def _whole(groups: Iterable[GroupRecords]) -> list[GroupRecords]:

@@ -167,13 +167,15 @@ class Links:
         """The process ends: close the remaining groups, and then the lines."""
         if self._pid != os.getpid():
             return
-        for describe in last_words if self.is_open() else ():
-            words = describe()  # first: it may ask other hosts, with or without a store
-            with contextlib.suppress(StoreGone):
-                self._bounded_store(_END_S).set(f"unisono/end/{self.me}", words)
-        for party in self._open_parties():
-            party.end()
-        self.close_all()
+        try:
+            for describe in last_words if self.is_open() else ():
+                words = describe()  # first: it may ask other hosts, with or without a store
+                with contextlib.suppress(StoreGone):
+                    self._bounded_store(_END_S).set(f"unisono/end/{self.me}", words)
+        finally:  # Ctrl-C may interrupt it
+            for party in self._open_parties():
+                party.end()
+            self.close_all()
 
     # -- groups ----------------------------------------------------------------------------------
 
