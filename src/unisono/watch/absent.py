@@ -154,7 +154,8 @@ def _launched_together() -> dict[int, int]:
     """The ranks of this host that were started with this process, by torchrun or another launcher
     that gives each its variables: their pids."""
     me = os.getpid()
-    mine, found = _variables_of(me), {}
+    mine = _variables_of(me)
+    found: dict[int, int] = {}
     if mine.get("RANK") != os.environ.get("RANK"):
         return {}  # the program, not the launcher, has made the ranks
     for pid in (me, *children_of(parent_of(me))):
