@@ -150,7 +150,6 @@ def _be_rank(
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(ranks)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     torch.set_num_threads(1)
-    os.environ["UNISONO_SITES"] = "1"
     if setup == "detail":
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     ours = setup not in PEERS

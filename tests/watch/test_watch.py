@@ -726,7 +726,7 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
             os.abort()
     """)
     command = ("-m", "unisono", "run", "-n", "2", "--watch")
-    done = script.run(before=command, environment={"UNISONO_SITES": "1"})
+    done = script.run(before=command)
     assert done.returncode == 128 + signal.SIGABRT
     assert (
         "unisono.watch: rank 1 never reached all_reduce #2 of group world (program.py:9): it was "

@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from unisono import torch_support
-from unisono.comm.engine import compare_shapes
+from unisono.comm.engine import compare_shapes, native
 from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.record_reader import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
@@ -109,6 +109,7 @@ def _start(settings: WatchSettings) -> None:
     exceptions.diagnose = _report_of_failure
     torch_support.listener = _watch_torch
     compare_shapes(by_default=True)
+    native.keep_sites(True)
     atexit.register(_at_exit)
     if "torch" in sys.modules:
         _watch_torch()
@@ -134,6 +135,7 @@ def stop() -> None:
     monitor, _monitor = _monitor, None
     exceptions.diagnose = torch_support.listener = None
     compare_shapes(by_default=False)
+    native.keep_sites(False)
     steps.stop_counting()
     if "unisono.watch.equality" in sys.modules:
         sys.modules["unisono.watch.equality"].stop_checking()

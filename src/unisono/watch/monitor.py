@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unisono.comm.engine import native
 from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.comm.shared_memory.record_reader import read_process, segments_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
@@ -205,7 +204,6 @@ class Monitor:
         _follow(trace, trace.peers(), is_new=False)
         self._trace = trace  # from here on the thread collects
         listeners.append(self._follow_new)
-        native.keep_sites(True)
 
     def end_trace(self) -> None:
         """Write the trace. Other ranks keep the records open for the rank that writes."""
@@ -213,7 +211,6 @@ class Monitor:
         if trace is None:
             return
         listeners.remove(self._follow_new)
-        native.keep_sites(steps.are_counted)
         self._retire()
         trace.settle(_SETTLE_S)
         if self._held is not None:

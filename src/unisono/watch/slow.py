@@ -16,6 +16,8 @@ from unisono.watch.diagnose import Ask
 from unisono.watch.report import Report, add_history
 
 _CALLS = 20
+_FEW_CALLS = 5
+"""After so many it is asked where the slow rank is, though it is not reported yet."""
 _SHARE = 0.1
 """The least share of the time in which all others wait for one rank."""
 _MOST = 0.6
@@ -40,6 +42,7 @@ class Slowness:
         self._waited_s: Counter[int] = Counter()
         self._phases: Counter[str] = Counter()
         self._ask_again_s = 0.0
+        self._asked: int | None = None
 
     def look(self, group: GroupRecords, ask: Ask) -> None:
         """Add the calls that have finished since the last look, and, if a slow rank is awaited,
@@ -59,7 +62,11 @@ class Slowness:
             if gap_s > _LATE_S:
                 self._lates[last] += 1
                 self._waited_s[last] += gap_s  # type: ignore[assignment]
-        slow = self._slow(group)
+        slow = self._slow(group, _FEW_CALLS)
+        if slow is not None and slow.rank != self._asked:
+            self._asked = slow.rank
+            self.places.clear()
+            self._phases.clear()
         self.host = "" if slow is None else slow.host
         own = group.ranks[0]
         is_awaited = bool(waits([group], own.process)) or slow is own
@@ -72,11 +79,11 @@ class Slowness:
                 self.places[f"{line_of(where.location)}{doing}"] += 1
                 self._phases[where.phase] += 1
 
-    def _slow(self, group: GroupRecords) -> RankRecords | None:
-        """The rank for which the others wait."""
+    def _slow(self, group: GroupRecords, calls: int = _CALLS) -> RankRecords | None:
+        """The rank for which the others wait, by at least this many calls."""
         for rank, waited_s in self._waited_s.most_common(1):
             is_often = self._lates[rank] > _MOST * self._calls
-            if self._calls >= _CALLS and is_often and waited_s > _SHARE * self.seen_s:
+            if self._calls >= calls and is_often and waited_s > _SHARE * self.seen_s:
                 return find_member(group, rank)
         return None
 

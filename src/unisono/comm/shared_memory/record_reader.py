@@ -222,6 +222,11 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
     return str(text, errors="replace")
 
 
+_finished: dict[tuple[int, bytes], Record] = {}
+"""Finished records, by process and bytes: the watch reads each many times."""
+_MOST_FINISHED = 16384
+
+
 class NotASegment(UnisonoError):
     """A descriptor refers to something else."""
 
@@ -304,7 +309,14 @@ class _RankRing:
         whole = self._memory[at : at + self._layout.record_bytes]
         if _WORD.unpack_from(whole)[0] != number or self._number_at(number) != number:
             return None
-        return _parse_record(whole, self._layout, self._clock, sites)
+        record = _finished.get((self.pid, whole))
+        if record is None:
+            record = _parse_record(whole, self._layout, self._clock, sites)
+            if record.ended_s is not None:
+                if len(_finished) == _MOST_FINISHED:
+                    _finished.clear()
+                _finished[self.pid, whole] = record
+        return record
 
 
 class RecordFollower:
