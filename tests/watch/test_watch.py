@@ -28,6 +28,7 @@ from ranks import connect
 from unisono import watch
 from unisono.cli import main
 from unisono.comm.communicator import Communicator
+from unisono.comm.shared_memory import record_reader
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import GroupAborted, UnisonoError
@@ -697,6 +698,19 @@ def test_a_job_is_shown_once_also_where_a_rank_has_left_a_group(shared_tmp_path:
                 done.touch()
                 assert [(len(job.pids), len(job.rows)) for job in jobs] == [(3, 4)]
             kept.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_the_cache_of_records_is_bounded_even_after_two_threads_have_filled_it(
+    comm: Communicator,
+) -> None:
+    known: Any = record_reader._finished
+    most = record_reader._MOST_FINISHED
+    known |= {(0, bytes([number % 256, number // 256])): None for number in range(most + 1)}
+    assert len(known) > most
+    comm.barrier()
+    read_process(os.getpid())
+    assert len(known) < most
 
 
 @pytest.mark.ranks(3)
