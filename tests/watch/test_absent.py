@@ -118,7 +118,7 @@ def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
         program.end()
     verdict = watch.load(found[0]).verdict
     assert verdict.startswith("ranks 0 and 1 reached init_process_group (program.py:"), verdict
-    assert "of the other 2 ranks, on other machines, some have not" in verdict
+    assert "of 2 ranks that another launcher or machine started, some have not" in verdict
 
 
 def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from unisono.comm.shared_memory.records import GroupRecords, Process
-from unisono.errors import name_ranks, plural
+from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
 from unisono.watch.calls import line_of
 from unisono.watch.diagnose import Ask, Whereabouts
@@ -63,10 +63,10 @@ class Making:
             kind, verdict = "hang", f"{name_ranks(who)}{on} never {reached}: {it}"
         elif self.members is None and 0 < len(ranks) < int(os.environ.get("WORLD_SIZE", 0)):
             kind, who = "elsewhere", []
+            others = name_number(int(os.environ["WORLD_SIZE"]) - len(ranks), "rank")
             verdict = (
-                f"{name_ranks(list(processes))} {reached}: of the other "
-                f"{int(os.environ['WORLD_SIZE']) - len(ranks)} ranks, on other machines, some have "
-                "not, or this machine cannot connect to them"
+                f"{name_ranks(list(processes))} {reached}: of {others} that another launcher or "
+                "machine started, some have not, or cannot be reached"
             )
         else:
             return None
