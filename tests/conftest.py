@@ -56,6 +56,10 @@ LEFT_TO_TEST_SLOW = (
     "test_plugin.py::test_a_hang_ends_at_the_deadline_with_the_stacks",
     "test_after_faults.py::test_a_new_world_after[a timeout]",
     "test_rendezvous.py::test_ranks_that_disagree_about_the_size_all_fail",
+    "test_absent.py::test_who_does_not_come[world-unisono]",
+    "test_absent.py::test_who_does_not_come[members-unisono]",
+    "test_absent.py::test_who_does_not_come[members-gloo]",
+    "test_dumps_of_torch.py::test_one_verdict_from_the_dumps_of_all_ranks[late]",
 )
 """The longest tests, of which `make test` runs a shorter sibling; `make test-slow` runs them,
 too."""
