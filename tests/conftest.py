@@ -59,7 +59,13 @@ LEFT_TO_TEST_SLOW = (
     "test_absent.py::test_who_does_not_come[world-unisono]",
     "test_absent.py::test_who_does_not_come[members-unisono]",
     "test_absent.py::test_who_does_not_come[members-gloo]",
-    "test_dumps_of_torch.py::test_one_verdict_from_the_dumps_of_all_ranks[late]",
+    "test_dumps_of_torch.py::test_one_verdict_from_the_dumps_of_all_ranks",
+    "test_backend_faults.py::test_backward_raises_when_a_rank_dies[in the first step-ddp]",
+    "test_rendezvous.py::test_noise_at_the_door_is_ignored[and goes-no text]",
+    "test_weights_without_a_store.py::test_what_needs_the_store_ends_in_time[stopped]",
+    "test_breakpoints.py::test_on_a_terminal[kill]",
+    "test_grow.py::test_a_member_that_dies_while_newcomers_are_awaited[0]",
+    "test_plugin.py::test_a_process_group_of_torch",
 )
 """The longest tests, of which `make test` runs a shorter sibling; `make test-slow` runs them,
 too."""
