@@ -48,7 +48,7 @@ OF_MEMBERS = """
 """
 
 
-def test_a_call_that_has_returned_meanwhile_is_told_apart() -> None:
+def test_a_call_is_news_once_and_until_it_returns() -> None:
     """While all ranks are asked, the last one may come: where it is then explains nothing."""
     of_torch: dict[str, Any] = {}
     source = "def init_process_group(event): event.wait()"
@@ -63,10 +63,11 @@ def test_a_call_that_has_returned_meanwhile_is_told_apart() -> None:
     thread = threading.Thread(target=of_torch["init_process_group"], args=(come,))
     thread.start()
     assert eventually(is_found)
-    assert makings.lasts(found[0])
+    assert makings.is_news(found[0], (1,))
+    assert not makings.is_news(found[0], (1,))  # again
     come.set()
     thread.join()
-    assert not makings.lasts(found[0])
+    assert not makings.is_news(found[0], (2,))
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
@@ -90,9 +91,9 @@ def test_who_does_not_come(
     assert done.stderr.count(verdict) == 1, done.stderr
     about = call, (rank,)  # other ranks may have been late, too
     reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
-    found = [one for one in reports if (one.operation, one.culprits) == about]
-    assert {one.kind for one in found} == {"hang"}, reports
-    assert {one.site for one in found} <= lines, found
+    found = [report for report in reports if (report.operation, report.culprits) == about]
+    assert {report.kind for report in found} == {"hang"}, reports
+    assert {report.site for report in found} <= lines, found
 
 
 def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
@@ -153,11 +154,13 @@ def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: P
 
 def test_a_program_with_a_file_of_the_same_name() -> None:
     made: dict[str, Any] = {}
-    exec(compile("def new_group(event): event.wait()", "hello_world/world.py", "exec"), made)
-    end, makings = threading.Event(), Makings()
-    thread = threading.Thread(target=made["new_group"], args=(end,))
+    source = "def new_group(begun, end): begun.set(); end.wait()"
+    exec(compile(source, "hello_world/world.py", "exec"), made)
+    begun, end, makings = threading.Event(), threading.Event(), Makings()
+    thread = threading.Thread(target=made["new_group"], args=(begun, end))
     thread.start()
     try:
+        assert begun.wait(60)
         assert not makings.overdue(0)
         assert not makings.overdue(0)
     finally:

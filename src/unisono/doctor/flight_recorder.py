@@ -118,15 +118,17 @@ def _groups_of(dumps: Mapping[int, Dump]) -> list[GroupRecords]:
 def _ends_of_patience(by_rank: Mapping[int, Sequence[Entry]]) -> dict[int, float]:
     """When the first rank gave up on each call, by the call's number."""
     end_s: dict[int, float] = {}
-    for one in itertools.chain.from_iterable(by_rank.values()):
-        limit_s = _since_s(one) + one["timeout_ms"] / 1e3
-        end_s[_number(one)] = min(limit_s, end_s.get(_number(one), math.inf))
+    for entry in itertools.chain.from_iterable(by_rank.values()):
+        limit_s = _since_s(entry) + entry["timeout_ms"] / 1e3
+        end_s[_number(entry)] = min(limit_s, end_s.get(_number(entry), math.inf))
     return end_s
 
 
 def _in_time(entries: Sequence[Entry], end_s: Mapping[int, float]) -> list[Entry]:
     """The calls of a rank, without those that it reached after another rank's had timed out."""
-    return [one for one in entries if one["is_p2p"] or _since_s(one) <= end_s[_number(one)]]
+    return [
+        entry for entry in entries if entry["is_p2p"] or _since_s(entry) <= end_s[_number(entry)]
+    ]
 
 
 def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Record, ...]:

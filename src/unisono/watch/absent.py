@@ -20,6 +20,7 @@ from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
 from unisono.watch.calls import line_of
 from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.job_view import own_host
 from unisono.watch.report import RankReport, Report
 from unisono.watch.stacks import is_users, short_path
 
@@ -46,7 +47,7 @@ class Making:
     def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
         """The processes that it needs, as far as they are known, by global rank."""
         if self.members is None:
-            return {rank: ("", pid) for rank, pid in _launched_together().items()}
+            return {rank: (own_host(), pid) for rank, pid in _launched_together().items()}
         known = {member.global_rank: member.process for group in groups for member in group.ranks}
         return {rank: known[rank] for rank in self.members or known if rank in known}
 
@@ -105,6 +106,7 @@ class Makings:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int], float] = {}
         self._again_s: dict[tuple[int, int], float] = {}
+        self._told: set[tuple[float, tuple[int, ...]]] = set()
 
     def overdue(self, limit_s: float) -> list[Making]:
         """Those that have taken this long; again after as long."""
@@ -115,10 +117,13 @@ class Makings:
         self._again_s |= dict.fromkeys(late, now + limit_s)
         return [_making(found[key], self._since[key]) for key in late]
 
-    def lasts(self, making: Making) -> bool:
-        """Whether it has still not returned: asking all ranks takes time."""
+    def is_news(self, making: Making, absent: tuple[int, ...]) -> bool:
+        """Whether these ranks were not told of before, and it has still not returned: asking all
+        ranks takes time."""
         self._look()
-        return making.since_s in self._since.values()
+        is_new = (making.since_s, absent) not in self._told
+        self._told.add((making.since_s, absent))
+        return is_new and making.since_s in self._since.values()
 
     def _look(self) -> dict[tuple[int, int], FrameType]:
         now, frames = time.monotonic(), sys._current_frames().items()

@@ -166,7 +166,7 @@ class Monitor:
         self._look_at_steps()
         self._look_for_slow_ranks(groups, at_the_end=True)
         self._tell_what_went_on(groups)
-        told = [key for key in self._reported if not key[0][0]]
+        told = [key for key in self._reported if not key[0][0]]  # groups over hosts have no device
         say_farewell(_LAST, told, max(_TICK_S, end - time.monotonic()))
         self._farewell_s = max(0.0, end - time.monotonic())
         self._newest_at_farewell = newest
@@ -311,8 +311,7 @@ class Monitor:
         for making in self._makings.overdue(self.settings.hang_s):
             view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
             report = making.report(making.processes(view.groups), view.where)
-            known = [one.culprits for one in self.reports if one.operation == making.function]
-            if report is None or report.culprits in known or not self._makings.lasts(making):
+            if report is None or not self._makings.is_news(making, report.culprits):
                 continue
             self._keep(report, ((0, 0), len(self.reports)))
             if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
@@ -412,7 +411,7 @@ class Monitor:
 
     def tell_splits(self, about: Sequence[Any]) -> dict[int, Any]:
         """How the ranks of this host split a call of a group: its name, and the call's number."""
-        watched = next((one for one in watched_groups if one.ledger.name == about[0]), None)
+        watched = next((each for each in watched_groups if each.ledger.name == about[0]), None)
         return {} if watched is None else dict(watched.tell_splits(about[1]))
 
     def _look_at_steps(self) -> None:
