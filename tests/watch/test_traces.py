@@ -14,7 +14,7 @@ from unisono import watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.shared_memory.record_reader import RecordFollower
-from user_programs import WriteProgram
+from user_programs import WriteProgram, eventually
 
 RUN = ("-m", "unisono", "run", "-n", "2", "--trace", "trace.json")
 
@@ -156,3 +156,27 @@ def test_a_group_closed_inside_a_trace_is_in_it(comm: Communicator, shared_tmp_p
         pairs = [e for e in found if e["name"] == "all_reduce"]  # a peer may be in the next barrier
         assert Counter(e["pid"] for e in pairs) == {0: 5, 1: 5}
         assert all(Path(__file__).name in e["args"]["site"] for e in pairs)
+
+
+@pytest.mark.ranks(3)
+def test_a_group_of_other_ranks_closed_inside_a_trace_is_in_it(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
+    """The rank that writes looks for the others' groups while they run."""
+    comm.barrier()
+    with watch.trace(shared_tmp_path / "trace.json"):
+        pair = comm.split([1, 2], "pair")
+        if pair is not None:
+            pair.all_reduce(numpy.ones(3))
+        else:
+            assert watch._monitor is not None
+            trace: Any = watch._monitor.tracing._trace
+            assert eventually(lambda: len(trace._followers) == 2)
+        comm.barrier()
+        if pair is not None:
+            pair.close()
+        comm.barrier()
+    comm.barrier()
+    if comm.rank == 0:
+        found = events(shared_tmp_path / "trace.json")
+        assert Counter(e["pid"] for e in found if e["name"] == "all_reduce") == {1: 1, 2: 1}

@@ -16,8 +16,9 @@ report.py, failure.py         reports: text, saving and loading; the report of a
 job_view.py                   the records of a whole job, over all hosts
 stacks.py, stack_server.py    stacks, and how a process sends its stack to others
 torch_group.py, attach.py     a torch process group that records, and how it is installed
-host_traces.py                the parts of a trace, from host to host, and their clocks
-summaries.py, traces.py       counts, times, who is late; Chrome's and Perfetto's format
+summaries.py                  counts, times, who is late
+tracing.py, traces.py         a trace: what it follows; Chrome's and Perfetto's format
+host_traces.py                its parts, from host to host, and their clocks
 top.py                        the running jobs of this user, rank by rank
 command.py                    `unisono top`: the jobs in a terminal
 debug.py                      torch's and NCCL's own debug settings
@@ -270,11 +271,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     if _monitor is None:
         start()
     assert _monitor is not None
-    _monitor.begin_trace(path)
+    _monitor.tracing.begin(path)
     try:
         yield
     finally:
-        _monitor.end_trace()
+        _monitor.tracing.end()
 
 
 def _report_of_failure(error: GroupError) -> Report | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -12,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono.comm.on_rows.mismatches import PairwiseSizes
-from unisono.comm.shared_memory.record_reader import read_process, segments_of
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
-from unisono.comm.shared_memory.segment_listeners import listeners, tell_launcher
-from unisono.errors import UnisonoError
+from unisono.comm.shared_memory.segment_listeners import tell_launcher
 from unisono.processes import state_of
 from unisono.watch import diagnose, steps
 from unisono.watch.absent import Makings
@@ -30,7 +28,6 @@ from unisono.watch.calls import (
     waits,
     with_creations,
 )
-from unisono.watch.host_traces import HostTraces
 from unisono.watch.job_view import (
     EAGER_HOSTS,
     SPLITS,
@@ -48,13 +45,12 @@ from unisono.watch.settings import WatchSettings
 from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import StackServer, whereabouts
 from unisono.watch.stacks import WATCHING
-from unisono.watch.traces import Trace
+from unisono.watch.tracing import Tracing
 
 _TICK_S = 0.1
 _BUSY_TICK_S = 0.01
 _GRACE_S = 1.5
 _STANDS_STILL_S = 0.5  # time in which a running rank moves some data
-_SETTLE_S = 1.0  # for calls that other ranks have not quite finished at the end of a trace
 _LEAVE_S = 5.0  # the thread may be waiting for silent processes; the program does not wait for it
 _LAST = 64
 """How many records of each rank a diagnosis looks at."""
@@ -94,11 +90,7 @@ class Monitor:
         self._steps: dict[tuple[int, int], steps.Steps] = {}
         self._slowness: dict[tuple[int, int], Slowness] = {}
         self._slow_told_s: dict[tuple[int, int], float] = {}
-        self._trace: Trace | None = None
-        self._held: Trace | None = None
-        self._traces = 0
-        self._host_traces = HostTraces(0)
-        self._follow_again_s = 0.0
+        self.tracing = Tracing(self._retire)
         self._makings = Makings()
         self._stop = threading.Event()
         self._look_again_s = 0.0
@@ -112,7 +104,7 @@ class Monitor:
 
     def stop(self) -> None:
         """End the thread, and the trace."""
-        self.end_trace()
+        self.tracing.end()
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_S)
@@ -193,54 +185,6 @@ class Monitor:
                 if report is not None:
                     _logger.warning("unisono.watch: %s", report)
 
-    def begin_trace(self, path: str | os.PathLike[str]) -> None:
-        """Collect records from now on."""
-        self.end_trace()
-        trace = Trace(path)
-        self._traces += 1
-        self._host_traces = HostTraces(self._traces)
-        _follow(trace, [os.getpid()], is_new=False)
-        trace.collect()
-        _follow(trace, trace.peers(), is_new=False)
-        self._trace = trace  # from here on the thread collects
-        listeners.append(self._follow_new)
-
-    def end_trace(self) -> None:
-        """Write the trace. Other ranks keep the records open for the rank that writes."""
-        trace, self._trace = self._trace, None
-        if trace is None:
-            return
-        listeners.remove(self._follow_new)
-        self._retire()
-        trace.settle(_SETTLE_S)
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-        if not trace.is_ours():
-            self._held = trace
-            return
-        _follow(trace, trace.peers())
-        hosts = self._host_traces
-        hosts.find_links()
-        if hosts.writes():
-            parts, missing = hosts.parts()
-            for part in parts:
-                trace.add(part)
-            trace.write(missing)
-            if missing:
-                _logger.warning("unisono: the trace does not include %s", " and ".join(missing))
-        else:
-            if not trace.send(hosts):
-                _logger.warning(
-                    "unisono: the first host did not accept this host's part of a trace"
-                )
-            trace.close()
-
-    def _follow_new(self, descriptor: int) -> None:
-        trace = self._trace
-        if trace is not None:
-            trace.follow(descriptor, is_new=True)
-
     def _run(self) -> None:
         pause_s = _TICK_S
         while not self._stop.wait(pause_s):
@@ -253,17 +197,11 @@ class Monitor:
         """Do what is due; returns how long to sleep."""
         self._stack_server.answer_if_asked()
         busy = self._retire()
-        trace = self._trace
-        if trace is not None:
-            trace.collect()
-            if time.monotonic() >= self._follow_again_s and trace.is_ours():
-                self._host_traces.find_links()
-                self._follow_again_s = time.monotonic() + _TICK_S
-                _follow(trace, trace.peers())
+        busy |= self.tracing.collect()
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / _LOOKS)
             self._look()
-        return _BUSY_TICK_S if busy or self._trace is not None else _TICK_S
+        return _BUSY_TICK_S if busy else _TICK_S
 
     def _retire(self) -> bool:
         """Record the ends of calls of watched groups; returns whether any is in progress."""
@@ -568,15 +506,6 @@ def _moves(group: GroupRecords) -> bool:
     now = [known for known in read_process(os.getpid(), 1) if known.segment == group.segment]
     before = {member.rank: member.progress for member in group.ranks}
     return any(before[member.rank] != member.progress for known in now for member in known.ranks)
-
-
-def _follow(trace: Trace, pids: Iterable[int], is_new: bool = True) -> None:
-    """Trace the groups of these processes."""
-    for pid in pids:
-        with contextlib.suppress(UnisonoError):  # it has ended
-            for path in segments_of(pid):
-                with contextlib.suppress(UnisonoError, OSError), open(path, "rb") as file:
-                    trace.follow(file.fileno(), is_new)
 
 
 def _key(wait: Wait) -> tuple[tuple[int, int], int]:
