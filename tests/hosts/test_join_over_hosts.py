@@ -214,6 +214,8 @@ def fail_in_prepare(rank: int, size: int, _: str, where: Places) -> Any:
             comm.barrier()
             decided = comm.decide(1000 + turn, rank)
             assert all_gather_object(decided, comm) == [decided] * size
+        store.set(f"gathered {rank}", "")
+        store.wait([f"gathered {each}" for each in range(size)])  # an abort overtakes data
         comm.abort("it is over")
         assert comm.decide(1019, size) == decided, "it outlives the group"
 
