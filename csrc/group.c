@@ -83,13 +83,14 @@ un_status un_group_open_beside(const un_group *other, int rank, un_group **group
     return open_membership(other, -1, rank, other->ranks, 0, group);
 }
 
-/* Start a thread that leaves all signals to the program's own. */
-bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument) {
+/* Start a thread that leaves all signals to the program's own. Tools show its name: 15 letters. */
+bool start_thread(pthread_t *thread, const char *name, void *(*body)(void *), void *argument) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     bool started = !pthread_create(thread, NULL, body, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (started) pthread_setname_np(*thread, name);
     return started;
 }
 

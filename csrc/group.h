@@ -230,7 +230,7 @@ typedef struct unfinished { /* what is under way when the group closes */
 } unfinished;
 
 
-bool start_thread(pthread_t *thread, void *(*body)(void *), void *argument);
+bool start_thread(pthread_t *thread, const char *name, void *(*body)(void *), void *argument);
 unsigned current_process(void);
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool take_abort(un_group *g, uint64_t word); /* of another host; false: there is one already */

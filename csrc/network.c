@@ -160,7 +160,7 @@ const char *un_network_open(const char *const *settings, const void **address, s
         atomic_store(&net.stops, 0);
         if (status)
             problem = ucx.status_string(status);
-        else if (!start_thread(&net.thread, attend_network, NULL))
+        else if (!start_thread(&net.thread, "unisono:network", attend_network, NULL))
             problem = "no thread could be started";
         if (problem) free_worker();
     }

@@ -96,7 +96,8 @@ bool start_progress_thread(un_group *g) {
     if (atomic_load_explicit(&g->progress_thread.has_thread, memory_order_acquire)) return true;
     pthread_mutex_lock(&g->messages.lock);
     if (!g->progress_thread.has_thread)
-        g->progress_thread.has_thread = start_thread(&g->progress_thread.thread, run_progress_thread, g);
+        g->progress_thread.has_thread =
+            start_thread(&g->progress_thread.thread, "unisono:p2p", run_progress_thread, g);
     pthread_mutex_unlock(&g->messages.lock);
     return g->progress_thread.has_thread;
 }

@@ -121,7 +121,7 @@ static void answer_if_asked(void) {
     for (un_group *g = watch.groups; g; g = g->watching.next) asked |= is_asked(g);
     pthread_t thread;
     if (!asked || watch.answering || !locator) return;
-    watch.answering = start_thread(&thread, answer, NULL);
+    watch.answering = start_thread(&thread, "unisono:answers", answer, NULL);
     if (watch.answering) pthread_detach(thread);
 }
 
@@ -189,7 +189,7 @@ static bool start_watcher(void) {
     if (watch.running) return true;
     watch.bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (watch.bell < 0) return false;
-    watch.running = start_thread(&watch.thread, watch_peers, NULL);
+    watch.running = start_thread(&watch.thread, "unisono:watcher", watch_peers, NULL);
     if (!watch.running) close(watch.bell);
     return watch.running;
 }

@@ -175,7 +175,7 @@ static bool start_worker(un_group *g) {
     pthread_mutex_lock(&g->worker.queue_lock);
     if (!g->worker.begun) g->worker.begun = calloc(1, sizeof *g->worker.begun);
     if (!g->worker.has_thread && g->worker.begun)
-        g->worker.has_thread = start_thread(&g->worker.thread, run_worker, g);
+        g->worker.has_thread = start_thread(&g->worker.thread, "unisono:worker", run_worker, g);
     pthread_mutex_unlock(&g->worker.queue_lock);
     return g->worker.has_thread;
 }

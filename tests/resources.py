@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TypeAlias
 
 from unisono.comm.rendezvous.meeting_points import file_of
 
-Resources: TypeAlias = tuple[dict[str, str], int, str]
+Resources: TypeAlias = tuple[dict[str, str], Counter[str], str]
 
 
 def held_resources() -> Resources:
-    """Open descriptors, the number of threads, and children, of this process."""
+    """Open descriptors, the names of threads, and children, of this process."""
     descriptors = {}
     for number in os.listdir("/proc/self/fd"):
         try:
             descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue  # the folder's own
+    threads: Counter[str] = Counter()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            threads[(task / "comm").read_text().strip()] += 1
     with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        return descriptors, len(os.listdir("/proc/self/task")), children.read()
+        return descriptors, threads, children.read()
 
 
 def assert_given_back(before: Resources, when: str = "afterwards") -> None:

@@ -50,6 +50,7 @@ def check_group(comm: Communicator) -> None:
         assert tensor.unique().tolist() == [2.0**comm.size - 1]
         got = torch.empty(count)
         received = comm.irecv(got, (comm.rank - 1) % comm.size)
+        comm.barrier()  # which every receive precedes: the group now has all its threads
         comm.send(torch.full((count,), float(comm.rank)), (comm.rank + 1) % comm.size)
         received.wait(30)
         assert got.unique().tolist() == [(comm.rank - 1) % comm.size]
