@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -93,12 +94,47 @@ def state_of(pid: int) -> ProcessState:
 
 def handles_signal(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, and so would survive it."""
+    return _has_signal(Path(f"/proc/{pid}/status"), "SigCgt:", number)
+
+
+def busy_threads(pid: int, number: int) -> list[int]:
+    """The threads of a process that may hold the GIL, its main thread first, unless they block
+    signal `number`: not those that wait for a lock or in a poll."""
+    found = [
+        int(task.name)
+        for task in Path(f"/proc/{pid}/task").glob("*")
+        if (int(task.name) == pid or _is_busy(task))
+        and not _has_signal(task / "status", "SigBlk:", number)
+    ]
+    return sorted(found, key=lambda thread: (thread != pid, thread))
+
+
+def _is_busy(task: Path) -> bool:
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        state = (task / "stat").read_text().rpartition(")")[2].split()[_STATE]
+        where = (task / "wchan").read_text()
     except OSError:
         return False
-    _, _, caught = status.partition("SigCgt:")
-    return bool(int(caught.split(maxsplit=1)[0], 16) >> (number - 1) & 1) if caught else False
+    return state == "R" or not (where == "0" or re.search("futex|poll|select", where))
+
+
+def _has_signal(status: Path, mask: str, number: int) -> bool:
+    try:
+        _, _, found = status.read_text().partition(mask)
+    except OSError:
+        return False
+    return bool(found and int(found.split(maxsplit=1)[0], 16) >> (number - 1) & 1)
+
+
+def signal_thread(pid: int, thread: int, number: int) -> None:
+    """Send a signal to one thread of a process; before glibc 2.30 to main threads only."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "tgkill"):
+        libc.tgkill(pid, thread, number)
+    elif thread == pid:
+        os.kill(pid, number)
 
 
 def ask_for_stack(pid: int) -> bool:

@@ -547,6 +547,69 @@ def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WritePr
     assert done.stdout == "stacks: [] ended: 0\n", done.stderr
 
 
+def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgram) -> None:
+    made = program("""
+        import os, signal, threading, time
+        from unisono import watch
+        from unisono.processes import signal_thread
+        from unisono.watch.stack_server import DEFAULT_SIGNAL, _ask_by_signal
+
+        def count(n):
+            return n if n < 2 else count(n - 1) + count(n - 2)
+
+        def work():
+            while True:
+                exec("def run(n): return [count(i) for i in range(n)]\\nrun(9)", {"count": count})
+
+        child = os.fork()
+        if child == 0:
+            watch.start()
+            for _ in range(4):
+                threading.Thread(target=work, daemon=True).start()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                count(10)
+        os.waitpid(child, os.WUNTRACED)
+        os.kill(child, signal.SIGCONT)
+        names = {stack.thread for stack in _ask_by_signal(child, DEFAULT_SIGNAL, int)}
+        for _ in range(1000):
+            signal_thread(child, child, DEFAULT_SIGNAL)
+            time.sleep(0.003)
+        ended = os.waitpid(child, os.WNOHANG)[0]
+        os.kill(child, signal.SIGKILL)
+        print("ended:", ended, "main:", "MainThread" in names)
+        """)
+    done = made.run()
+    assert done.stdout == "ended: 0 main: True\n", done.stderr
+
+
+def test_a_thread_that_holds_the_gil_is_found(program: WriteProgram) -> None:
+    made = program("""
+        import ctypes, os, signal, threading, time
+        from unisono import watch
+        from unisono.watch.stack_server import ask
+
+        child = os.fork()
+        if child == 0:
+            watch.start()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            thread = threading.Thread(target=lambda: ctypes.PyDLL(None).sleep(60))
+            thread.start()
+            thread.join()
+        os.waitpid(child, os.WUNTRACED)
+        os.kill(child, signal.SIGCONT)
+        time.sleep(1)
+        print(*(stack.program_frame().line for stack in ask(child)))
+        os.kill(child, signal.SIGKILL)
+        """)
+    lines = made.path.read_text().splitlines()
+    holder = next(n for n, line in enumerate(lines, 1) if "PyDLL" in line)
+    done = made.run()
+    main, *others = map(int, done.stdout.split())
+    assert main in (holder + 1, holder + 2), done
+    assert holder in others, done
+
+
 def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:
     script = program("""
         import os, time

@@ -4,14 +4,16 @@ The stack server: a process answers other processes of its user that ask for its
 
 It uses an anonymous file that processes of the same user find through /proc. The asking process
 writes a number into it; the watching thread writes its stacks and then the same number. If the
-process cannot run Python (a thread keeps the GIL), it is sent the reserved signal, and faulthandler
-writes the stacks into a second file.
+process cannot run Python (a thread keeps the GIL), its busy threads are sent the reserved signal,
+one after the other, and faulthandler writes the stack of each into a second file. A thread writes
+only its own: to read the stack of a thread that runs can crash the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import json
 import logging
 import mmap
@@ -27,10 +29,12 @@ from itertools import takewhile
 
 from unisono.errors import UnisonoError
 from unisono.processes import (
+    busy_threads,
     children_of,
     describe_zombie,
     handles_signal,
     kernel_function,
+    signal_thread,
     state_of,
 )
 from unisono.watch.diagnose import Whereabouts
@@ -66,6 +70,7 @@ _CALLS = ("wait", "synchronize", "barrier", "send", "recv", "reduce", "gather", 
 _MOST_LINES = 40
 _CALLERS = 4
 _MOST_CHILDREN = 4
+_MOST_THREADS = 4
 _WAITS = ("get", "join", "acquire", "wait", "result")
 """Names of calls in which a program waits for its own threads."""
 _childs_files: list[int] = []
@@ -136,7 +141,7 @@ def _reserve(number: int, descriptor: int) -> int:
             number,
         )
         return 0
-    faulthandler.register(number, descriptor, all_threads=True)
+    faulthandler.register(number, descriptor, all_threads=False)
     return number
 
 
@@ -177,8 +182,7 @@ def _ask_server(pid: int, memory: mmap.mmap, meanwhile: Callable[[], object]) ->
             with contextlib.suppress(ValueError):  # it is answering another process
                 found = json.loads(memory[_TEXT + 8 : _TEXT + 8 + length])
                 return [build(Stack, stack) for stack in found]
-        meanwhile()
-        time.sleep(_LOOK_S)
+        _pause(meanwhile)
     return _ask_by_signal(pid, number, meanwhile) if number else []
 
 
@@ -193,21 +197,37 @@ def _post(memory: mmap.mmap) -> int:
 
 
 def _ask_by_signal(pid: int, number: int, meanwhile: Callable[[], object]) -> list[Stack]:
-    if not handles_signal(pid, number):  # a library took the handler: the signal would kill it
-        return []
+    found: list[Stack] = []
     with _open(pid, "unisono-stacks") as file:
-        before = os.fstat(file).st_size
-        os.kill(pid, number)
-        end = time.monotonic() + _SIGNAL_S
-        size = before
-        while time.monotonic() < end:
-            time.sleep(_LOOK_S)
-            meanwhile()
-            now = os.fstat(file).st_size
-            if now == size > before:
+        while not _is_locked(file):  # another process asks
+            _pause(meanwhile)
+        for thread in busy_threads(pid, number)[:_MOST_THREADS]:
+            if not handles_signal(pid, number):  # a library took the handler: it would kill
                 break
-            size = now
-        return from_faulthandler(os.pread(file, size - before, before).decode(errors="replace"))
+            before = os.fstat(file).st_size
+            signal_thread(pid, thread, number)
+            end, sizes = time.monotonic() + _SIGNAL_S, [before]
+            while time.monotonic() < end and not before < sizes[-1] == sizes[-2]:
+                _pause(meanwhile)
+                sizes.append(os.fstat(file).st_size)
+            text = os.pread(file, sizes[-1] - before, before).decode(errors="replace")
+            if frames := from_faulthandler(text):
+                found.append(Stack("MainThread" if thread == pid else f"thread {thread}", frames))
+    return found
+
+
+def _is_locked(file: int) -> bool:
+    """Lock a file until it is closed; returns False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _pause(meanwhile: Callable[[], object]) -> None:
+    meanwhile()
+    time.sleep(_LOOK_S)
 
 
 @contextlib.contextmanager

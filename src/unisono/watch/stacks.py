@@ -115,21 +115,14 @@ def calling_line() -> str:
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def from_faulthandler(text: str) -> list[Stack]:
-    """The stacks in faulthandler's output, the main thread's (which it writes last) first."""
-    stacks: list[Stack] = []
-    frames: list[Frame] = []
-    name = ""
-    for line in [*text.splitlines(), "Thread end"]:
-        if line.startswith(("Thread ", "Current thread ")):
-            if frames:
-                stacks.append(Stack(name, tuple(frames)))
-            name, frames = line.partition(" (most")[0].lower(), []
-        elif found := _FAULTHANDLER_LINE.match(line):
-            file, number = found["file"], int(found["line"])
-            call = _CALL.search(linecache.getline(file, number))
-            frames.append(Frame(file, number, found["function"], call[1] if call else ""))
-    return stacks[::-1]
+def from_faulthandler(text: str) -> tuple[Frame, ...]:
+    """The frames in faulthandler's output for one thread; none if it does not run Python."""
+    frames = []
+    for found in filter(None, map(_FAULTHANDLER_LINE.match, text.splitlines())):
+        file, number = found["file"], int(found["line"])
+        call = _CALL.search(linecache.getline(file, number))
+        frames.append(Frame(file, number, found["function"], call[1] if call else ""))
+    return tuple(frames)
 
 
 def short_path(file: str) -> str:
