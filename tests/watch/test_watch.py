@@ -547,6 +547,36 @@ def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WritePr
     assert done.stdout == "stacks: [] ended: 0\n", done.stderr
 
 
+def test_a_process_that_holds_the_gil_writes_the_stack_of_its_main_thread_alone(
+    program: WriteProgram,
+) -> None:
+    """Its other threads may run by then, and their stacks cannot be read while they do."""
+    script = program("""
+        import ctypes, os, threading
+        from unisono import watch
+        from unisono.watch.stack_server import ask
+        reader, writer = os.pipe()
+        def other_thread():
+            os.write(writer, b"x")
+            threading.Event().wait()
+        child = os.fork()
+        if child == 0:
+            watch.start()
+            threading.Thread(target=other_thread, daemon=True).start()
+            os.read(reader, 1)
+            os.write(writer, b"y")
+            while True:
+                ctypes.PyDLL(None).sleep(60)  # which the signal ends
+        while os.read(reader, 1) != b"y":
+            os.write(writer, b"x")
+        print([str(frame) for stack in ask(child) for frame in stack.frames])
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    """)
+    done = script.run()
+    assert done.stdout == "['program.py:16 in <module>']\n", done.stderr
+
+
 def test_a_forked_child_that_watches_itself_is_found(program: WriteProgram) -> None:
     script = program("""
         import os, time

@@ -4,8 +4,8 @@ The stack server: a process answers other processes of its user that ask for its
 
 It uses an anonymous file that processes of the same user find through /proc. The asking process
 writes a number into it; the watching thread writes its stacks and then the same number. If the
-process cannot run Python (a thread keeps the GIL), it is sent the reserved signal, and faulthandler
-writes the stacks into a second file.
+process does not (a thread keeps the GIL, or the machine is busy), it is sent the reserved signal,
+and faulthandler writes the stack of its main thread into a second file.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _reserve(number: int, descriptor: int) -> int:
             number,
         )
         return 0
-    faulthandler.register(number, descriptor, all_threads=True)
+    # Other threads may be running Python: to read their frames meanwhile crashes the process.
+    faulthandler.register(number, descriptor, all_threads=False)
     return number
 
 

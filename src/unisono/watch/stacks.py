@@ -116,20 +116,15 @@ def calling_line() -> str:
 
 
 def from_faulthandler(text: str) -> list[Stack]:
-    """The stacks in faulthandler's output, the main thread's (which it writes last) first."""
-    stacks: list[Stack] = []
+    """The newest stack in faulthandler's output: of the thread that the signal interrupted, which
+    is the main one unless that blocks it."""
     frames: list[Frame] = []
-    name = ""
-    for line in [*text.splitlines(), "Thread end"]:
-        if line.startswith(("Thread ", "Current thread ")):
-            if frames:
-                stacks.append(Stack(name, tuple(frames)))
-            name, frames = line.partition(" (most")[0].lower(), []
-        elif found := _FAULTHANDLER_LINE.match(line):
+    for line in text.rpartition("Stack (most recent call first):")[2].splitlines():
+        if found := _FAULTHANDLER_LINE.match(line):
             file, number = found["file"], int(found["line"])
             call = _CALL.search(linecache.getline(file, number))
             frames.append(Frame(file, number, found["function"], call[1] if call else ""))
-    return stacks[::-1]
+    return [Stack("MainThread", tuple(frames))] if frames else []
 
 
 def short_path(file: str) -> str:
