@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranks import RankPool, attempt, raised, subgroup
+from ranks import RankPool, attempt, raised, signalled_while_waiting, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.reductions import PremulSum
@@ -316,8 +316,8 @@ def interrupt_waits(comm: Communicator) -> list[int]:
     assert fourth.eq(1).all()
     comm.barrier()
     if comm.rank == 0:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        raised(Impatient, comm.barrier)
+        with signalled_while_waiting(signal.SIGALRM, lose_patience):
+            raised(Impatient, comm.barrier)
     else:
         error = raised(GroupAborted, comm.recv, torch.ones(1), 0)
         assert "rank 0 ended group world at call #6: it was interrupted by" in str(error)
@@ -332,8 +332,8 @@ def wait_with_interrupts(work: Work) -> int:
     """Wait until it finishes, whatever interrupts it; returns how often that happened."""
     times = 0
     while True:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
             work.wait()
             signal.setitimer(signal.ITIMER_REAL, 0)
             return times

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from host_jobs import SOON_S, Places, await_all, moment, places, set_moment, world
 from namespaces import MakeNetwork
 
-from ranks import Outcome, RankPool, attempt, raised
+from ranks import Outcome, RankPool, attempt, raised, signalled_while_waiting
 from unisono.errors import (
     CollectiveMismatch,
     DeadlockError,
@@ -434,9 +434,8 @@ def be_interrupted(rank: int, size: int, path: str, where: Places) -> Any:
     with world(rank, where):
         dist.barrier()
         if rank == 1:
-            signal.signal(signal.SIGALRM, lose_patience)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(ZeroDivisionError):
+            interrupts = signalled_while_waiting(signal.SIGALRM, lose_patience)
+            with interrupts, pytest.raises(ZeroDivisionError):
                 dist.all_reduce(torch.ones(1))
             return None
         if rank == 3:  # never arrives

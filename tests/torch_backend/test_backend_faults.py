@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
-from ranks import RankPool
+from ranks import RankPool, signalled_while_waiting
 from unisono.comm.rendezvous import leading
-from unisono.comm.shared_memory.record_reader import read_process
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 
@@ -162,39 +160,11 @@ def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
             loss(wrapped).backward()
         return
     try:
-        with interrupted_while_waiting() as moment, pytest.raises(KeyboardInterrupt):
+        with signalled_while_waiting() as moment, pytest.raises(KeyboardInterrupt):
             loss(wrapped).backward()
         assert time.monotonic() - moment[0] < WITHIN_S
     finally:
         os.kill(pids[1], signal.SIGCONT)
-
-
-@contextmanager
-def interrupted_while_waiting() -> Iterator[list[float]]:
-    """Press Ctrl-C once this rank's latest call waits for its peers and keeps waiting."""
-    moment: list[float] = []
-
-    def press() -> None:
-        seen = -1
-        while True:
-            ranks = [rank for group in read_process(os.getpid()) for rank in group.ranks]
-            mine = [record for rank in ranks if rank.pid == os.getpid() for record in rank.records]
-            waiting = [record.number for record in mine if record.state == "waiting"]
-            if waiting and waiting[-1] == seen:
-                break
-            seen = waiting[-1] if waiting else -1
-            time.sleep(0.1)
-        moment.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        yield moment
-    finally:
-        presser.join()
-        signal.signal(signal.SIGINT, before)
 
 
 # -- works and their Futures -----------------------------------------------------------------------
