@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ranks import RankPool, attempt, raised, signalled_while_waiting, subgroup
+from resources import held_resources
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.reductions import PremulSum
@@ -261,7 +262,7 @@ def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> Non
 
 
 def close_meanwhile(rank: int, size: int, path: str) -> None:
-    threads = len(os.listdir("/proc/self/task"))
+    threads = held_resources()[1]
     comm = connect_on_host(FileAnnouncements(path), rank, size)
     tensor = torch.ones(4)
     if rank == 0:
@@ -275,7 +276,7 @@ def close_meanwhile(rank: int, size: int, path: str) -> None:
         raised((GroupAborted, PeerLost), comm.all_reduce, tensor)
         comm.close()
     Path(f"{path}-closed").touch()
-    assert len(os.listdir("/proc/self/task")) == threads
+    assert eventually(lambda: held_resources()[1] <= threads)  # one may still be exiting
     assert tensor.eq(1).all()
 
 
