@@ -26,6 +26,7 @@ from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, 
 from user_programs import eventually
 
 ranks.preload("torch._dynamo")  # DDP imports it, which takes seconds
+LIMIT_S = 1.5  # in which rank 0 comes as well: otherwise rank 1 would miss it
 WITHIN_S = 2.0  # measured: 0.03 to 0.08 s; the rest is for a busy machine
 
 
@@ -131,7 +132,7 @@ def test_backward_raises_when_a_rank_does_not_come(
     process_group: Any, wrap: Wrap, shared_tmp_path: Path
 ) -> None:
     model, wrapped = warm(wrap)
-    process_group.set_timeout(timedelta(seconds=0.3))
+    process_group.set_timeout(timedelta(seconds=LIMIT_S))
     over = shared_tmp_path / "over"
     if dist.get_rank() == 1:
         in_the_middle(model, lambda: eventually(over.exists))
@@ -140,9 +141,8 @@ def test_backward_raises_when_a_rank_does_not_come(
         loss(wrapped).backward()
     if dist.get_rank() == 0:
         assert raised.value.missing == (1,)
-        assert (
-            time.monotonic() - begin_s < 0.3 + WITHIN_S + 0.5
-        )  # half a second for rank 1's answer
+        took_s = time.monotonic() - begin_s
+        assert took_s < LIMIT_S + WITHIN_S + 0.5  # half a second for rank 1's answer
         over.touch()
 
 
@@ -199,7 +199,8 @@ def test_waiting_raises_when_a_rank_does_not_come(
     process_group: Any, wait: str, shared_tmp_path: Path
 ) -> None:
     over = shared_tmp_path / "over"
-    brief = dist.new_group(timeout=timedelta(seconds=0.2))
+    brief: Any = dist.new_group()
+    brief.set_timeout(timedelta(seconds=0.2))  # of its calls; its ranks may meet a little later
     if dist.get_rank() == 1:
         assert eventually(over.exists)
         return
