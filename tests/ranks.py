@@ -7,6 +7,7 @@ that misses its deadline fails with the stack of every rank.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -18,9 +19,10 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +37,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
+from unisono.comm.shared_memory.record_reader import read_process
 from unisono.watch.settings import is_wanted
 
 DEADLINE_S = 60.0
@@ -303,6 +306,37 @@ def in_a_fork(work: Callable[[], Any]) -> str:
         text = file.read()
     os.waitpid(child, 0)
     return text
+
+
+@contextlib.contextmanager
+def signalled_while_waiting(
+    number: int = signal.SIGINT, handler: Callable[..., object] = signal.default_int_handler
+) -> Iterator[list[float]]:
+    """Send this process a signal, which has this handler meanwhile, once its latest call waits for
+    its peers and keeps waiting; returns a list with the moment, as soon as there is one."""
+    moment: list[float] = []
+
+    def press() -> None:
+        seen = -1
+        while True:
+            ranks = [rank for group in read_process(os.getpid()) for rank in group.ranks]
+            mine = [record for rank in ranks if rank.pid == os.getpid() for record in rank.records]
+            waiting = [record.number for record in mine if record.state == "waiting"]
+            if waiting and waiting[-1] == seen:
+                break
+            seen = waiting[-1] if waiting else -1
+            time.sleep(0.1)
+        moment.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(number, handler)
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        yield moment
+    finally:
+        presser.join()
+        signal.signal(number, before)
 
 
 def connect(path: str, rank: int, size: int) -> Communicator:

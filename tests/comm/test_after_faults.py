@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ranks import RankPool, attempt, connect, raised, subgroup
+from ranks import RankPool, attempt, connect, raised, signalled_while_waiting, subgroup
 from resources import assert_given_back, held_resources
 from unisono import (
     CollectiveMismatch,
@@ -22,6 +22,7 @@ from unisono import (
     PeerLost,
 )
 from unisono.comm.communicator import Communicator
+from user_programs import eventually
 
 
 def mismatch(comm: Communicator) -> BaseException | None:
@@ -31,7 +32,7 @@ def mismatch(comm: Communicator) -> BaseException | None:
 def timeout(comm: Communicator) -> BaseException | None:
     comm.timeout_s = 0.2
     if comm.rank == 2:
-        time.sleep(0.6)
+        assert eventually(lambda: comm.errored is not None)
     return attempt(comm.barrier)
 
 
@@ -53,11 +54,8 @@ def aborted(comm: Communicator) -> BaseException | None:
 def interrupted(comm: Communicator) -> BaseException | None:
     if comm.rank != 2:
         return attempt(comm.barrier)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    error = attempt(comm.recv, torch.ones(1), 0)
-    timer.join()
+    with signalled_while_waiting():
+        error = attempt(comm.recv, torch.ones(1), 0)
     assert isinstance(error, KeyboardInterrupt), error
     return attempt(comm.barrier)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous import announcements as boards
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import RendezvousError
+from user_programs import eventually
 
 
 # sglang 13397, 35435: all_gather and all_reduce shared their buffers and flags
@@ -243,7 +245,11 @@ def test_a_job_after_a_killed_one_meets_at_the_same_path(
 
 
 def die_while_meeting(rank: int, size: int, _: str, path: str) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.2)  # it is not handled: the process ends
+    def die() -> None:
+        if eventually(Path(path).exists):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=die).start()
     connect(path, 0, 2)
 
 

@@ -451,7 +451,10 @@ def test_rank_0_s_death_is_told_as_that_of_rank_0(fresh_pool: RankPool) -> None:
 def lose_rank_0(rank: int, size: int, path: str) -> int:
     with world(rank, path, "AABB") as comm:  # rank 3 has no connection to rank 0
         comm.barrier()
-        if rank == 0:
+        Path(f"{path}-{rank}").touch()
+        if rank == 0:  # once no rank is in the barrier any more
+            while not all(Path(f"{path}-{other}").exists() for other in range(1, size)):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         return raised(PeerLost, comm.barrier).peer
 

@@ -91,7 +91,8 @@ else:
 
 group = dist.new_group()
 fail(dist.send if rank else dist.recv, ones(1 + rank), other, group=group)
-late = dist.new_group(timeout=timedelta(seconds=0.3))
+late = dist.new_group()
+late.set_timeout(timedelta(seconds=0.3))
 if rank == 0:
     fail(dist.barrier, late)
 work = dist.all_reduce(ones(2 + rank), group=dist.new_group(), async_op=True)

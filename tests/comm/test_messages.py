@@ -343,7 +343,8 @@ def test_a_message_that_is_never_matched(comm: Communicator, shared_tmp_path: Pa
 @pytest.mark.ranks(3)
 def test_a_timeout_by_tags_that_differ_shows_both(comm: Communicator) -> None:
     """Rank 2 has yet to send, so there is no deadlock."""
-    comm.timeout_s = 0.5 if comm.rank == 0 else 20.0
+    comm.barrier()
+    comm.timeout_s = 1.5 if comm.rank == 0 else 20.0  # in which rank 1 posts its two
     tensor = torch.zeros(2)
     if comm.rank == 0:
         sent = [comm.isend(tensor, 1, 7)]

@@ -15,12 +15,13 @@ import numpy
 import pytest
 import torch
 
-from ranks import RankPool, attempt, in_a_fork, raised, subgroup
+from ranks import RankPool, attempt, in_a_fork, raised, signalled_while_waiting, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.reductions import PremulSum
 from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, GroupAborted, PeerLost, RendezvousError
+from user_programs import eventually
 
 
 @pytest.mark.ranks([2, 3])
@@ -182,15 +183,21 @@ def all_are_interrupted(rank: int, size: int, path: str) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_call_from_a_signal_handler_does_not_wait_for_itself(comm: Communicator) -> None:
+def test_a_call_from_a_signal_handler_does_not_wait_for_itself(
+    comm: Communicator, shared_tmp_path: Path
+) -> None:
     said: list[BaseException | None] = []
-    before = signal.signal(signal.SIGUSR1, lambda *_: said.append(attempt(comm.barrier)))
+
+    def call(*_: object) -> None:
+        said.append(attempt(comm.barrier))
+        (shared_tmp_path / "said").touch()
+
     if comm.rank == 0:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with signalled_while_waiting(signal.SIGUSR1, call):
+            comm.barrier()
     else:
-        time.sleep(0.6)
-    comm.barrier()
-    signal.signal(signal.SIGUSR1, before)
+        assert eventually((shared_tmp_path / "said").exists)
+        comm.barrier()
     if comm.rank == 0:
         assert len(said) == 1
         assert isinstance(said[0], RuntimeError)

@@ -254,12 +254,12 @@ def test_missing_ranks_are_named_at_the_deadline(pool: RankPool) -> None:
     (first, took_s), (second, _) = pool.run(two_of_five_come, 2, connected=False)
     assert "ranks 2-4 of 5" in first
     assert "did not join" in first
-    assert 0.5 <= took_s < 10
+    assert 1.5 <= took_s < 11
     assert "ranks 2-4 of 5" in second
 
 
 def two_of_five_come(rank: int, size: int, path: str) -> tuple[str, float]:
-    return join_error(rank, 5, path, 0.5 if rank == 0 else 2.0)
+    return join_error(rank, 5, path, 1.5 if rank == 0 else 3.0)  # rank 1 may start a little later
 
 
 def test_a_missing_rank_0_is_named_at_the_deadline(pool: RankPool) -> None:

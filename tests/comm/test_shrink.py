@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.factory import solo
 from unisono.comm.rendezvous import survivors
 from unisono.comm.rendezvous.membership import JoinRequest
+from user_programs import eventually
 
 
 def die() -> None:
@@ -159,12 +161,13 @@ def come_too_late(rank: int, size: int, path: str) -> object:
     if rank == 3:
         die()
     if rank == 2:
-        time.sleep(1.5)
+        assert eventually(lambda: all(Path(f"{path}-{other}").exists() for other in (0, 1)))
         error = raised(NoQuorum, comm.shrink)
         assert error.members == (0, 1)
         assert "ranks 0 and 1 of group world continued without this rank" in str(error)
         return "told"
-    left = comm.shrink(timeout_s=0.5)
+    left = comm.shrink(timeout_s=1.5)  # in which both come, also on a busy machine
+    Path(f"{path}-{rank}").touch()
     about(left)
     return left.global_ranks
 
@@ -182,17 +185,16 @@ def be_stopped(rank: int, size: int, path: str) -> object:
         die()
     if rank == 1:
         waker = os.fork()
-        if waker == 0:
-            time.sleep(2.0)
+        if waker == 0:  # once the others have a group without it
+            eventually(lambda: all(Path(f"{path}-{other}").exists() for other in (0, 2)))
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
         os.waitpid(waker, 0)
         assert raised(NoQuorum, comm.shrink).members == (0, 2)
         return "told"
-    start = time.monotonic()
     left = comm.shrink()
-    assert time.monotonic() - start < 2.0
+    Path(f"{path}-{rank}").touch()
     return left.global_ranks
 
 
@@ -339,9 +341,10 @@ def interrupt_one(rank: int, size: int, path: str) -> object:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert isinstance(attempt(comm.shrink), KeyboardInterrupt)
+        Path(f"{path}-over").touch()
         return "interrupted"
     if rank == 0:
-        time.sleep(0.6)
+        assert eventually(Path(f"{path}-over").exists)
     return comm.shrink().global_ranks
 
 
@@ -358,9 +361,10 @@ def close_while_shrinking(rank: int, size: int, path: str) -> object:
         begin = time.monotonic()
         assert "is closed" in str(raised(GroupClosed, comm.shrink))
         assert time.monotonic() - begin < 5
+        Path(f"{path}-over").touch()
         return "closed"
     if rank == 1:
-        time.sleep(0.8)
+        assert eventually(Path(f"{path}-over").exists)
     return comm.shrink().global_ranks
 
 

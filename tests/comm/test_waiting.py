@@ -80,12 +80,18 @@ def test_the_default_stays_where_nobody_has_said_anything() -> None:
     assert meeting_timeout_s(None, 7.0) == 7
 
 
+# Ranks that start together wait until all of them have loaded their modules.
 JOIN = """
-    import sys
+    import sys, time
+    from pathlib import Path
     from unisono import Communicator
     from unisono.comm.rendezvous import deadline as waits
-    waits.QUIET_S = float(*sys.argv[3:] or [waits.QUIET_S])
-    with Communicator.join(sys.argv[1], int(sys.argv[2]), 3, timeout_s=50) as comm:
+    name, rank, together, quiet_s = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    waits.QUIET_S = float(*quiet_s or [waits.QUIET_S])
+    Path(f"loaded-{rank}").touch()
+    while not all(Path(f"loaded-{other}").exists() for other in together):
+        time.sleep(0.01)
+    with Communicator.join(name, rank, 3, timeout_s=50) as comm:
         comm.barrier()
 """
 
@@ -103,20 +109,20 @@ def joiner(tmp_path: Path) -> Program:
 def test_whoever_waits_long_says_for_whom(joiner: Program, name: str) -> None:
     """The late one joins once the others have said that they wait."""
     begin_s = time.monotonic()
-    early = [joiner.start(name, rank, "1") for rank in ("0", "1")]
+    early = [joiner.start(name, rank, "01", "1") for rank in "01"]
     lines = [read_error_line(process) for process in early]
     assert time.monotonic() - begin_s >= 1.0
     for rank, line in enumerate(lines):
         assert line.startswith(f"unisono: rank {rank} is waiting for rank 2: 2 of 3 have joined"), (
             line
         )
-    for process in (*early, joiner.start(name, "2")):
+    for process in (*early, joiner.start(name, "2", "2")):
         _, err = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, err) == (0, ""), "said once"
 
 
 def test_nobody_says_anything_where_all_come_soon(joiner: Program, name: str) -> None:
-    processes = [joiner.start(name, str(rank)) for rank in range(3)]
+    processes = [joiner.start(name, rank, "012") for rank in "012"]
     for process in processes:
         _, err = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, err) == (0, "")
@@ -124,7 +130,7 @@ def test_nobody_says_anything_where_all_come_soon(joiner: Program, name: str) ->
 
 @pytest.mark.parametrize("waits", [0, 1])
 def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, waits: int) -> None:
-    process = joiner.start(name, str(waits))
+    process = joiner.start(name, str(waits), str(waits))
     with process:
         assert eventually(lambda: waits_at_a_meeting(process.pid))
         process.send_signal(signal.SIGINT)

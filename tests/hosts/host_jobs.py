@@ -18,6 +18,9 @@ from unisono.torch_backend import autoload
 from user_programs import eventually
 
 PORT = 29400
+SOON_S = 3.5
+"""Within which a death must be known on a busy machine: before a link's patience of 4 s ends, since
+silence would show it then. benchmarks/faults.py measures the 150 ms that are guaranteed."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,12 @@ def moment(path: str, name: str) -> float:
     file = Path(f"{path}-{name}")
     assert eventually(file.exists)
     return float(file.read_text())
+
+
+def await_all(path: str, rank: int, size: int) -> None:
+    """Wait until all ranks have come here, without their group. A collective ends on one rank
+    before the others have its data, which a death, an abort or a cut cable may overtake: a fault
+    that must hit the next call begins after this."""
+    set_moment(path, f"here-{rank}")
+    for other in range(size):
+        moment(path, f"here-{other}")

@@ -182,7 +182,7 @@ def test_a_killed_process_is_lost_at_once_and_once(fresh_pool: RankPool) -> None
         assert outcome.error is None
         host, why, took_s = outcome.value
         assert (host, why) == (1, "has ended")
-        assert took_s < 2.0
+        assert took_s < 3.5  # silence would show it after 4 s
 
 
 def be_cut_off(rank: int, size: int, path: str, hosts: Sequence[Host], way: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from host_jobs import Places, moment, places, set_moment, world
+from host_jobs import SOON_S, Places, await_all, moment, places, set_moment, world
 from namespaces import Link as Cable
 from namespaces import MakeNetwork
 
@@ -28,8 +28,6 @@ LARGE = 16 << 20
 """Elements of float32: 64 MiB."""
 
 GIGABIT = Cable(rate_bits_per_s=1_000_000_000)
-SOON_S = 2.0
-"""150 ms are guaranteed, which benchmarks/faults.py measures; tests share their cores."""
 
 
 @contextlib.contextmanager
@@ -72,7 +70,7 @@ def be_killed(path: str) -> None:
 
 def lose_a_rank(rank: int, size: int, path: str, where: Places, victim: int, count: int) -> Any:
     with second_world(rank, where):
-        dist.barrier()
+        await_all(path, rank, size)
         if rank == victim:
             threading.Timer(0.3, be_killed, (path,)).start()
         story = call_until_it_fails(count)
@@ -114,7 +112,7 @@ def be_stopped(
     """A rank is stopped in the middle of a call on 64 MiB; once all others know, it continues and
     learns of it, too."""
     with second_world(rank, where, timeout_s=3.0):
-        dist.barrier()
+        await_all(path, rank, size)
         if rank == stopped:
 
             def stop() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from host_jobs import PORT, Places, places, world
+from host_jobs import PORT, Places, await_all, places, world
 from namespaces import MakeNetwork, Network, start_on
 
 import unisono
@@ -50,6 +50,7 @@ def go_on(comm: Communicator, **how: Any) -> Any:
 def lose(rank: int, size: int, path: str, where: Places, victims: tuple[int, ...]) -> Any:
     with world(rank, where) as comm:
         comm.all_reduce(torch.ones(100))
+        await_all(path, rank, size)
         if rank in victims:
             os.kill(os.getpid(), signal.SIGKILL)
         return go_on(comm)
@@ -88,6 +89,7 @@ def test_survivors_of_the_process_that_hosts_the_store(
 def go_on_in_torch(rank: int, size: int, path: str, where: Places) -> Any:
     with world(rank, where) as comm:
         comm.barrier()
+        await_all(path, rank, size)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         raised(PeerLost, lambda: [dist.barrier() for _ in range(1 << 20)])
@@ -112,7 +114,7 @@ def test_torch_goes_on(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
 def be_cut_off(rank: int, size: int, path: str, where: Places, cut: int) -> Any:
     with world(rank, where) as comm:
         comm.all_reduce(torch.ones(100))
-        comm.barrier()
+        await_all(path, rank, size)
         if rank == size - 1:
             where.hosts[cut].cut()
         return go_on(comm)
@@ -155,6 +157,7 @@ def have_an_arbiter(rank: int, size: int, path: str, where: Places) -> Any:
     with world(rank, group) as comm:
         store = dist.TCPStore(at.ipv4, PORT + 9, None, False)  # type: ignore[attr-defined]
         comm.barrier()
+        await_all(path, rank, 4)
         if rank < 2:
             if rank == 0:
                 where.hosts[0].cut()

@@ -88,6 +88,8 @@ def come_back(rank: int, size: int, _: str, where: Places, dead: tuple[int, ...]
             return works(comm)
         comm = Communicator.join("job", rank, 4, store, timeout_s=60)
         works(comm)
+        store.set(f"worked {rank}", "")
+        store.wait([f"worked {each}" for each in range(4)])  # a death overtakes data
         if rank in dead:
             store.add("done", 1)
             os.kill(os.getpid(), signal.SIGKILL)

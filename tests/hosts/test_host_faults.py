@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from host_jobs import Places, moment, places, set_moment, world
+from host_jobs import SOON_S, Places, await_all, moment, places, set_moment, world
 from namespaces import MakeNetwork
 
-from ranks import Outcome, RankPool, attempt, raised
+from ranks import Outcome, RankPool, attempt, raised, signalled_while_waiting
 from unisono.errors import (
     CollectiveMismatch,
     DeadlockError,
@@ -25,7 +25,6 @@ from unisono.errors import (
     RendezvousError,
 )
 
-SOON_S = 2.0
 SILENT_S = 5.0  # a second after the link's patience ends
 Story = tuple[str, str, float]
 """The exception's type and text, and when it was raised."""
@@ -54,6 +53,7 @@ def lose_a_rank(
 ) -> Any:
     with world(rank, where):
         dist.all_reduce(torch.ones(count))
+        await_all(path, rank, size)
         if rank in victims:
             if os.fork() == 0:  # which keeps everything it inherited, for a while
                 signal.alarm(15)
@@ -111,7 +111,7 @@ def test_all_ranks_of_a_host_die(fresh_pool: RankPool, make_network: MakeNetwork
 def be_cut_off(rank: int, size: int, path: str, where: Places, way: str, count: int) -> Any:
     with world(rank, where):
         dist.all_reduce(torch.ones(count))
-        dist.barrier()
+        await_all(path, rank, size)
         if rank == size - 1:
             getattr(where.host(rank), way)()
             set_moment(path, "cut")
@@ -136,15 +136,18 @@ def test_a_cut_cable_is_a_loss_within_5_s(
 # -- lateness ------------------------------------------------------------------------------------
 
 
-def be_late(rank: int, size: int, _: str, where: Places, late: int) -> Any:
+def be_late(rank: int, size: int, path: str, where: Places, late: int) -> Any:
     with world(rank, where, timeout_s=3.0):
-        dist.barrier()
+        await_all(path, rank, size)
         if rank == late:
             time.sleep(6.0)  # the user's program is elsewhere
-            return None
-        began = time.monotonic()
-        kind, text, came = tell(attempt(dist.all_reduce, torch.ones(2)))
-        return kind, text, came - began
+        else:
+            began = time.monotonic()
+            kind, text, came = tell(attempt(dist.all_reduce, torch.ones(2)))
+        set_moment(path, f"heard-{rank}")
+        for other in range(size):  # before it leaves, which would be another story
+            moment(path, f"heard-{other}")
+        return None if rank == late else (kind, text, came - began)
 
 
 @pytest.mark.parametrize("late", [pytest.param(0, marks=pytest.mark.slow), 3])
@@ -213,7 +216,7 @@ def test_a_stopped_rank(fresh_pool: RankPool, make_network: MakeNetwork) -> None
 
 def drop_large_packets(rank: int, size: int, path: str, where: Places, count: int) -> Any:
     with world(rank, where, timeout_s=3.0) as comm:
-        comm.barrier()
+        await_all(path, rank, size)
         if rank == size - 1:  # tbf drops packets longer than its burst
             limit = "tbf rate 10gbit burst 600 limit 1000000"
             where.host(rank).run("tc", "qdisc", "add", "dev", "eth0", "root", *limit.split())
@@ -431,9 +434,8 @@ def be_interrupted(rank: int, size: int, path: str, where: Places) -> Any:
     with world(rank, where):
         dist.barrier()
         if rank == 1:
-            signal.signal(signal.SIGALRM, lose_patience)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(ZeroDivisionError):
+            interrupts = signalled_while_waiting(signal.SIGALRM, lose_patience)
+            with interrupts, pytest.raises(ZeroDivisionError):
                 dist.all_reduce(torch.ones(1))
             return None
         if rank == 3:  # never arrives
@@ -458,12 +460,13 @@ def test_an_interrupt_ends_the_group_on_all_hosts(
 # -- others go on --------------------------------------------------------------------------------
 
 
-def lose_one_of_two_groups(rank: int, size: int, _: str, where: Places) -> Any:
+def lose_one_of_two_groups(rank: int, size: int, path: str, where: Places) -> Any:
     with world(rank, where):
         healthy = dist.new_group([0, 2])
         broken = dist.new_group([1, 3])
         mine = healthy if rank in (0, 2) else broken
         dist.all_reduce(torch.ones(1), group=mine)
+        await_all(path, rank, size)
         if rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 1:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from host_jobs import moment, set_moment
+from host_jobs import SOON_S, await_all, moment, set_moment
 from test_ucx import wheel
 from torch.utils.data import DataLoader, Dataset
 
@@ -31,11 +31,9 @@ from ranks import RankPool, attempt, end_as_a_program, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupAborted, GroupClosed, PeerLost
 from unisono.comm.communicator import Communicator
-from user_programs import WriteProgram, eventually
+from user_programs import DEADLINE_S, WriteProgram, eventually
 
 SMALL, LARGE = 3, 300_000  # elements: in one message, and in lanes
-WITHIN_S = 0.15  # the guarantee for a death
-SLACK_S = 2.0  # for a busy machine
 HUGE = 16_000_000
 
 
@@ -159,6 +157,7 @@ def test_programs_that_ranks_run(fresh_pool: RankPool) -> None:
 def leave_a_child(rank: int, size: int, path: str, how: str) -> Any:
     with world(rank, path, "AAB") as comm:
         check_group(comm)
+        await_all(path, rank, size)
         if rank == 2:
             if how == "program":  # with all descriptors that may be inherited
                 subprocess.Popen(["sleep", "10"], close_fds=False)
@@ -178,7 +177,7 @@ def test_a_child_that_lives_on_hides_no_death(fresh_pool: RankPool, how: str) ->
         assert outcome.error is None, outcome.error
         peer, took_s = outcome.value
         assert peer == 2
-        assert took_s < WITHIN_S + SLACK_S
+        assert took_s < SOON_S
 
 
 # -- another UCX in the process --------------------------------------------------------------------
@@ -276,6 +275,7 @@ def test_handlers_of_signals_run_while_a_rank_waits(fresh_pool: RankPool) -> Non
 def crash(rank: int, size: int, path: str) -> str:
     with world(rank, path, "AB") as comm:
         check_group(comm)
+        await_all(path, rank, size)
         if rank == 1:
             with open(f"{path}-crash", "w") as file:
                 faulthandler.enable(file)
@@ -326,7 +326,7 @@ def be_interrupted(rank: int, size: int, path: str, hosts: str) -> None:
             while comm.errored is None:  # if pressed as a call ends, it does no harm
                 with interrupted_after(0.3) as pressed, pytest.raises(KeyboardInterrupt):
                     repeat(lambda: comm.all_reduce(tensor, "max"))
-                assert time.monotonic() - pressed[0] < 1 + SLACK_S
+                assert time.monotonic() - pressed[0] < SOON_S
         else:
             error = raised(GroupAborted, repeat, lambda: comm.all_reduce(tensor, "max"))
             assert error.peer == 1
@@ -351,7 +351,7 @@ def end_somehow(rank: int, size: int, path: str, how: str) -> Any:
     comm = join_world(rank, path, "AAB")
     check_group(comm)
     other = subgroup(comm, range(size), "other")
-    comm.barrier()
+    await_all(path, rank, size)
     if rank == 1:
         comm.irecv(torch.empty(LARGE), 2, tag=1)
         other.all_reduce(torch.ones(HUGE), async_op=True)
@@ -378,7 +378,7 @@ def test_a_process_that_ends_without_closing(fresh_pool: RankPool, how: str, cod
     for outcome in (first, third):
         assert outcome.error is None, outcome.error
         assert outcome.value[0] == 1
-        assert outcome.value[1] < WITHIN_S + SLACK_S
+        assert outcome.value[1] < SOON_S
 
 
 NOT_DESTROYED = """
@@ -419,8 +419,9 @@ def test_a_program_that_does_not_destroy_its_groups(program: WriteProgram, tmp_p
         for rank, host in enumerate("AB")
     ]
     for process in started:
-        out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
+        out, err = process.communicate(timeout=DEADLINE_S)
+        said = [line for line in err.splitlines() if " is waiting for rank " not in line]
+        assert (process.returncode, said) == (0, [])  # but one may have started late
         assert out.splitlines() == ["before ours 2.0", "after ours closed"]
 
 
@@ -430,6 +431,7 @@ def see_a_death(rank: int, size: int, path: str) -> Any:
     before = held_resources()
     with world(rank, f"{path}-again", "AAB") as comm:
         check_group(comm)
+        await_all(path, rank, size)
         if rank == 2:
             time.sleep(0.3)  # the others wait
             set_moment(path, "death")
@@ -451,7 +453,7 @@ def test_a_death_while_others_wait_leaves_nothing_behind(fresh_pool: RankPool) -
     for outcome in survivors:
         assert outcome.error is None, outcome.error
         assert outcome.value[0] == 2
-        assert outcome.value[1] < WITHIN_S + SLACK_S
+        assert outcome.value[1] < SOON_S
 
 
 # -- threads ---------------------------------------------------------------------------------------

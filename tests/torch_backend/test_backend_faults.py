@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ranks
-from ranks import RankPool
+from ranks import RankPool, signalled_while_waiting
 from unisono.comm.rendezvous import leading
-from unisono.comm.shared_memory.record_reader import read_process
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 
 ranks.preload("torch._dynamo")  # DDP imports it, which takes seconds
+LIMIT_S = 1.5  # in which rank 0 comes as well: otherwise rank 1 would miss it
 WITHIN_S = 2.0  # measured: 0.03 to 0.08 s; the rest is for a busy machine
 
 
@@ -133,7 +132,7 @@ def test_backward_raises_when_a_rank_does_not_come(
     process_group: Any, wrap: Wrap, shared_tmp_path: Path
 ) -> None:
     model, wrapped = warm(wrap)
-    process_group.set_timeout(timedelta(seconds=0.3))
+    process_group.set_timeout(timedelta(seconds=LIMIT_S))
     over = shared_tmp_path / "over"
     if dist.get_rank() == 1:
         in_the_middle(model, lambda: eventually(over.exists))
@@ -142,9 +141,8 @@ def test_backward_raises_when_a_rank_does_not_come(
         loss(wrapped).backward()
     if dist.get_rank() == 0:
         assert raised.value.missing == (1,)
-        assert (
-            time.monotonic() - begin_s < 0.3 + WITHIN_S + 0.5
-        )  # half a second for rank 1's answer
+        took_s = time.monotonic() - begin_s
+        assert took_s < LIMIT_S + WITHIN_S + 0.5  # half a second for rank 1's answer
         over.touch()
 
 
@@ -162,39 +160,11 @@ def test_ctrl_c_ends_a_backward_that_waits_for_a_stopped_rank(
             loss(wrapped).backward()
         return
     try:
-        with interrupted_while_waiting() as moment, pytest.raises(KeyboardInterrupt):
+        with signalled_while_waiting() as moment, pytest.raises(KeyboardInterrupt):
             loss(wrapped).backward()
         assert time.monotonic() - moment[0] < WITHIN_S
     finally:
         os.kill(pids[1], signal.SIGCONT)
-
-
-@contextmanager
-def interrupted_while_waiting() -> Iterator[list[float]]:
-    """Press Ctrl-C once this rank's latest call waits for its peers and keeps waiting."""
-    moment: list[float] = []
-
-    def press() -> None:
-        seen = -1
-        while True:
-            ranks = [rank for group in read_process(os.getpid()) for rank in group.ranks]
-            mine = [record for rank in ranks if rank.pid == os.getpid() for record in rank.records]
-            waiting = [record.number for record in mine if record.state == "waiting"]
-            if waiting and waiting[-1] == seen:
-                break
-            seen = waiting[-1] if waiting else -1
-            time.sleep(0.1)
-        moment.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    presser = threading.Thread(target=press)
-    presser.start()
-    try:
-        yield moment
-    finally:
-        presser.join()
-        signal.signal(signal.SIGINT, before)
 
 
 # -- works and their Futures -----------------------------------------------------------------------
@@ -229,7 +199,8 @@ def test_waiting_raises_when_a_rank_does_not_come(
     process_group: Any, wait: str, shared_tmp_path: Path
 ) -> None:
     over = shared_tmp_path / "over"
-    brief = dist.new_group(timeout=timedelta(seconds=0.2))
+    brief: Any = dist.new_group()
+    brief.set_timeout(timedelta(seconds=0.2))  # of its calls; its ranks may meet a little later
     if dist.get_rank() == 1:
         assert eventually(over.exists)
         return

@@ -17,8 +17,10 @@ from unisono import watch
 from unisono.watch.absent import Making, Makings
 from user_programs import eventually, plain_environment, write_program
 
+# The ranks that the second argument names wait until all of them have loaded torch, which takes
+# seconds: before that they would be late, too.
 LATE = """
-    import time
+    import os, sys, time
     from pathlib import Path
     import torch
     import torch.distributed as dist
@@ -28,7 +30,11 @@ LATE = """
         while sum(named in file.read_text() for file in Path("reports").iterdir()) < waiting:
             time.sleep(0.05)
 
-    RANK, BACKEND = int(__import__("os").environ["RANK"]), __import__("sys").argv[1]
+    RANK, BACKEND = int(os.environ["RANK"]), sys.argv[1]
+    loaded = [Path(__file__).with_name(f"loaded-{rank}") for rank in sys.argv[2]]
+    Path(__file__).with_name(f"loaded-{RANK}").touch()
+    while not all(file.exists() for file in loaded):
+        time.sleep(0.02)
 """
 OF_WORLD = """
     if RANK == 1:
@@ -83,7 +89,7 @@ def test_who_does_not_come(
     (tmp_path / "reports").mkdir()
     settings = {"UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": str(tmp_path / "reports")}
     run = ("-m", "unisono", "run", "--watch", "-n", "3")
-    done = late.run(backend, before=run, environment=settings)
+    done = late.run(backend, "012", before=run, environment=settings)
     assert done.returncode == 0, done.stderr
     line = late.path.read_text().splitlines().index("        time.sleep(0.05)") + 1
     lines = {f"program.py:{line - 1}", f"program.py:{line}"}  # of the loop that waits
@@ -109,7 +115,7 @@ def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
         "WORLD_SIZE": "4",
     }
     for rank in range(2):
-        program.start("gloo", environment=settings | {"RANK": str(rank)})
+        program.start("gloo", "01", environment=settings | {"RANK": str(rank)})
     try:
         end = time.monotonic() + 60
         while not (found := list((tmp_path / "reports").glob("seen-elsewhere*.json"))):
@@ -136,7 +142,7 @@ def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: P
         "MASTER_PORT": "0",
     }
     (tmp_path / "log").touch()
-    command = f"{sys.executable} {program.path} gloo 2>&1 | tee {tmp_path / 'log'}"
+    command = f"{sys.executable} {program.path} gloo 0 2>&1 | tee {tmp_path / 'log'}"
     pipeline = subprocess.Popen(
         ["sh", "-c", command],
         env=plain_environment() | settings,
