@@ -236,7 +236,7 @@ def check_equal(
     Shards (of FSDP, tensor and expert parallelism, ZeRO), the statistics of BatchNorm, what DDP is
     told to ignore and names in `skip` are not compared: returns the reason for each, by name.
 
-    Raises ValueError if `every` is below 1.
+    Raises ValueError if `every` is not a whole number of at least 1.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     >>> sorted(unisono.watch.check_equal(model, skip=["0.bias"]))
