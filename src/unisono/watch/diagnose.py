@@ -156,8 +156,7 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
         verdict = f"parts of {name} do not fit: {odd}{sizes.verdict()}"
         details = [f"rank {rank}: {sizes.of_rank(rank)}" for rank in range(group.size)]
     who = culprits or range(group.size)
-    found = _report(group, "mismatch", verdict, first, number, who, details, _all_ranks(group))
-    return add_history(found, [group])
+    return add_history(_report(group, "mismatch", verdict, first, who, details), [group])
 
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
@@ -168,25 +167,18 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
         verdict = _in_step(group, by_steps)
         details = (*verdict.details, found.verdict, *found.details)
-        return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
+        return replace(verdict, details=details, ranks=found.ranks)
     return found if by_lines is None else _apart(group, by_lines, found)
 
 
 def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
     """A rank whose calls are shifted, and what was `found` because of that."""
-    first = shift.calls[0]
-    found = found or Report("apart", "", group.name, group.backend, "", None, ())
-    return replace(
-        found,
-        kind="apart",
-        verdict=_global(group, shift.sentence(group.name)),
-        operation=first.operation,
-        call=shift.number,
-        culprits=(shift.rank,),
-        site=line_of(first.site),
-        details=(*shift.window, *filter(None, (found.verdict, *found.details))),
-        ranks=found.ranks or _all_ranks(group),
-    )
+    verdict = _report(group, "apart", shift.sentence(group.name), shift.calls[0], [shift.rank])
+    verdict = replace(verdict, call=shift.number, details=shift.window)
+    if found is None:
+        return verdict
+    details = (*shift.window, found.verdict, *found.details)
+    return replace(verdict, details=details, ranks=found.ranks, waited_s=found.waited_s)
 
 
 def shifted_by_lines(group: GroupRecords) -> Report | None:
@@ -221,10 +213,9 @@ def _mismatch(
         did = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in sides.items())
         verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
-    ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
+    ranks = [_named(member, member.rank in records) for member in group.ranks]
     lines = [line.strip() for line in details[:-1]]
-    who = culprits or sorted(records)
-    return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+    return _report(group, "mismatch", verdict, first, culprits or sorted(records), lines, ranks)
 
 
 def _off_pattern(group: GroupRecords, number: int) -> list[int]:
@@ -248,12 +239,9 @@ def _report(
     kind: str,
     verdict: str,
     record: Record,
-    number: int | None,
     culprits: Iterable[int],
-    details: Iterable[str],
-    ranks: tuple[RankReport, ...],
-    site: str | None = None,
-    waited_s: float = 0.0,
+    details: Iterable[str] = (),
+    ranks: Iterable[RankReport] = (),
 ) -> Report:
     """A report about a call of a group, as `record` shows it."""
     return Report(
@@ -262,12 +250,11 @@ def _report(
         group.name,
         group.backend,
         record.operation,
-        number,
+        record.call,
         tuple(culprits),
-        line_of(record.site) if site is None else site,
-        waited_s,
-        tuple(_global(group, line) for line in details),
-        ranks,
+        line_of(record.site),
+        details=tuple(_global(group, line) for line in details),
+        ranks=tuple(ranks) or _all_ranks(group),
     )
 
 
@@ -278,13 +265,13 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
 
 
 def _in_step(group: GroupRecords, shift: Shift) -> Report:
-    example = shift.examples[0]
     details = [
         f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
         for rank, count in enumerate(shift.counts)
     ]
     who, verdict = shift.odd or range(group.size), sentence(group, shift)
-    return _report(group, "apart", verdict, example, shift.first, who, details, _all_ranks(group))
+    found = _report(group, "apart", verdict, shift.examples[0], who, details)
+    return replace(found, call=shift.first)
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -453,20 +440,16 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     ]
     if odd.state in _ENDED and record.tag is None and are_known:
         details.append(_ASK_FOR_BRANCH)
-    found = _report(
-        group,
-        "lost" if odd.state else "hang",
-        verdict,
-        record,
-        record.call,
-        who,
-        details,
-        tuple(ranks),
+    kind = "lost" if odd.state else "hang"
+    found = _report(group, kind, verdict, record, who, details, ranks)
+    waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
+    found = replace(
+        found,
         site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
+        details=(*waiting, *found.details),
     )
-    waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
-    return _shifted(group, replace(found, details=(*waiting, *found.details)))
+    return _shifted(group, found)
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -478,10 +461,9 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    at = _at(wait, ask_once)
+    at, culprits = _at(wait, ask_once), [member.rank for member in stopped]
     if stopped:
-        names = [member.rank for member in stopped]
-        who = name_ranks(names) + _on_host(wait.group, names)
+        who = name_ranks(culprits) + _on_host(wait.group, culprits)
         verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
@@ -489,18 +471,9 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
             f"every rank here has reached {_with_line(wait, at)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
-    return _report(
-        wait.group,
-        "stalled" if stopped else "elsewhere",
-        verdict,
-        wait.record,
-        wait.record.call,
-        (member.rank for member in stopped),
-        (),
-        tuple(ranks),
-        site=at,
-        waited_s=time.monotonic() - wait.record.arrived_s,
-    )
+    kind = "stalled" if stopped else "elsewhere"
+    found = _report(wait.group, kind, verdict, wait.record, culprits, ranks=ranks)
+    return replace(found, site=at, waited_s=time.monotonic() - wait.record.arrived_s)
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
