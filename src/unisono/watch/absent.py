@@ -22,7 +22,7 @@ from unisono.watch.calls import line_of
 from unisono.watch.diagnose import Ask, Whereabouts, describe_rank
 from unisono.watch.job_view import own_host
 from unisono.watch.report import RankReport, Report
-from unisono.watch.stacks import is_users, short_path
+from unisono.watch.stacks import calling_line
 
 _FILES = (
     os.path.join("torch", "distributed", "distributed_c10d.py"),
@@ -134,11 +134,7 @@ def _maker(frame: FrameType | None) -> FrameType | None:
 
 
 def _making(frame: FrameType, since_s: float) -> Making:
-    caller: FrameType | None = frame
-    while caller is not None and not is_users(caller.f_code.co_filename):
-        caller = caller.f_back
-    line = f"{short_path(caller.f_code.co_filename)}:{caller.f_lineno}" if caller else "?"
-    name = frame.f_code.co_name
+    name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:
         return Making(name, line, since_s, None)
     ranks = frame.f_locals.get("ranks") or frame.f_locals.get("my_group") or ()
