@@ -185,12 +185,6 @@ def last_call_number(member: RankRecords) -> int:
     return max((record.call for record in member.records if record.call is not None), default=0)
 
 
-def last_finished(member: RankRecords) -> Record | None:
-    """The newest finished call or message of a rank."""
-    over = [record for record in member.records if record.state == "finished"]
-    return over[-1] if over else None
-
-
 def _members(record: Record) -> list[int]:
     """The ranks of a new group, if they are known."""
     return [rank for rank in range(MOST_MEMBERS) if record.bytes >> rank & 1]

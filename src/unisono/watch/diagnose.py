@@ -31,7 +31,6 @@ from unisono.watch.calls import (
     calls_of,
     describe_call,
     find_member,
-    last_finished,
     line_of,
     newest_calls,
     waits,
@@ -96,12 +95,10 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
 
 def with_stacks(report: Report, group: GroupRecords, ask: Ask) -> Report:
     """The report of a mismatch with where all ranks are now; most are still in that call."""
-    described = {
-        member.rank: describe_rank(member, ask(member.process), arrived=True)
-        for member in group.ranks
-    }
-    ranks = tuple(replace(described[rank.rank], calls=rank.calls) for rank in report.ranks)
-    return replace(report, ranks=ranks)
+    calls = {rank.rank: rank.calls for rank in report.ranks}
+    ranks = [describe_rank(member, ask(member.process), arrived=True) for member in group.ranks]
+    ranks = [replace(rank, calls=calls.get(rank.rank, ())) for rank in ranks]
+    return replace(report, ranks=tuple(ranks))
 
 
 def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) -> Report | None:
@@ -352,12 +349,7 @@ def _cycle(
 ) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
-    entered = []
-    for wait in ordered:
-        at = _at(wait, ask_once)
-        on = f" on {wait.member.host}" if wait.member.host else ""
-        name = f"rank {wait.member.global_rank}{on}"
-        entered.append(f"{name} is in {_with_line(wait, at)}")
+    entered = [f"{_title(wait.member)} is in {_with_line(wait, ask_once)}" for wait in ordered]
     kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
     what = " and ".join(sorted(kinds))
     if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
@@ -368,8 +360,8 @@ def _cycle(
         odd, due = found
         culprits, site = [odd.member.global_rank], line_of(odd.record.site)
         due = replace(due, record=replace(due.record, call=None))
-        made = f"rank {culprits[0]} made {_with_line(odd, site)}"
-        instead = _with_line(due, line_of(due.record.site))
+        made = f"rank {culprits[0]} made {_with_line(odd, ask_once)}"
+        instead = _with_line(due, ask_once)
         verdict = f"{made} where {instead} was due, as before; now {verdict}"
     return Report(
         kind="cycle",
@@ -409,7 +401,6 @@ def _first_off_pattern(
 def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
     group, record = last.group, last.record
     missing = last.missing()
-    at = _at(last, ask_once)
     ranks = []
     for rank in range(group.size):
         member = find_member(group, rank)
@@ -423,13 +414,11 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     ]
     are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
     verb = "never reached" if are_known else "never finished"
-    verb = verb if record.tag is None else "never posted the match for"
-    whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
-    on = _on_host(group, who)
-    verdict = f"{name_ranks(who)}{on} {verb} {whose}{_with_line(last, at)}"
-    it = "it" if len(who) == 1 else "they"
-    where = odd.where() if len(who) == 1 else plural(odd.where())
-    verdict += f": {it} {where}"
+    if record.tag is not None:
+        verb = f"never posted the match for rank {last.member.rank}'s"
+    it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
+    ranks_on_host = name_ranks(who) + _on_host(group, who)
+    verdict = f"{ranks_on_host} {verb} {_with_line(last, ask_once)}: {it}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     details = [
@@ -461,19 +450,20 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    at, culprits = _at(wait, ask_once), [member.rank for member in stopped]
+    culprits = [member.rank for member in stopped]
     if stopped:
         who = name_ranks(culprits) + _on_host(wait.group, culprits)
-        verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
+        verdict = f"{who} came to {_with_line(wait, ask_once)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
         verdict = (
-            f"every rank here has reached {_with_line(wait, at)}: a rank on another "
+            f"every rank here has reached {_with_line(wait, ask_once)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
     kind = "stalled" if stopped else "elsewhere"
     found = _report(wait.group, kind, verdict, wait.record, culprits, ranks=ranks)
-    return replace(found, site=at, waited_s=time.monotonic() - wait.record.arrived_s)
+    waited_s = time.monotonic() - wait.record.arrived_s
+    return replace(found, site=_at(wait, ask_once), waited_s=waited_s)
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
@@ -483,13 +473,19 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
 
 
-def _with_line(wait: Wait, line: str) -> str:
-    return f"{wait} ({line})" if line else str(wait)
-
-
 def _at(wait: Wait, ask_once: Ask) -> str:
     """The line of a call, or the current line of its process."""
     return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
+
+
+def _with_line(wait: Wait, ask_once: Ask) -> str:
+    line = _at(wait, ask_once)
+    return f"{wait} ({line})" if line else str(wait)
+
+
+def _title(member: RankRecords) -> str:
+    on = f" on {member.host}" if member.host else ""
+    return f"rank {member.global_rank}{on}"
 
 
 def _global(group: GroupRecords, text: str) -> str:
@@ -519,7 +515,8 @@ def _is_in(member: RankRecords, record: Record) -> bool:
 
 def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
     where = ask_once(member.process)
-    elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
+    flying = [record for record in member.records if record.state in IN_FLIGHT]
+    elsewhere = call_name(flying[0]) if flying and where.in_call else ""
     return describe_rank(member, where, arrived, str(wait) if arrived else elsewhere)
 
 
@@ -553,14 +550,7 @@ def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
 
 
 def _last_of(member: RankRecords) -> str:
-    """The newest call that a rank has finished."""
-    last = last_finished(member)
-    if last is None:
-        return ""
-    return call_name(last) + (f" ({line_of(last.site)})" if last.site else "")
-
-
-def _elsewhere(member: RankRecords) -> str:
-    """The call of the same group that a missing rank is in."""
-    flying = [record for record in member.records if record.state in IN_FLIGHT]
-    return call_name(flying[0]) if flying else ""
+    """The newest call or message that a rank has finished."""
+    over = [record for record in member.records if record.state == "finished"]
+    at = f" ({line_of(over[-1].site)})" if over and over[-1].site else ""
+    return call_name(over[-1]) + at if over else ""
