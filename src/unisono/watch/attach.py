@@ -79,11 +79,10 @@ def _record(*given: Any) -> Callable[[int], object]:
     if records is None or len(given) < _POSITIONAL:
         return lambda status: None
     members, number = given[2], int(given[5]) if str(given[5]).isdigit() else 0
-    if not number and dist.get_world_size() > MOST_MEMBERS:
-        return lambda status: None
-    if dist.get_world_size() <= MOST_MEMBERS:
-        named = sum(1 << rank for rank in members)
-    else:
+    named = sum(1 << rank for rank in members)
+    if dist.get_world_size() > MOST_MEMBERS:
+        if not number:
+            return lambda status: None
         named = zlib.crc32(repr(list(members)).encode()) << MOST_MEMBERS // 2
     record = records.record_open(Operation.NEW_GROUP, 0, -1, 0, named, number)
     return lambda status: records.record_end(record, status)

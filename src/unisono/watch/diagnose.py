@@ -82,12 +82,8 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
             has_refused = any(record.status == "MISMATCH" for record in records.values())
             if group.backend == "unisono" and not has_refused:
                 continue
-            calls = [
-                describe_call(records[r], group.backend) if r in records else None
-                for r in range(group.size)
-            ]
-            if len({call for call in calls if call is not None}) > 1:
-                found = _mismatch(group, number, calls, records)
+            if len({describe_call(made, group.backend) for made in records.values()}) > 1:
+                found = _mismatch(group, number, records)
                 found = _of_threads(group, found, records) or _shifted(group, found)
                 return add_history(found, [group])
     return None
@@ -186,10 +182,10 @@ def shifted_by_lines(group: GroupRecords) -> Report | None:
     return add_history(_apart(group, shift), [group])
 
 
-def _mismatch(
-    group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
-) -> Report:
-    sites = [records[r].site if r in records else None for r in range(group.size)]
+def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> Report:
+    everybody = [records.get(rank) for rank in range(group.size)]
+    calls = [made and describe_call(made, group.backend) for made in everybody]
+    sites = [made and made.site for made in everybody]
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]

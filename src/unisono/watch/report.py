@@ -136,14 +136,12 @@ class Report:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
         waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
-        if waiting and self.waited_s and self.kind != "mismatch":
+        some_wait = self.kind != "mismatch"
+        if waiting and self.waited_s and some_wait:
             lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
         for rank in self.ranks:
-            if (
-                not rank.arrived
-                and self.kind != "mismatch"
-                and (rank.place or rank.state or rank.call)
-            ):
+            is_known = rank.place or rank.state or rank.call
+            if some_wait and is_known and not rank.arrived:
                 last = f"; the last call that it finished: {rank.last}" if rank.last else ""
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
             if rank.callers and rank.rank in self.culprits:
