@@ -142,10 +142,8 @@ def _open_ledger(
     said = BoundedStore(store, Deadline(timeout_s).left_s)
     said.set(f"host/{rank}", _host())
     mine = [other for other in range(size) if said.get(f"host/{other}").decode() == _host()]
-    description = str(inner.group_desc)
-    name = "world" if description == "default_pg" else str(inner.group_name)
-    if description not in ("default_pg", "undefined", ""):
-        name = description
+    name = {"default_pg": "world", "undefined": ""}.get(inner.group_desc, inner.group_desc)
+    name = str(name or inner.group_name)
     part = None
     if len(mine) < size:
         try:

@@ -3,6 +3,7 @@ who is missing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -102,6 +103,10 @@ class Wait:
         peers = [rank for rank in range(self.group.size) if record.peer in (rank, None)]
         matched = any(self._is_matched_by(rank) for rank in peers)
         return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
+
+    def waited_s(self) -> float:
+        """How long it has been under way."""
+        return time.monotonic() - self.record.arrived_s
 
     def makes_group(self) -> bool:
         """Whether it makes a group that its members make alone."""

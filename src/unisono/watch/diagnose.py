@@ -9,7 +9,6 @@ waits for, and those that they wait for, until a rank is found that waits for no
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -359,18 +358,9 @@ def _cycle(
         made = f"rank {culprits[0]} made {_with_line(odd, ask_once)}"
         instead = _with_line(due, ask_once)
         verdict = f"{made} where {instead} was due, as before; now {verdict}"
-    return Report(
-        kind="cycle",
-        verdict=verdict,
-        group=stuck.group.name,
-        backend=stuck.group.backend,
-        operation=stuck.record.operation,
-        call=stuck.record.call,
-        culprits=tuple(culprits),
-        site=site,
-        waited_s=time.monotonic() - stuck.record.arrived_s,
-        ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
-    )
+    ranks = [_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered]
+    found = _report(stuck.group, "cycle", "", stuck.record, culprits, ranks=ranks)
+    return replace(found, verdict=verdict, site=site, waited_s=stuck.waited_s())
 
 
 def _first_off_pattern(
@@ -431,7 +421,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     found = replace(
         found,
         site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
-        waited_s=time.monotonic() - path[0].record.arrived_s,
+        waited_s=path[0].waited_s(),
         details=(*waiting, *found.details),
     )
     return _shifted(group, found)
@@ -458,8 +448,7 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
         )
     kind = "stalled" if stopped else "elsewhere"
     found = _report(wait.group, kind, verdict, wait.record, culprits, ranks=ranks)
-    waited_s = time.monotonic() - wait.record.arrived_s
-    return replace(found, site=_at(wait, ask_once), waited_s=waited_s)
+    return replace(found, site=_at(wait, ask_once), waited_s=wait.waited_s())
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:

@@ -72,9 +72,8 @@ class Verdicts:
     def of(self, groups: Sequence[GroupRecords]) -> Report | None:
         """The report on the oldest call that has waited for STUCK_S, if there is one; else on a
         slow rank."""
-        now = time.monotonic()
         for wait in waits(groups):
-            if now - wait.record.arrived_s < STUCK_S or wait.is_for_anybody():
+            if wait.waited_s() < STUCK_S or wait.is_for_anybody():
                 continue
             if len(wait.group.ranks) < wait.group.size and wait.group.is_part:
                 continue  # the missing rank may be on another host
