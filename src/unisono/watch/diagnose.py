@@ -344,19 +344,21 @@ def _cycle(
 ) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
-    entered = [f"{_title(wait.member)} is in {_with_line(wait, ask_once)}" for wait in ordered]
+    entered = [
+        f"{_title(wait.member)} is in {_with_line(wait, _at(wait, ask_once))}" for wait in ordered
+    ]
     kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
     what = " and ".join(sorted(kinds))
     if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
         what += " of different groups, entered in a different order"
     verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
     culprits, site = who, _at(ordered[-1], ask_once)
-    if (found := _first_off_pattern(groups, ordered)) is not None:
-        odd, due = found
+    if (pair := _first_off_pattern(groups, ordered)) is not None:
+        odd, due = pair
         culprits, site = [odd.member.global_rank], line_of(odd.record.site)
         due = replace(due, record=replace(due.record, call=None))
-        made = f"rank {culprits[0]} made {_with_line(odd, ask_once)}"
-        instead = _with_line(due, ask_once)
+        made = f"rank {culprits[0]} made {_with_line(odd, site)}"
+        instead = _with_line(due, line_of(due.record.site))
         verdict = f"{made} where {instead} was due, as before; now {verdict}"
     ranks = [_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered]
     found = _report(stuck.group, "cycle", "", stuck.record, culprits, ranks=ranks)
@@ -403,8 +405,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     if record.tag is not None:
         verb = f"never posted the match for rank {last.member.rank}'s"
     it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
-    ranks_on_host = name_ranks(who) + _on_host(group, who)
-    verdict = f"{ranks_on_host} {verb} {_with_line(last, ask_once)}: {it}"
+    call = _with_line(last, _at(last, ask_once))
+    verdict = f"{name_ranks(who)}{_on_host(group, who)} {verb} {call}: {it}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     details = [
@@ -436,19 +438,19 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    culprits = [member.rank for member in stopped]
+    at, culprits = _at(wait, ask_once), [member.rank for member in stopped]
     if stopped:
         who = name_ranks(culprits) + _on_host(wait.group, culprits)
-        verdict = f"{who} came to {_with_line(wait, ask_once)} and stopped moving data: "
+        verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
         verdict = (
-            f"every rank here has reached {_with_line(wait, ask_once)}: a rank on another "
+            f"every rank here has reached {_with_line(wait, at)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
     kind = "stalled" if stopped else "elsewhere"
     found = _report(wait.group, kind, verdict, wait.record, culprits, ranks=ranks)
-    return replace(found, site=_at(wait, ask_once), waited_s=wait.waited_s())
+    return replace(found, site=at, waited_s=wait.waited_s())
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
@@ -463,8 +465,7 @@ def _at(wait: Wait, ask_once: Ask) -> str:
     return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
 
 
-def _with_line(wait: Wait, ask_once: Ask) -> str:
-    line = _at(wait, ask_once)
+def _with_line(wait: Wait, line: str) -> str:
     return f"{wait} ({line})" if line else str(wait)
 
 
