@@ -60,11 +60,3 @@ reducer find_reducer(un_dtype dtype, un_reduction reduction) {
 bool un_reducible(un_dtype dtype, un_reduction reduction) {
     return reduction < UN_REDUCTIONS && find_reducer(dtype, reduction).run != NULL;
 }
-
-bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
-                const void *const *from, int sources, size_t bytes) {
-    reducer r = find_reducer(dtype, reduction);
-    if (!r.run || sources < 1) return false;
-    r.run(to, from, sources, bytes / r.unit, factor);
-    return true;
-}

@@ -492,13 +492,6 @@ uint64_t un_group_progress(const un_group *group, int rank);
 /* Bytes that `rank` sends to (`takes`: expects from) `peer` in a gather, scatter or all_to_all. */
 uint64_t un_group_pair_bytes(const un_group *group, int rank, uint64_t call, bool takes, int peer);
 
-/* Combine rows of `bytes` bytes, one from each of `sources`, element by element in their order,
- * in this process alone; `to` may be one of them. UN_REDUCTIONS divides the sum by `factor`,
- * integers towards zero. Half precision is rounded once, at the end. False: undefined for the
- * type. */
-bool un_combine(un_dtype dtype, un_reduction reduction, double factor, void *to,
-                const void *const *from, int sources, size_t bytes);
-
 /* Whether `reduction` is defined for `dtype`. */
 bool un_reducible(un_dtype dtype, un_reduction reduction);
 

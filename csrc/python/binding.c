@@ -448,44 +448,9 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
                          (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
 }
 
-/* combine([to, source, ...], reduction, factor): contiguous rows of one type and length. */
-static PyObject *combine(PyObject *module, PyObject *arguments) {
-    (void)module;
-    PyObject *rows;
-    int reduction;
-    double factor;
-    if (!PyArg_ParseTuple(arguments, "Oid", &rows, &reduction, &factor)) return NULL;
-    side s;
-    start_side(&s);
-    PyObject *result = NULL;
-    const void *from[UN_MAX_RANKS];
-    if (read_list(&s, rows)) goto done;
-    bool is_plain = s.tensors > 1 && s.tensors <= UN_MAX_RANKS;
-    for (size_t i = 0; is_plain && i < s.tensors; i++) {
-        const tensor *t = &s.tensor[i];
-        is_plain = !t->layout && t->dtype == s.tensor[0].dtype && t->bytes == s.tensor[0].bytes;
-        if (i) from[i - 1] = t->data;
-    }
-    bool combined = false;
-    if (is_plain) {
-        Py_BEGIN_ALLOW_THREADS
-        combined = un_combine(s.tensor[0].dtype, (un_reduction)reduction, factor, s.tensor[0].data,
-                              from, (int)s.tensors - 1, s.tensor[0].bytes);
-        Py_END_ALLOW_THREADS
-    }
-    if (combined)
-        result = Py_NewRef(Py_None);
-    else
-        PyErr_SetString(PyExc_ValueError, "these rows cannot be combined");
-done:
-    free_side(&s);
-    return result;
-}
-
 static PyMethodDef module_methods[] = {
     {"know_torch", module_know_torch, METH_VARARGS, NULL},
     {"describe_shapes", module_describe_shapes, METH_O, NULL},
-    {"combine", combine, METH_VARARGS, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
     {"find_clash", module_find_clash, METH_VARARGS, NULL},

@@ -12,8 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import native
-from unisono.comm.reductions import REDUCTION_NAMES
 
 Bits = NDArray[numpy.uint16]
 
@@ -84,31 +82,30 @@ def beside_everything(kind: str) -> list[Bits]:
     return constants + near_ties + [numpy.roll(every, shift) for shift in (1, 0x7F81, 12345)]
 
 
+@pytest.mark.ranks([2, 3, 4, 8])
 @pytest.mark.parametrize("op", ["sum", "avg", "product"])
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-def test_every_half_number_beside_every_kind_of_partner(kind: str, op: str) -> None:
+def test_every_half_number_beside_every_kind_of_partner(
+    comm: Communicator, kind: str, op: str
+) -> None:
     def wide(bits: Bits) -> NDArray[numpy.float32]:
         return widen(bits) if kind == "bfloat16" else bits.view(numpy.float16).astype("float32")
 
-    def tensor(bits: Bits) -> torch.Tensor:
-        return torch.from_numpy(bits).view(getattr(torch, kind))
-
-    partners = beside_everything(kind)
-    for sources in (2, 3, 4, 8):
-        for first in range(0, len(partners), 1 if sources == 2 else 5):
-            others = [partners[(first + n * n) % len(partners)] for n in range(sources - 1)]
-            rows = [numpy.arange(1 << 16, dtype=numpy.uint16), *others]
-            with numpy.errstate(all="ignore"):
-                total = wide(rows[0])
-                for row in others:
-                    total = total * wide(row) if op == "product" else total + wide(row)
-                total = total / numpy.float32(sources) if op == "avg" else total
-                half = total.astype(numpy.float16).view(numpy.uint16)
-            expected = round_once(total) if kind == "bfloat16" else half
-            got = numpy.empty_like(expected)
-            native.combine([tensor(got), *map(tensor, rows)], REDUCTION_NAMES.index(op), 1.0)
-            if kind == "float16":  # any NaN is accepted
-                both_nan = numpy.isnan(wide(got)) & numpy.isnan(total)
-                got = numpy.where(both_nan, expected, got)
-            wrong = numpy.flatnonzero(got != expected)[:3]
-            assert not wrong.size, (sources, first, wrong, got[wrong], expected[wrong])
+    partners, sources = beside_everything(kind), comm.size
+    for first in range(0, len(partners), 1 if sources == 2 else 5):
+        others = [partners[(first + n * n) % len(partners)] for n in range(sources - 1)]
+        rows = [numpy.arange(1 << 16, dtype=numpy.uint16), *others]
+        with numpy.errstate(all="ignore"):
+            total = wide(rows[0])
+            for row in others:
+                total = total * wide(row) if op == "product" else total + wide(row)
+            total = total / numpy.float32(sources) if op == "avg" else total
+            half = total.astype(numpy.float16).view(numpy.uint16)
+        expected = round_once(total) if kind == "bfloat16" else half
+        got = rows[comm.rank].copy()
+        comm.all_reduce(torch.from_numpy(got).view(getattr(torch, kind)), op)
+        if kind == "float16":  # any NaN is accepted
+            both_nan = numpy.isnan(wide(got)) & numpy.isnan(total)
+            got = numpy.where(both_nan, expected, got)
+        wrong = numpy.flatnonzero(got != expected)[:3]
+        assert not wrong.size, (first, wrong, got[wrong], expected[wrong])

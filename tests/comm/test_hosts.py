@@ -16,12 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from expected import assert_same, inputs, reduced
+from expected import assert_same, inputs
 from made_up_hosts import world
 from ranks import RankPool, attempt, raised, subgroup
 from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import native
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.hosts.identity import Hosts
@@ -31,40 +30,6 @@ from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
 
 # -- what it is made of ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.complex64])
-@pytest.mark.parametrize("sources", [1, 2, 3])
-def test_rows_are_combined_as_ranks_would(dtype: torch.dtype, sources: int) -> None:
-    given = inputs(sources, dtype, 1001)
-    native.combine([result := torch.empty_like(given[0]), *given], 0, 1.0)
-    assert_same(result, reduced(given, "sum"))
-
-
-SUM_DIVIDED = 10  # UN_REDUCTIONS of csrc/unisono.h
-
-
-def test_a_sum_is_divided_and_integers_towards_zero() -> None:
-    row = torch.tensor([7, -7])
-    native.combine([row, row], SUM_DIVIDED, 2.0)
-    assert row.tolist() == [3, -3]
-    halves = [torch.tensor([1.0]), torch.tensor([2.0])]
-    native.combine([halves[0], *halves], SUM_DIVIDED, 2.0)
-    assert halves[0].item() == 1.5
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [torch.ones(2), torch.ones(3)],
-        [torch.ones(2), torch.ones(2, dtype=torch.float64)],
-        [torch.ones(2), torch.ones(4)[::2]],
-        [torch.ones(2)],
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(rows: list[torch.Tensor]) -> None:
-    with pytest.raises(ValueError, match="cannot be combined"):
-        native.combine(rows, 0, 1.0)
 
 
 @pytest.mark.parametrize("hosts", ["AABB", "ABAB", "ABBB", "ABBCCC", "ABC"])

@@ -6,7 +6,9 @@ import re
 import time
 
 import pytest
+from click.testing import CliRunner
 
+from unisono.cli import main
 from user_programs import WriteProgram
 
 SOON = {"UNISONO_WATCH_HANG_S": "1"}
@@ -85,3 +87,10 @@ def test_it_goes_on_for_as_long_as_is_asked_for(program: WriteProgram) -> None:
         err = process.communicate(timeout=180)[1]
     assert "unisono.watch: rank 2 called barrier" in err
     assert "watch-grace" not in err
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--watch-grace"])
+def test_a_time_must_be_a_number(option: str) -> None:
+    done = CliRunner().invoke(main, ["run", option, "nan", "program.py"])
+    assert done.exit_code == 2
+    assert f"'{option}': 'nan' is not a time" in done.output

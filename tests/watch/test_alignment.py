@@ -50,6 +50,10 @@ def test_of_two_lines_in_turn_the_rank_that_is_ahead_at_the_end_left_one_out() -
     usual = [1, 2] * 40
     assert look([*usual, 9], [1, 2, 1, *usual[4:], 9], [*usual, 9]) == (1, True, ["t.py:2"])
     assert look([*usual, 9], [1, 2, 2, *usual[2:], 9], [*usual, 9]) == (1, False, ["t.py:2"])
+    shifted = [calls(*usual, 9), calls(1, 2, 1, *usual[4:], 9), calls(*usual, 9)]
+    shift = find_shift(group(*shifted))
+    assert shift is not None
+    assert shift.number == 4  # not where the records end
     assert look(usual, [1, 2, 1, *usual[4:]], usual) is None  # who knows?
 
 

@@ -93,6 +93,13 @@ class Unreadable(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+@pytest.mark.parametrize("every", [0, 2.5, "3"])
+def test_models_are_compared_after_a_whole_number_of_passes(every: Any) -> None:
+    with pytest.raises(ValueError, match="every must be a whole number, 1 or more"):
+        watch.check_equal(torch.nn.Identity(), every=every)
+    watch.stop()
+
+
 @pytest.mark.ranks(2)
 def test_what_cannot_be_read_or_is_on_one_rank_only_ends_no_program(process_group: Any) -> None:
     watch.start()

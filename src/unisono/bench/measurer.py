@@ -138,14 +138,9 @@ class Measurer:
         self._clock = _QueueClock()
         self._buffers: dict[str, Buffers] = {}
 
-    def check(self, case: Case) -> dict[str, int]:
-        """How many elements each backend gets wrong, without measuring time."""
-        contestants, _ = self._prepare(case)
-        return {contestant.name: contestant.wrong for contestant in contestants}
-
     def measure(self, case: Case) -> tuple[list[Row], list[Skipped]]:
         """One row per backend that supports this, and the backends that do not."""
-        contestants, skipped = self._prepare(case)
+        contestants, skipped = self.prepare(case)
         if contestants and self.with_floor:
             device, buffers = next(iter(self._buffers.items()))
             calls = floor.floor_calls(case, buffers)
@@ -174,8 +169,8 @@ class Measurer:
 
     # -- before the clock runs -----------------------------------------------------------------
 
-    def _prepare(self, case: Case) -> tuple[list[_Contestant], list[Skipped]]:
-        """Who takes part, each checked once."""
+    def prepare(self, case: Case) -> tuple[list[_Contestant], list[Skipped]]:
+        """Who takes part, each checked once, and who does not."""
         self._buffers = {}
         contestants: list[_Contestant] = []
         skipped: list[Skipped] = []

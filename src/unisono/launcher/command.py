@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -37,6 +39,16 @@ _OF_TORCHRUN = (
     *("--monitor-", "--log", "--redirects", "--tee", "--numa-", "--no-python", "--run-path"),
 )
 """Prefixes of options that only torchrun has."""
+
+
+class _Seconds(click.FloatRange):
+    """NaN, which no comparison refuses, is no time."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a time.", param, ctx)
+        return seconds
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -69,7 +81,7 @@ _OF_TORCHRUN = (
     "--timeout",
     "timeout_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_Seconds(min=0, min_open=True),
     help="End everything after this time, and show where each rank was.",
 )
 @click.option("--no-prefix", is_flag=True, help="Do not put [rank 0] before each line.")
@@ -88,7 +100,7 @@ _OF_TORCHRUN = (
     "--watch-grace",
     "watch_grace_s",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=_Seconds(min=0),
     default=10.0,
     show_default=True,
     help="With --watch: end all ranks this long after a report of something that cannot resolve; "

@@ -32,7 +32,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono import torch_support
 from unisono.comm.engine import compare_shapes, native
@@ -67,6 +67,7 @@ __all__ = [
 if TYPE_CHECKING:
     import torch
 
+Answer = TypeVar("Answer")
 _monitor: Monitor | None = None
 _detach: Callable[[], None] | None = None
 """Undoes `attach`."""
@@ -236,7 +237,7 @@ def check_equal(
     Shards (of FSDP, tensor and expert parallelism, ZeRO), the statistics of BatchNorm, what DDP is
     told to ignore and names in `skip` are not compared: returns the reason for each, by name.
 
-    Raises ValueError if `every` is below 1.
+    Raises ValueError if `every` is not a whole number of at least 1.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     >>> sorted(unisono.watch.check_equal(model, skip=["0.bias"]))
@@ -278,45 +279,39 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         _monitor.tracing.end()
 
 
-def _report_of_failure(error: GroupError) -> Report | None:
+def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
+    """What the monitor answers; None if the watch is off. Whatever fails in it, the program goes on
+    as it would without the watch, and gets its own exception."""
     if _monitor is None:
         return None
     try:
-        report = report_of_error(error, _monitor.where)
-    except Exception:  # whatever fails here, the program gets its own exception
-        _logger.debug("unisono.watch: no report of %r", error, exc_info=True)
+        return question(_monitor)
+    except Exception:
+        _logger.debug("unisono.watch: a look at the records failed", exc_info=True)
         return None
-    if report is not None:
+
+
+def _report_of_failure(error: GroupError) -> Report | None:
+    report = _ask(lambda monitor: report_of_error(error, monitor.where))
+    if report is not None and _monitor is not None:
         _monitor.save(report, "raised")
     return report
 
 
 def _explain(group: Any) -> Report | None:
     """Why a call of a watched group failed, from the records."""
-    if _monitor is None:
-        return None
-    try:
-        return _monitor.explain(group)
-    except Exception:
-        _logger.debug("unisono.watch: no report of group %s", group, exc_info=True)
-        return None
+    return _ask(lambda monitor: monitor.explain(group))
 
 
 def _before_leaving() -> None:
     """A watched group is about to be destroyed, or all are."""
-    if _monitor is not None:
-        try:
-            _monitor.look_for_differences()
-        except Exception:  # the program leaves as it would without the watch
-            _logger.debug("unisono.watch: the last look at the records failed", exc_info=True)
+    _ask(Monitor.look_for_differences)
 
 
 def _last_words() -> str:
     """Look once more while other hosts can be asked; returns how this process ends."""
     _before_leaving()
-    if _monitor is not None:
-        with contextlib.suppress(Exception):
-            _monitor.tell_failures(getattr(sys, "last_value", None))
+    _ask(lambda monitor: monitor.tell_failures(getattr(sys, "last_value", None)))
     return describe_own_end()
 
 

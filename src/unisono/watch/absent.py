@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from unisono.comm.shared_memory.records import GroupRecords, Process
+from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
 from unisono.watch.calls import line_of
-from unisono.watch.diagnose import Ask, Whereabouts
+from unisono.watch.diagnose import Ask, Whereabouts, describe_rank
 from unisono.watch.job_view import own_host
 from unisono.watch.report import RankReport, Report
-from unisono.watch.stacks import is_users, short_path
+from unisono.watch.stacks import calling_line
 
 _FILES = (
     os.path.join("torch", "distributed", "distributed_c10d.py"),
@@ -53,7 +53,7 @@ class Making:
 
     def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
         """Who has not come; None if all have."""
-        ranks = [self._rank(rank, of, ask(of)) for rank, of in sorted(processes.items())]
+        ranks = [self._describe(rank, of, ask(of)) for rank, of in sorted(processes.items())]
         absent = [rank for rank in ranks if not rank.arrived]
         reached = f"reached {self.function} ({self.line})"
         if absent:
@@ -84,20 +84,10 @@ class Making:
             ranks=tuple(ranks),
         )
 
-    def _rank(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
-        return RankReport(
-            rank,
-            rank,
-            process[1],
-            arrived=any(line.endswith(f" in {self.function}") for line in where.stack),
-            state=where.state,
-            place=where.location,
-            doing=where.doing,
-            stack=where.stack,
-            source=where.source,
-            host=process[0],
-            callers=where.callers,
-        )
+    def _describe(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
+        member = RankRecords(rank, rank, process[1], records=(), host=process[0])
+        has_come = any(line.endswith(f" in {self.function}") for line in where.stack)
+        return describe_rank(member, where, has_come)
 
 
 class Makings:
@@ -144,11 +134,7 @@ def _maker(frame: FrameType | None) -> FrameType | None:
 
 
 def _making(frame: FrameType, since_s: float) -> Making:
-    caller: FrameType | None = frame
-    while caller is not None and not is_users(caller.f_code.co_filename):
-        caller = caller.f_back
-    line = f"{short_path(caller.f_code.co_filename)}:{caller.f_lineno}" if caller else "?"
-    name = frame.f_code.co_name
+    name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:
         return Making(name, line, since_s, None)
     ranks = frame.f_locals.get("ranks") or frame.f_locals.get("my_group") or ()

@@ -79,11 +79,10 @@ def _record(*given: Any) -> Callable[[int], object]:
     if records is None or len(given) < _POSITIONAL:
         return lambda status: None
     members, number = given[2], int(given[5]) if str(given[5]).isdigit() else 0
-    if not number and dist.get_world_size() > MOST_MEMBERS:
-        return lambda status: None
-    if dist.get_world_size() <= MOST_MEMBERS:
-        named = sum(1 << rank for rank in members)
-    else:
+    named = sum(1 << rank for rank in members)
+    if dist.get_world_size() > MOST_MEMBERS:
+        if not number:
+            return lambda status: None
         named = zlib.crc32(repr(list(members)).encode()) << MOST_MEMBERS // 2
     record = records.record_open(Operation.NEW_GROUP, 0, -1, 0, named, number)
     return lambda status: records.record_end(record, status)
@@ -143,10 +142,8 @@ def _open_ledger(
     said = BoundedStore(store, Deadline(timeout_s).left_s)
     said.set(f"host/{rank}", _host())
     mine = [other for other in range(size) if said.get(f"host/{other}").decode() == _host()]
-    description = str(inner.group_desc)
-    name = "world" if description == "default_pg" else str(inner.group_name)
-    if description not in ("default_pg", "undefined", ""):
-        name = description
+    name = {"default_pg": "world", "undefined": ""}.get(inner.group_desc, inner.group_desc)
+    name = str(name or inner.group_name)
     part = None
     if len(mine) < size:
         try:

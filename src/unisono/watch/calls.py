@@ -3,6 +3,7 @@ who is missing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -103,6 +104,10 @@ class Wait:
         matched = any(self._is_matched_by(rank) for rank in peers)
         return [] if matched else [rank for rank in peers if rank != mine or record.peer == mine]
 
+    def waited_s(self) -> float:
+        """How long it has been under way."""
+        return time.monotonic() - self.record.arrived_s
+
     def makes_group(self) -> bool:
         """Whether it makes a group that its members make alone."""
         return self.record.operation == "new_group" and not self.record.creation
@@ -183,12 +188,6 @@ def find_member(group: GroupRecords, rank: int | None) -> RankRecords | None:
 def last_call_number(member: RankRecords) -> int:
     """The number of the last call that a rank has reached."""
     return max((record.call for record in member.records if record.call is not None), default=0)
-
-
-def last_finished(member: RankRecords) -> Record | None:
-    """The newest finished call or message of a rank."""
-    over = [record for record in member.records if record.state == "finished"]
-    return over[-1] if over else None
 
 
 def _members(record: Record) -> list[int]:

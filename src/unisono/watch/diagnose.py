@@ -9,7 +9,6 @@ waits for, and those that they wait for, until a rank is found that waits for no
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +30,6 @@ from unisono.watch.calls import (
     calls_of,
     describe_call,
     find_member,
-    last_finished,
     line_of,
     newest_calls,
     waits,
@@ -83,12 +81,8 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
             has_refused = any(record.status == "MISMATCH" for record in records.values())
             if group.backend == "unisono" and not has_refused:
                 continue
-            calls = [
-                describe_call(records[r], group.backend) if r in records else None
-                for r in range(group.size)
-            ]
-            if len({call for call in calls if call is not None}) > 1:
-                found = _mismatch(group, number, calls, records)
+            if len({describe_call(made, group.backend) for made in records.values()}) > 1:
+                found = _mismatch(group, number, records)
                 found = _of_threads(group, found, records) or _shifted(group, found)
                 return add_history(found, [group])
     return None
@@ -96,12 +90,10 @@ def mismatch(groups: Iterable[GroupRecords]) -> Report | None:
 
 def with_stacks(report: Report, group: GroupRecords, ask: Ask) -> Report:
     """The report of a mismatch with where all ranks are now; most are still in that call."""
-    described = {
-        member.rank: describe_rank(member, ask(member.process), arrived=True)
-        for member in group.ranks
-    }
-    ranks = tuple(replace(described[rank.rank], calls=rank.calls) for rank in report.ranks)
-    return replace(report, ranks=ranks)
+    calls = {rank.rank: rank.calls for rank in report.ranks}
+    ranks = [describe_rank(member, ask(member.process), arrived=True) for member in group.ranks]
+    ranks = [replace(rank, calls=calls.get(rank.rank, ())) for rank in ranks]
+    return replace(report, ranks=tuple(ranks))
 
 
 def _of_threads(group: GroupRecords, found: Report, records: dict[int, Record]) -> Report | None:
@@ -156,8 +148,7 @@ def unequal_splits(group: GroupRecords, number: int, sizes: PairwiseSizes | None
         verdict = f"parts of {name} do not fit: {odd}{sizes.verdict()}"
         details = [f"rank {rank}: {sizes.of_rank(rank)}" for rank in range(group.size)]
     who = culprits or range(group.size)
-    found = _report(group, "mismatch", verdict, first, number, who, details, _all_ranks(group))
-    return add_history(found, [group])
+    return add_history(_report(group, "mismatch", verdict, first, who, details), [group])
 
 
 def _shifted(group: GroupRecords, found: Report) -> Report:
@@ -168,25 +159,18 @@ def _shifted(group: GroupRecords, found: Report) -> Report:
     if by_steps and (by_lines is None or by_steps.first + max(by_steps.counts) <= by_lines.number):
         verdict = _in_step(group, by_steps)
         details = (*verdict.details, found.verdict, *found.details)
-        return replace(verdict, details=details, ranks=found.ranks or verdict.ranks)
+        return replace(verdict, details=details, ranks=found.ranks)
     return found if by_lines is None else _apart(group, by_lines, found)
 
 
 def _apart(group: GroupRecords, shift: LineShift, found: Report | None = None) -> Report:
     """A rank whose calls are shifted, and what was `found` because of that."""
-    first = shift.calls[0]
-    found = found or Report("apart", "", group.name, group.backend, "", None, ())
-    return replace(
-        found,
-        kind="apart",
-        verdict=_global(group, shift.sentence(group.name)),
-        operation=first.operation,
-        call=shift.number,
-        culprits=(shift.rank,),
-        site=line_of(first.site),
-        details=(*shift.window, *filter(None, (found.verdict, *found.details))),
-        ranks=found.ranks or _all_ranks(group),
-    )
+    verdict = _report(group, "apart", shift.sentence(group.name), shift.calls[0], [shift.rank])
+    verdict = replace(verdict, call=shift.number, details=shift.window)
+    if found is None:
+        return verdict
+    details = (*shift.window, found.verdict, *found.details)
+    return replace(verdict, details=details, ranks=found.ranks, waited_s=found.waited_s)
 
 
 def shifted_by_lines(group: GroupRecords) -> Report | None:
@@ -197,10 +181,10 @@ def shifted_by_lines(group: GroupRecords) -> Report | None:
     return add_history(_apart(group, shift), [group])
 
 
-def _mismatch(
-    group: GroupRecords, number: int, calls: Sequence[str | None], records: dict[int, Record]
-) -> Report:
-    sites = [records[r].site if r in records else None for r in range(group.size)]
+def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> Report:
+    everybody = [records.get(rank) for rank in range(group.size)]
+    calls = [made and describe_call(made, group.backend) for made in everybody]
+    sites = [made and made.site for made in everybody]
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
@@ -221,10 +205,9 @@ def _mismatch(
         did = ", ".join(f"{name_ranks(ranks)} {what}" for what, ranks in sides.items())
         verdict = f"{did}: call #{number} of group {group.name}"
     first = records[culprits[0]] if culprits else next(iter(records.values()))
-    ranks = tuple(_named(member, member.rank in records) for member in group.ranks)
+    ranks = [_named(member, member.rank in records) for member in group.ranks]
     lines = [line.strip() for line in details[:-1]]
-    who = culprits or sorted(records)
-    return _report(group, "mismatch", verdict, first, number, who, lines, ranks)
+    return _report(group, "mismatch", verdict, first, culprits or sorted(records), lines, ranks)
 
 
 def _off_pattern(group: GroupRecords, number: int) -> list[int]:
@@ -248,12 +231,9 @@ def _report(
     kind: str,
     verdict: str,
     record: Record,
-    number: int | None,
     culprits: Iterable[int],
-    details: Iterable[str],
-    ranks: tuple[RankReport, ...],
-    site: str | None = None,
-    waited_s: float = 0.0,
+    details: Iterable[str] = (),
+    ranks: Iterable[RankReport] = (),
 ) -> Report:
     """A report about a call of a group, as `record` shows it."""
     return Report(
@@ -262,12 +242,11 @@ def _report(
         group.name,
         group.backend,
         record.operation,
-        number,
+        record.call,
         tuple(culprits),
-        line_of(record.site) if site is None else site,
-        waited_s,
-        tuple(_global(group, line) for line in details),
-        ranks,
+        line_of(record.site),
+        details=tuple(_global(group, line) for line in details),
+        ranks=tuple(ranks) or _all_ranks(group),
     )
 
 
@@ -278,13 +257,13 @@ def shifted_in_step(group: GroupRecords, steps: Steps) -> Report | None:
 
 
 def _in_step(group: GroupRecords, shift: Shift) -> Report:
-    example = shift.examples[0]
     details = [
         f"rank {rank}: {count} calls in {step_name(shift)}, from #{shift.first}"
         for rank, count in enumerate(shift.counts)
     ]
     who, verdict = shift.odd or range(group.size), sentence(group, shift)
-    return _report(group, "apart", verdict, example, shift.first, who, details, _all_ranks(group))
+    found = _report(group, "apart", verdict, shift.examples[0], who, details)
+    return replace(found, call=shift.first)
 
 
 def hang(groups: Sequence[GroupRecords], stuck: Wait, ask: Ask) -> Report | None:
@@ -365,37 +344,25 @@ def _cycle(
 ) -> Report:
     ordered = sorted(circle, key=lambda wait: wait.member.global_rank)
     who = [wait.member.global_rank for wait in ordered]
-    entered = []
-    for wait in ordered:
-        at = _at(wait, ask_once)
-        on = f" on {wait.member.host}" if wait.member.host else ""
-        name = f"rank {wait.member.global_rank}{on}"
-        entered.append(f"{name} is in {_with_line(wait, at)}")
+    entered = [
+        f"{_title(wait.member)} is in {_with_line(wait, _at(wait, ask_once))}" for wait in ordered
+    ]
     kinds = {"calls" if wait.record.tag is None else "messages" for wait in circle}
     what = " and ".join(sorted(kinds))
     if what != "messages" and len({wait.group.segment for wait in circle}) > 1:
         what += " of different groups, entered in a different order"
     verdict = f"{name_ranks(who)} wait for each other in {what}: {', '.join(entered)}"
     culprits, site = who, _at(ordered[-1], ask_once)
-    if (found := _first_off_pattern(groups, ordered)) is not None:
-        odd, due = found
+    if (pair := _first_off_pattern(groups, ordered)) is not None:
+        odd, due = pair
         culprits, site = [odd.member.global_rank], line_of(odd.record.site)
         due = replace(due, record=replace(due.record, call=None))
         made = f"rank {culprits[0]} made {_with_line(odd, site)}"
         instead = _with_line(due, line_of(due.record.site))
         verdict = f"{made} where {instead} was due, as before; now {verdict}"
-    return Report(
-        kind="cycle",
-        verdict=verdict,
-        group=stuck.group.name,
-        backend=stuck.group.backend,
-        operation=stuck.record.operation,
-        call=stuck.record.call,
-        culprits=tuple(culprits),
-        site=site,
-        waited_s=time.monotonic() - stuck.record.arrived_s,
-        ranks=tuple(_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered),
-    )
+    ranks = [_rank(wait.member, wait, ask_once, arrived=True) for wait in ordered]
+    found = _report(stuck.group, "cycle", "", stuck.record, culprits, ranks=ranks)
+    return replace(found, verdict=verdict, site=site, waited_s=stuck.waited_s())
 
 
 def _first_off_pattern(
@@ -422,7 +389,6 @@ def _first_off_pattern(
 def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> Report:
     group, record = last.group, last.record
     missing = last.missing()
-    at = _at(last, ask_once)
     ranks = []
     for rank in range(group.size):
         member = find_member(group, rank)
@@ -436,13 +402,11 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     ]
     are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
     verb = "never reached" if are_known else "never finished"
-    verb = verb if record.tag is None else "never posted the match for"
-    whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
-    on = _on_host(group, who)
-    verdict = f"{name_ranks(who)}{on} {verb} {whose}{_with_line(last, at)}"
-    it = "it" if len(who) == 1 else "they"
-    where = odd.where() if len(who) == 1 else plural(odd.where())
-    verdict += f": {it} {where}"
+    if record.tag is not None:
+        verb = f"never posted the match for rank {last.member.rank}'s"
+    it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
+    call = _with_line(last, _at(last, ask_once))
+    verdict = f"{name_ranks(who)}{_on_host(group, who)} {verb} {call}: {it}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
     details = [
@@ -453,20 +417,16 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     ]
     if odd.state in _ENDED and record.tag is None and are_known:
         details.append(_ASK_FOR_BRANCH)
-    found = _report(
-        group,
-        "lost" if odd.state else "hang",
-        verdict,
-        record,
-        record.call,
-        who,
-        details,
-        tuple(ranks),
-        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
-        waited_s=time.monotonic() - path[0].record.arrived_s,
-    )
+    kind = "lost" if odd.state else "hang"
+    found = _report(group, kind, verdict, record, who, details, ranks)
     waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
-    return _shifted(group, replace(found, details=(*waiting, *found.details)))
+    found = replace(
+        found,
+        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
+        waited_s=path[0].waited_s(),
+        details=(*waiting, *found.details),
+    )
+    return _shifted(group, found)
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -478,10 +438,9 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
     elsewhere = wait.group.name.endswith(PARTLY_HERE)
     if not stopped and not elsewhere:
         return None
-    at = _at(wait, ask_once)
+    at, culprits = _at(wait, ask_once), [member.rank for member in stopped]
     if stopped:
-        names = [member.rank for member in stopped]
-        who = name_ranks(names) + _on_host(wait.group, names)
+        who = name_ranks(culprits) + _on_host(wait.group, culprits)
         verdict = f"{who} came to {_with_line(wait, at)} and stopped moving data: "
         verdict += ("it " if len(stopped) == 1 else "the first ") + stopped[0].where()
     else:
@@ -489,18 +448,9 @@ def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
             f"every rank here has reached {_with_line(wait, at)}: a rank on another "
             "machine has not, or what they send does not arrive; that machine's watch knows more"
         )
-    return _report(
-        wait.group,
-        "stalled" if stopped else "elsewhere",
-        verdict,
-        wait.record,
-        wait.record.call,
-        (member.rank for member in stopped),
-        (),
-        tuple(ranks),
-        site=at,
-        waited_s=time.monotonic() - wait.record.arrived_s,
-    )
+    kind = "stalled" if stopped else "elsewhere"
+    found = _report(wait.group, kind, verdict, wait.record, culprits, ranks=ranks)
+    return replace(found, site=at, waited_s=wait.waited_s())
 
 
 def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
@@ -510,13 +460,18 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
 
 
+def _at(wait: Wait, ask_once: Ask) -> str:
+    """The line of a call, or the current line of its process."""
+    return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
+
+
 def _with_line(wait: Wait, line: str) -> str:
     return f"{wait} ({line})" if line else str(wait)
 
 
-def _at(wait: Wait, ask_once: Ask) -> str:
-    """The line of a call, or the current line of its process."""
-    return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
+def _title(member: RankRecords) -> str:
+    on = f" on {member.host}" if member.host else ""
+    return f"rank {member.global_rank}{on}"
 
 
 def _global(group: GroupRecords, text: str) -> str:
@@ -546,7 +501,8 @@ def _is_in(member: RankRecords, record: Record) -> bool:
 
 def _rank(member: RankRecords, wait: Wait, ask_once: Ask, arrived: bool) -> RankReport:
     where = ask_once(member.process)
-    elsewhere = "" if arrived or not where.in_call else _elsewhere(member)
+    flying = [record for record in member.records if record.state in IN_FLIGHT]
+    elsewhere = call_name(flying[0]) if flying and where.in_call else ""
     return describe_rank(member, where, arrived, str(wait) if arrived else elsewhere)
 
 
@@ -580,14 +536,7 @@ def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
 
 
 def _last_of(member: RankRecords) -> str:
-    """The newest call that a rank has finished."""
-    last = last_finished(member)
-    if last is None:
-        return ""
-    return call_name(last) + (f" ({line_of(last.site)})" if last.site else "")
-
-
-def _elsewhere(member: RankRecords) -> str:
-    """The call of the same group that a missing rank is in."""
-    flying = [record for record in member.records if record.state in IN_FLIGHT]
-    return call_name(flying[0]) if flying else ""
+    """The newest call or message that a rank has finished."""
+    over = [record for record in member.records if record.state == "finished"]
+    at = f" ({line_of(over[-1].site)})" if over and over[-1].site else ""
+    return call_name(over[-1]) + at if over else ""

@@ -117,8 +117,8 @@ class EqualityCheck:
     `every`-th."""
 
     def __init__(self, model: Any, every: int, skip: Collection[str], tell: Tell) -> None:
-        if every < 1:
-            raise ValueError(f"every must be 1 or more, not {every}")
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number, 1 or more, not {every}")
         self._model, self._every, self._tell = model, every, tell
         self._skip = set(skip)
         self._passes = 0

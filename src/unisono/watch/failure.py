@@ -31,9 +31,8 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
     if isinstance(error, GroupAborted) or not may_ask():
         return None
     kind, culprits = _kind_of(error)
-    view = None
+    view = look_at_job(ask, _LAST if open_links() else None)
     if kind != "failed":
-        view = look_at_job(ask, _LAST if open_links() else None)
         found = _from_records(error, view)
         if found is not None and _agrees(found, kind, culprits):
             if found.kind == kind == "mismatch" and isinstance(error, CollectiveMismatch):
@@ -43,7 +42,6 @@ def report_of_error(error: GroupError, ask: Ask) -> Report | None:
             error.add_note(f"unisono.watch: {found}")
             return found
     verdict, *details = str(error).splitlines()
-    view = view or look_at_job(ask, _LAST, wants_stacks=kind != "mismatch")
     groups = _groups_of(error, view)
     ranks = []
     operation, site = "", ""
@@ -121,9 +119,8 @@ def _kind_of(error: GroupError) -> tuple[str, tuple[int, ...]]:
     if isinstance(error, MessageMismatch):
         return "mismatch", ()
     if isinstance(error, CollectiveTimeout):
-        return (
-            ("stalled", tuple(error.stalled)) if error.stalled else ("hang", tuple(error.missing))
-        )
+        kind = "stalled" if error.stalled else "hang"
+        return kind, tuple(error.stalled or error.missing)
     if isinstance(error, DeadlockError):
         return "cycle", tuple(error.cycle)
     if isinstance(error, PeerLost):

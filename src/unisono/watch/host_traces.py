@@ -30,9 +30,9 @@ class TracePart:
     number: int
     ahead_s: float | None
     error_s: float | None
+    dropped: int
     groups: tuple[GroupRecords, ...]
     """With their records; a group may be there several times, with some ranks or records each."""
-    dropped: int
 
 
 class HostTraces:
@@ -44,8 +44,7 @@ class HostTraces:
 
     def find_links(self) -> None:
         """Look for other hosts: a trace may start before the ranks have met."""
-        if self._links is None:
-            self._links = next(iter(open_links()), None)
+        self._links = self._links or next(iter(open_links()), None)
 
     def writes(self) -> bool:
         """Whether the lowest rank of this host writes the file: it does on the first one."""
@@ -59,8 +58,9 @@ class HostTraces:
             return False
         writer, hosts = links.hosts.leader(0), links.hosts
         behind = links.questions.read_clock(writer)
-        rest = {
+        part = {
             "host": hosts.names[hosts.mine],
+            "number": hosts.mine,
             "ahead_s": None if behind is None else -behind[0],
             "error_s": None if behind is None else behind[1],
             "dropped": dropped,
@@ -73,16 +73,9 @@ class HostTraces:
             for member in group.ranks
             for begin in range(0, max(1, len(member.records)), _AT_ONCE)
         ]
-        for left in range(len(pieces), -1, -1):
-            message = {
-                "serial": self.serial,
-                "number": hosts.mine,
-                "group": asdict(pieces[-left]) if left else None,
-                "rest": None if left else rest,
-            }
-            if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):
-                return False
-        return True
+        messages = [{"serial": self.serial, "part": part, "group": asdict(p)} for p in pieces]
+        messages.append({"serial": self.serial, "part": part, "group": None})
+        return all(links.questions.ask([writer], TOPIC, told, _ACCEPT_S) for told in messages)
 
     def parts(self) -> tuple[list[TracePart], list[str]]:
         """What the other hosts have sent, and the names of those that did not send in time."""
@@ -100,25 +93,20 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._pieces: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._groups: dict[tuple[int, int], list[GroupRecords]] = {}
         self._parts: dict[tuple[int, int], TracePart] = {}
 
     def accept(self, message: dict[str, Any]) -> bool:
-        """Handle a message of a host; returns the answer."""
-        key = int(message["serial"]), int(message["number"])
-        rest = message["rest"]
+        """Handle a message of a host, the last of which has no group; returns the answer."""
+        part, group = message["part"], message["group"]
+        key = message["serial"], part["number"]
         with self._changed:
-            if rest is None:
-                self._pieces.setdefault(key, []).append(message["group"])
+            groups = self._groups.setdefault(key, [])
+            if group is not None:
+                ahead_s = part["ahead_s"] or 0.0
+                groups.append(group_from(group, part["host"], part["number"], ahead_s))
             else:
-                host, ahead_s = str(rest["host"]), rest["ahead_s"]
-                groups = tuple(
-                    group_from(found, host, key[1], ahead_s or 0.0)
-                    for found in self._pieces.pop(key, [])
-                )
-                self._parts[key] = TracePart(
-                    host, key[1], ahead_s, rest["error_s"], groups, int(rest["dropped"])
-                )
+                self._parts[key] = TracePart(**part, groups=tuple(self._groups.pop(key)))
                 self._changed.notify_all()
         return True
 

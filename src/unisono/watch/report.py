@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from unisono.comm.shared_memory.records import GroupRecords, Process
+from unisono.comm.shared_memory.records import GroupRecords
 from unisono.errors import UnisonoError, name_ranks
-from unisono.watch.calls import IN_FLIGHT, Wait, call_name, find_member, line_of
+from unisono.watch.calls import IN_FLIGHT, Wait, call_name, calls_of, line_of
 from unisono.watch.stacks import lines_of_site
 
 _FORMAT = "unisono report 1"
@@ -136,14 +136,12 @@ class Report:
         lines = [self.verdict, *(f"  {line}" for line in self.details)]
         stalled = self.culprits if self.kind == "stalled" else ()
         waiting = [rank.rank for rank in self.ranks if rank.arrived and rank.rank not in stalled]
-        if waiting and self.waited_s and self.kind != "mismatch":
+        some_wait = self.kind != "mismatch"
+        if waiting and self.waited_s and some_wait:
             lines.append(f"  waiting for {self.waited_s:.0f} s: {name_ranks(waiting)}")
         for rank in self.ranks:
-            if (
-                not rank.arrived
-                and self.kind != "mismatch"
-                and (rank.place or rank.state or rank.call)
-            ):
+            is_known = rank.place or rank.state or rank.call
+            if some_wait and is_known and not rank.arrived:
                 last = f"; the last call that it finished: {rank.last}" if rank.last else ""
                 lines.append(f"  {rank.name()} ({rank.process()}) {rank.where()}{last}")
             if rank.callers and rank.rank in self.culprits:
@@ -216,46 +214,30 @@ def add_history(report: Report, groups: Sequence[GroupRecords]) -> Report:
     now = time.monotonic()
     ranks = []
     for rank in report.ranks:
-        known = replace(rank, calls=_calls_of((rank.host, rank.pid), groups, now))
-        to_blame = rank.rank in report.culprits
-        source = known.source or (lines_of_site(known.place or report.site) if to_blame else ())
-        ranks.append(replace(known, source=source))
+        source = rank.source
+        if not source and rank.rank in report.culprits:
+            source = lines_of_site(rank.place or report.site)
+        calls = calls_of(groups, (rank.host, rank.pid))[-_LAST:]
+        ranks.append(replace(rank, source=source, calls=tuple(_call(c, now) for c in calls)))
     made_at = datetime.now().astimezone().isoformat(timespec="seconds")
     return replace(report, ranks=tuple(ranks), made_at=made_at)
 
 
-def _calls_of(
-    process: Process, groups: Sequence[GroupRecords], now: float
-) -> tuple[CallReport, ...]:
-    calls = []
-    for group in groups:
-        for member in group.ranks:
-            if not member.pid or member.process != process:
-                continue
-            for record in member.records[-_LAST:]:
-                # A failed call had waited for the missing ranks.
-                is_open = record.state in IN_FLIGHT or (
-                    record.state == "failed" and record is member.records[-1]
-                )
-                wait = Wait(group, member, record)
-                missing = [find_member(group, rank) for rank in wait.missing()] if is_open else []
-                calls.append(
-                    CallReport(
-                        name=call_name(record),
-                        group=group.name,
-                        state=record.state,
-                        site=line_of(record.site),
-                        arrived_s=record.arrived_s - now,
-                        started_s=_before(record.started_s, now),
-                        ended_s=_before(record.ended_s, now),
-                        waits_for=tuple(other.pid for other in missing if other is not None),
-                    )
-                )
-    return tuple(sorted(calls, key=lambda call: call.arrived_s)[-_LAST:])
-
-
-def _before(moment_s: float | None, now: float) -> float | None:
-    return None if moment_s is None else moment_s - now
+def _call(call: Wait, now: float) -> CallReport:
+    group, record = call.group, call.record
+    # A failed call had waited for the missing ranks.
+    has_failed = record.state == "failed" and record is call.member.records[-1]
+    missing = call.missing() if record.state in IN_FLIGHT or has_failed else []
+    return CallReport(
+        name=call_name(record),
+        group=group.name,
+        state=record.state,
+        site=line_of(record.site),
+        arrived_s=record.arrived_s - now,
+        started_s=None if record.started_s is None else record.started_s - now,
+        ended_s=None if record.ended_s is None else record.ended_s - now,
+        waits_for=tuple(member.pid for member in group.ranks if member.rank in missing),
+    )
 
 
 # -- dataclasses from JSON: every field is checked because a file may contain anything -----

@@ -44,20 +44,19 @@ def settings_of(
     the environment asked for the watch, the program must not fail because of it.
     """
 
-    def read(variable: Variable[Value]) -> Value | None:
-        return variable.read_or_warn() if forgiving else variable.read()
+    def read(variable: Variable[Value], default: Value) -> Value:
+        value = variable.read_or_warn() if forgiving else variable.read()
+        return default if value is None else value
 
     if hang_s is None:
-        hang_s = read(variables.WATCH_HANG_S) or HANG_S
+        hang_s = read(variables.WATCH_HANG_S, HANG_S)
     if not hang_s > 0:
         raise ValueError(f"hang_s must be positive, not {hang_s}")
     if check is None:
-        check = read(variables.WATCH_CHECK) or False
+        check = read(variables.WATCH_CHECK, False)
     if stack_signal is None:
-        stack_signal = read(variables.WATCH_SIGNAL)
-    if stack_signal is None:
-        stack_signal = DEFAULT_SIGNAL
-    folder = read(variables.WATCH_FOLDER) or ""
+        stack_signal = read(variables.WATCH_SIGNAL, DEFAULT_SIGNAL)
+    folder = read(variables.WATCH_FOLDER, "")
     try:
         if folder:
             os.makedirs(folder, exist_ok=True)
@@ -68,8 +67,7 @@ def settings_of(
             raise UnisonoError(problem) from None
         _log.warning("%s: reports are not saved", problem)
         folder = ""
-    equal_every = read(variables.WATCH_EQUAL) or 0
-    return WatchSettings(hang_s, check, stack_signal, folder, equal_every)
+    return WatchSettings(hang_s, check, stack_signal, folder, read(variables.WATCH_EQUAL, 0))
 
 
 def is_wanted() -> bool:

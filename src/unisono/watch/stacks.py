@@ -107,9 +107,10 @@ def describe_error(error: BaseException) -> str:
     return f"raised {type(error).__name__}{f' ({text})' if text else ''}{at}"
 
 
-def calling_line() -> str:
-    """The line of the user's program that led here: "train.py:88"; "" if there is none."""
-    frame: FrameType | None = sys._getframe(1)
+def calling_line(frame: FrameType | None = None) -> str:
+    """The line of the user's program that led here, or to `frame`: "train.py:88"; "" if there is
+    none."""
+    frame = frame or sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -192,13 +192,10 @@ class Steps:
         if 2 * times <= len(counts) and step == self._last_even + 1:  # then as in the step before
             usual = sum(record.step == step - 1 for record in calls[0])
         odd = tuple(rank for rank, count in enumerate(counts) if count != usual)
-        if len(odd) == len(counts) or 2 * len(odd) > len(counts):
+        if 2 * len(odd) > len(counts):
             odd = ()
         more = max(abs(count - usual) for count in counts) if odd else max(counts) - min(counts)
-        whole = max(
-            1,
-            min(a_step) if not odd else min(a_step[r] for r in range(len(counts)) if r not in odd),
-        )
+        whole = max(1, min(made for rank, made in enumerate(a_step) if rank not in odd))
         if not (are_marked or are_forward) and more % whole == 0:
             self._even = 0  # an optimizer that one rank alone did or did not step
             return None

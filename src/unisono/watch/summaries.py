@@ -116,7 +116,7 @@ def summarise(groups: Iterable[GroupRecords]) -> Summary:
 def _summary(
     key: tuple[str, str, str, int, int], calls: list[_CompleteCall], wall_s: float
 ) -> CallSummary:
-    name, backend, operation, size_bytes, ranks = key
+    _, _, operation, size_bytes, ranks = key
     count = len(calls)
     transfer_s = sum(call.transfer_s for call in calls) / count
     late = [call for call in calls if call.is_late]
@@ -124,11 +124,7 @@ def _summary(
     late_s = sum(call.late_s for call in late if call.latest == latest)
     total_s = sum(call.total_s for call in calls)
     return CallSummary(
-        group=name,
-        backend=backend,
-        operation=operation,
-        bytes=size_bytes,
-        ranks=ranks,
+        *key,
         count=count,
         total_s=total_s,
         share=total_s / wall_s if wall_s else 0.0,

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from unisono.comm.shared_memory.record_reader import segments_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
-from unisono.watch import diagnose
 from unisono.watch.calls import CREATIONS, IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
+from unisono.watch.diagnose import Whereabouts, hang
 from unisono.watch.report import Report
 from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import whereabouts
@@ -71,33 +72,28 @@ class Verdicts:
     def of(self, groups: Sequence[GroupRecords]) -> Report | None:
         """The report on the oldest call that has waited for STUCK_S, if there is one; else on a
         slow rank."""
-        now = time.monotonic()
         for wait in waits(groups):
-            if now - wait.record.arrived_s < STUCK_S or wait.is_for_anybody():
+            if wait.waited_s() < STUCK_S or wait.is_for_anybody():
                 continue
             if len(wait.group.ranks) < wait.group.size and wait.group.is_part:
                 continue  # the missing rank may be on another host
             key = (wait.group.segment, wait.member.rank, wait.record.number)
             if key not in self._known:
-                self._known[key] = diagnose.hang(groups, wait, _where)
+                self._known[key] = hang(groups, wait, partial(_where, with_children=True))
             if self._known[key] is not None:
                 return self._known[key]
         for group in groups:
             if len(group.ranks) < max(2, group.size):
                 continue
             slowness = self._slowness.setdefault(group.segment, Slowness())
-            slowness.look(group, _where_now)
+            slowness.look(group, _where)
             if (report := slowness.report(group)) is not None:
                 return report
         return None
 
 
-def _where(process: Process) -> diagnose.Whereabouts:
-    return whereabouts(process[1])
-
-
-def _where_now(process: Process) -> diagnose.Whereabouts:
-    return whereabouts(process[1], with_children=False)
+def _where(process: Process, with_children: bool = False) -> Whereabouts:
+    return whereabouts(process[1], with_children=with_children)
 
 
 def as_reported(row: RankRow, report: Report) -> RankRow:

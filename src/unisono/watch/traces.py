@@ -26,6 +26,8 @@ from unisono.errors import UnisonoError
 from unisono.watch.host_traces import HostTraces, TracePart
 
 Segment = tuple[int, int]
+_Call = tuple[dict[str, Any], Record, float]
+"""A row of the trace, a rank's call in it, and when that ended, or now."""
 _logger = logging.getLogger("unisono")
 
 
@@ -40,7 +42,7 @@ class Trace:
         self._records: dict[tuple[Segment, int, int], Record] = {}
         self._done: dict[Segment, int] = {}
         self._groups: dict[Segment, GroupRecords] = {}
-        self._dropped: dict[tuple[Segment, int], int] = {}
+        self._dropped: dict[Segment, int] = {}
         self._followers: dict[Segment, RecordFollower] = {}
         self._clocks: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -83,8 +85,7 @@ class Trace:
                     group = follower.group()
                     if group.ranks:  # otherwise no rank is visible there
                         self._groups[segment] = group
-                for rank, count in follower.dropped().items():
-                    self._dropped[segment, rank] = count
+                self._dropped[segment] = sum(follower.dropped().values())
                 if left:
                     follower.close()
                     del self._followers[segment]
@@ -150,8 +151,7 @@ class Trace:
             for member in group.ranks:
                 for record in member.records:
                     self._records[segment, member.rank, record.number] = record
-        if part.dropped and part.groups:
-            self._dropped[segment, 0] = part.dropped
+        self._dropped[-1 - part.number, 0] = part.dropped
         self._clocks[part.host] = {
             name: None if value_s is None else value_s * 1e6
             for name, value_s in (("ahead_us", part.ahead_s), ("error_us", part.error_s))
@@ -176,9 +176,6 @@ class Trace:
             other["clocks_of_hosts"] = self._clocks
         if missing_hosts:
             other["missing_hosts"] = list(missing_hosts)
-        for (segment, rank), count in self._dropped.items():
-            group = self._groups[segment]
-            other[f"dropped of rank {rank} of group {group.name}"] = count
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
         self.path.write_text(text, encoding="utf-8")
         if lost:
@@ -191,83 +188,84 @@ class Trace:
         self.close()
 
     def _events(self) -> Iterable[dict[str, Any]]:
-        arrivals: dict[tuple[Segment, int], list[float]] = {}
-        whole = {segment: group.segment for segment, group in self._groups.items()}
-        numbers: dict[Segment, int] = {}  # the row of each group
-        pids: dict[tuple[Segment, int], int] = {}
+        tids: dict[Segment, int] = {}  # the row of each group
+        calls: dict[tuple[Segment, object], list[_Call]] = {}
+        ranks = {
+            (segment, member.rank): member.global_rank
+            for segment, group in self._groups.items()
+            for member in group.ranks
+        }
+        now_s = time.monotonic()
         ordered = sorted(self._records.items(), key=lambda item: item[1].arrived_s)
-        for (segment, _, _), record in ordered:
-            numbers.setdefault(whole[segment], len(numbers))
-            if record.call is not None:
-                arrivals.setdefault((whole[segment], record.call), []).append(record.arrived_s)
-        for segment, group in self._groups.items():
-            for member in group.ranks if whole[segment] in numbers else ():
-                pids[segment, member.rank] = member.global_rank
-                row = {"ph": "M", "pid": member.global_rank, "tid": numbers[whole[segment]]}
+        for (segment, rank, _), record in ordered:
+            group = self._groups[segment]
+            tid = tids.setdefault(group.segment, len(tids))
+            row = {"pid": ranks[segment, rank], "tid": tid, "cat": group.backend}
+            ended_s = now_s if record.ended_s is None else record.ended_s
+            key = group.segment, record.call or (segment, rank, record.number)  # a message is alone
+            calls.setdefault(key, []).append((row, record, ended_s))
+        for group in self._groups.values():
+            for member in group.ranks if group.segment in tids else ():
+                row = {"ph": "M", "pid": member.global_rank, "tid": tids[group.segment]}
                 on = f" on {member.host}" if member.host else ""
                 title = f"rank {member.global_rank} (pid {member.pid}{on})"
                 yield row | {"name": "process_name", "args": {"name": title}}
                 name = f"{group.name} ({group.backend})"
                 yield row | {"name": "thread_name", "args": {"name": name}}
-        now_s = time.monotonic()
-        calls: dict[tuple[Segment, int], list[dict[str, Any]]] = {}
-        steps: dict[tuple[int, int], list[float]] = {}
-        changes: list[tuple[float, int, int]] = []
-        for (segment, rank, _), record in ordered:
-            came = arrivals.get((whole[segment], record.call or 0), [record.arrived_s])
-            ended_s = now_s if record.ended_s is None else record.ended_s
-            pid = pids[segment, rank]
-            row = {"pid": pid, "tid": numbers[whole[segment]]}
-            calls.setdefault((whole[segment], record.call or 0), []).append(row)
-            changes += (record.arrived_s, pid, record.bytes), (ended_s, pid, -record.bytes)
-            if record.step:
-                steps.setdefault((pid, record.step), []).extend((record.arrived_s, ended_s))
-            yield row | {
-                "ph": "X",
-                "name": record.operation,
-                "cat": self._groups[segment].backend,
-                "ts": record.arrived_s * 1e6,
-                "dur": (ended_s - record.arrived_s) * 1e6,
-                "args": {
-                    "call": record.call,
-                    "bytes": record.bytes,
-                    "dtype": record.dtype,
-                    "site": record.site,
-                    "step": record.step,
-                    "state": record.state,
-                    "late_us": (record.arrived_s - min(came)) * 1e6,
-                    "skew_us": (max(came) - min(came)) * 1e6,
-                },
-            }
-        yield from _arrows(calls, arrivals)
-        yield from _counters(changes)
-        for (pid, step), times in steps.items():
-            row = {"pid": pid, "tid": len(numbers)}
-            yield row | {"ph": "M", "name": "thread_name", "args": {"name": "steps"}}
-            begin_s, dur_us = min(times), (max(times) - min(times)) * 1e6
-            named = {"name": f"step {step}", "cat": "step", "args": {}}
-            yield row | named | {"ph": "X", "ts": begin_s * 1e6, "dur": dur_us}
+        for number, made in enumerate(calls.values()):
+            yield from _ranks_in_call(made, number)
+        everything = [call for made in calls.values() for call in made]
+        yield from _counters(everything)
+        yield from _steps(everything, tid=len(tids))
 
 
-def _arrows(
-    calls: dict[tuple[Segment, int], list[dict[str, Any]]],
-    arrivals: dict[tuple[Segment, int], list[float]],
-) -> Iterable[dict[str, Any]]:
-    """From the last rank of a call, the last of its rows, to all others in it."""
-    number = 0
-    for key, (*waiting, last) in calls.items():
-        for row in waiting if key[1] else ():
-            number += 1
-            flow = {"name": "waited for", "cat": "flow", "id": number, "args": {}}
-            flow["ts"] = max(arrivals[key]) * 1e6
-            yield last | flow | {"ph": "s"}
-            yield row | flow | {"ph": "f", "bp": "e"}
+def _ranks_in_call(made: list[_Call], number: int) -> Iterable[dict[str, Any]]:
+    """One call, in the order of the ranks' arrivals, with arrows from the last to all others."""
+    first_s, last_s = made[0][1].arrived_s, made[-1][1].arrived_s
+    for row, record, ended_s in made:
+        yield row | {
+            "ph": "X",
+            "name": record.operation,
+            "ts": record.arrived_s * 1e6,
+            "dur": (ended_s - record.arrived_s) * 1e6,
+            "args": {
+                "call": record.call,
+                "bytes": record.bytes,
+                "dtype": record.dtype,
+                "site": record.site,
+                "step": record.step,
+                "state": record.state,
+                "late_us": (record.arrived_s - first_s) * 1e6,
+                "skew_us": (last_s - first_s) * 1e6,
+            },
+        }
+    for row, _, _ in made[:-1]:
+        flow = {"name": "waited for", "cat": "flow", "args": {}, "ts": last_s * 1e6}
+        flow["id"] = f"{number}-{row['pid']}"
+        yield made[-1][0] | flow | {"ph": "s"}
+        yield row | flow | {"ph": "f", "bp": "e"}
 
 
-def _counters(changes: list[tuple[float, int, int]]) -> Iterable[dict[str, Any]]:
+def _counters(calls: list[_Call]) -> Iterable[dict[str, Any]]:
     """The bytes of the calls that each rank is in."""
+    changes = [(record.arrived_s, row["pid"], record.bytes) for row, record, _ in calls]
+    changes += [(ended_s, row["pid"], -record.bytes) for row, record, ended_s in calls]
     bytes_of: Counter[int] = Counter()
     for at_s, pid, change in sorted(changes):
         bytes_of[pid] += change
         row = {"name": "bytes in flight", "pid": pid, "tid": 0, "ts": at_s * 1e6}
         yield row | {"ph": "C", "args": {"bytes": bytes_of[pid]}}
+
+
+def _steps(calls: list[_Call], tid: int) -> Iterable[dict[str, Any]]:
+    """From the beginning of the first call of a step to the end of its last one."""
+    steps: dict[tuple[int, int], list[float]] = {}
+    for row, record, ended_s in calls:
+        if record.step:
+            steps.setdefault((row["pid"], record.step), []).extend((record.arrived_s, ended_s))
+    for (pid, step), times in steps.items():
+        row = {"pid": pid, "tid": tid}
+        yield row | {"ph": "M", "name": "thread_name", "args": {"name": "steps"}}
+        begin_s, dur_us = min(times), (max(times) - min(times)) * 1e6
+        named = {"name": f"step {step}", "cat": "step", "args": {}}
+        yield row | named | {"ph": "X", "ts": begin_s * 1e6, "dur": dur_us}
