@@ -31,6 +31,7 @@ from unisono.watch.calls import (
     calls_of,
     describe_call,
     find_member,
+    last_call_number,
     last_finished,
     line_of,
     newest_calls,
@@ -311,7 +312,7 @@ def _follow(
     there."""
     path = [*before, wait]
     circle: list[Wait] = []
-    for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
+    for rank in sorted(wait.missing(), key=lambda rank: _blamed_first(wait.group, rank)):
         other = find_member(wait.group, rank)
         if other is None:
             return path, rank
@@ -342,10 +343,13 @@ def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]
     return [wait for wait in last if wait.record.state == "failed"]
 
 
-def _is_victim(group: GroupRecords, rank: int) -> bool:
-    """Whether a missing rank has itself seen a call fail: then others are to blame first."""
+def _blamed_first(group: GroupRecords, rank: int) -> tuple[bool, int]:
+    """The order of missing ranks: those that have seen a call fail come last, for others are to
+    blame first; among the rest, whoever made the fewest calls comes first."""
     member = find_member(group, rank)
-    return member is not None and any(record.state == "failed" for record in member.records[-2:])
+    if member is None:
+        return False, 0
+    return any(call.state == "failed" for call in member.records[-2:]), last_call_number(member)
 
 
 def is_certain(report: Report, ask: Ask) -> bool:
@@ -445,6 +449,10 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verdict += f": {it} {where}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
+    newest = (find_member(group, odd.rank) or last.member).records[-1:]
+    cut = [call for call in newest if "killed" in odd.state and call.state in IN_FLIGHT]
+    if cut:
+        verdict += f", in {call_name(cut[0])} ({line_of(cut[0].site)})"
     details = [
         f"rank {rank.rank}'s {note}"
         for rank in ranks
@@ -462,7 +470,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         who,
         details,
         tuple(ranks),
-        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
+        site=line_of(cut[0].site if cut else odd.place)
+        or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
     )
     waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
