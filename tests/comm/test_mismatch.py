@@ -121,6 +121,12 @@ KINDS: dict[str, tuple[Call, Call]] = {
     ),
 }
 
+ALIKE_BUT_FOR_A_HASH = (
+    "another factor",
+    "other tensors of the same total",
+    "a list instead of a tensor",
+)
+
 # The odd one raises about its own argument.
 REFUSALS: dict[str, tuple[Call, Call]] = {
     "a sparse tensor": (
@@ -231,6 +237,7 @@ def test_a_mismatch_raises_on_every_rank_and_names_the_odd_one(
         assert str(error).startswith(f"rank {odd} made a different call")
     assert "#2" in str(error)
     assert error.group in str(error)
+    assert ("with hash" in str(error)) == (kind in ALIKE_BUT_FOR_A_HASH)
     assert took_s < 3.0
 
 

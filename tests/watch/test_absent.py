@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,20 @@ def test_who_does_not_come(
     assert {report.site for report in found} <= lines, found
 
 
+def test_a_rank_that_has_ended_does_not_come(tmp_path: Path) -> None:
+    """All ranks were started here: the job ends."""
+    world = OF_WORLD.replace(
+        'come_late("init_process_group", waiting=2)', "__import__('os')._exit(0)"
+    )
+    run = ("-m", "unisono", "run", "--watch", "--watch-grace", "0", "-n", "3")
+    settings = {"UNISONO_WATCH_HANG_S": "1"}
+    done = write_program(tmp_path, LATE + world).run("gloo", before=run, environment=settings)
+    assert done.returncode == 1, done.stderr
+    lost = r"rank 1 never reached init_process_group \(program.py:\d+\): it has ended\n"
+    assert re.search(rf"unisono run: ended 0 s after the watch's report .*: {lost}", done.stderr)
+    assert "another launcher" not in done.stderr
+
+
 def test_ranks_of_other_machines_do_not_come(tmp_path: Path) -> None:
     (tmp_path / "reports").mkdir()
     store = 'init_process_group(BACKEND, "file://{}", rank=RANK, world_size=4)'
@@ -138,6 +153,7 @@ def test_a_pipeline_whose_processes_all_have_the_variables_of_a_rank(tmp_path: P
         "UNISONO_WATCH_FOLDER": str(tmp_path / "reports"),
         "RANK": "0",
         "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }

@@ -180,3 +180,68 @@ def test_a_group_of_other_ranks_closed_inside_a_trace_is_in_it(
     if comm.rank == 0:
         found = events(shared_tmp_path / "trace.json")
         assert Counter(e["pid"] for e in found if e["name"] == "all_reduce") == {1: 1, 2: 1}
+
+
+def test_what_may_happen_to_a_trace_inside_a_program(tmp_path: Path, program: WriteProgram) -> None:
+    """The watch stops inside the block; the disk is full; the rank that would write is killed."""
+    done = program("""
+        import os, resource, signal
+        import numpy, unisono
+        comm = unisono.init()
+        with unisono.watch.trace("stopped.json"):
+            comm.all_reduce(numpy.ones(4))
+            unisono.watch.stop()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with unisono.watch.trace("full.json"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+            for _ in range(10):
+                comm.all_reduce(numpy.ones(4))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        try:
+            with unisono.watch.trace("killed.json"):
+                for _ in range(5):
+                    comm.all_reduce(numpy.ones(4))
+                if comm.rank == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                comm.all_reduce(numpy.ones(4))
+        except unisono.PeerLost as error:
+            print(error.report.verdict, flush=True)
+    """).run(before=("-m", "unisono", "run", "-n", "3"))
+    assert done.returncode == 137, done.stderr
+    how = "rank 0 never reached all_reduce #17 of group world (program.py:20): it was killed by"
+    assert done.stdout.count(f"{how} SIGKILL after all_reduce #16 (program.py:17)") == 2
+    assert Counter(e["pid"] for e in events(tmp_path / "stopped.json")) == {0: 1, 1: 1, 2: 1}
+    failure = f"unisono: the trace {tmp_path / 'full.json'} could not be written: File too large"
+    assert done.stderr.count(failure) == 1
+    assert (tmp_path / "full.json").read_text() == ""
+    states = Counter((e["pid"], e["args"]["state"]) for e in events(tmp_path / "killed.json"))
+    assert states == {
+        **{(rank, "finished"): 5 for rank in range(3)},
+        **{(rank, "failed"): 1 for rank in (1, 2)},
+    }
+
+
+def test_the_rank_that_wrote_a_trace_may_end_before_the_others_leave_it(
+    tmp_path: Path, program: WriteProgram
+) -> None:
+    done = program("""
+        import os
+        import numpy, unisono
+        from user_programs import eventually
+        from unisono.processes import state_of
+        comm = unisono.init()
+        pids = numpy.zeros(2, dtype=numpy.int64)
+        comm.all_gather(pids, numpy.array([os.getpid()]))
+        with unisono.watch.trace("trace.json"):
+            comm.all_reduce(numpy.ones(4))
+            if comm.rank == 1:
+                assert eventually(lambda: state_of(pids[0]).has_ended)
+                written = os.stat("trace.json")
+        if comm.rank == 1:
+            assert os.stat("trace.json") == written
+    """).run(
+        before=("-m", "unisono", "run", "-n", "2"),
+        environment={"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert {event["pid"] for event in events(tmp_path / "trace.json")} == {0, 1}

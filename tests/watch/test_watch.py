@@ -225,6 +225,29 @@ def test_which_hangs_cannot_resolve(whereabouts: Whereabouts, expected: bool) ->
     assert is_certain(report, ask) == expected
 
 
+def test_of_ranks_that_have_ended_the_one_with_fewer_calls_is_to_blame() -> None:
+    """Rank 2 ended first, and rank 0 because of that, in the call after which rank 1 went on."""
+    stuck = group([record(1), record(2)], [record(1), record(2), record(3, "waiting")], [record(1)])
+    states = {100: Whereabouts("raised RuntimeError"), 102: Whereabouts("raised ValueError")}
+    report = hang([stuck], waits([stuck])[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    assert (report.culprits, "it raised ValueError after" in report.verdict) == ((2,), True)
+
+
+def test_a_rank_that_was_killed_in_a_message_is_shown_there() -> None:
+    """gloo aborts a process that receives more than it expects."""
+    receives = record(2, "waiting", operation="recv", call=None, tag=0, peer=0)
+    stuck = group([record(1), record(2, "waiting", call=2)], [record(1), receives])
+    states = {101: Whereabouts("was killed by SIGABRT")}
+    report = hang([stuck], waits([stuck], 100)[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    assert report.verdict.endswith(
+        "it was killed by SIGABRT after all_reduce #1 (train.py:1), "
+        "in recv from rank 0 (tag 0) (train.py:2)"
+    )
+    assert report.site == "train.py:2"
+
+
 def test_whoever_waits_for_nobody_is_to_blame() -> None:
     """Rank 0 waits for 1 in one group, 1 waits for 2 in another, and 2 is asleep."""
     first = group([record(1, "waiting")], [], name="a", segment=1)

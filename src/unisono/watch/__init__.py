@@ -256,7 +256,8 @@ def check_equal(
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write the calls inside the `with` block to a file, `path`, for chrome://tracing and
     ui.perfetto.dev: all ranks on one clock, a row for each rank and group, with bytes and how late
-    each rank was. All ranks enter it; the lowest rank writes.
+    each rank was. All ranks enter it; the lowest rank writes, or the next one if that was killed.
+    If the file cannot be written, it logs a warning.
 
     Raises UnisonoError if the file's folder does not exist.
 
@@ -271,12 +272,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     if _monitor is None:
         start()
-    assert _monitor is not None
-    _monitor.tracing.begin(path)
+    monitor = _monitor
+    assert monitor is not None
+    monitor.tracing.begin(path)
     try:
         yield
     finally:
-        _monitor.tracing.end()
+        if _monitor is monitor:  # else `stop` has ended the trace
+            monitor.tracing.end()
 
 
 def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:

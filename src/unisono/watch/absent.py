@@ -56,19 +56,24 @@ class Making:
         ranks = [self._describe(rank, of, ask(of)) for rank, of in sorted(processes.items())]
         absent = [rank for rank in ranks if not rank.arrived]
         reached = f"reached {self.function} ({self.line})"
+        size = int(os.environ.get("WORLD_SIZE") or 0)
         if absent:
             first = absent[0]
             who = [rank.rank for rank in absent if rank.where() == first.where()]
             on = f" on {first.host}" if first.host and len(who) == 1 else ""
             it = f"it {first.where()}" if len(who) == 1 else f"they {plural(first.where())}"
             kind, verdict = "hang", f"{name_ranks(who)}{on} never {reached}: {it}"
-        elif self.members is None and 0 < len(ranks) < int(os.environ.get("WORLD_SIZE", 0)):
+        elif self.members is None and 0 < len(ranks) < size:
             kind, who = "elsewhere", []
-            others = name_number(int(os.environ["WORLD_SIZE"]) - len(ranks), "rank")
+            others = name_number(size - len(ranks), "rank")
             verdict = (
                 f"{name_ranks(list(processes))} {reached}: of {others} that another launcher or "
                 "machine started, some have not, or cannot be reached"
             )
+            if _are_all_siblings(size):
+                kind, who = "lost", [rank for rank in range(size) if rank not in processes]
+                ended = "it has ended" if len(who) == 1 else "they have ended"
+                verdict = f"{name_ranks(who)} never {reached}: {ended}"
         else:
             return None
         return Report(
@@ -155,6 +160,12 @@ def _launched_together() -> dict[int, int]:
         if alike and own.get("RANK", "").isdigit():
             found.setdefault(int(own["RANK"]), pid)  # `tee` in a pipeline has a rank's variables
     return found
+
+
+def _are_all_siblings(size: int) -> bool:
+    """Whether the parent of this process has started all ranks, and is not a shell for this one."""
+    is_whole = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+    return is_whole and "RANK" not in _variables_of(parent_of(os.getpid()))
 
 
 def _variables_of(pid: int) -> dict[str, str]:

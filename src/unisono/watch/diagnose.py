@@ -30,6 +30,7 @@ from unisono.watch.calls import (
     calls_of,
     describe_call,
     find_member,
+    last_call_number,
     line_of,
     newest_calls,
     waits,
@@ -183,8 +184,8 @@ def shifted_by_lines(group: GroupRecords) -> Report | None:
 
 def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> Report:
     everybody = [records.get(rank) for rank in range(group.size)]
-    calls = [made and describe_call(made, group.backend) for made in everybody]
-    sites = [made and made.site for made in everybody]
+    calls = [describe_call(made, group.backend) if made else None for made in everybody]
+    sites = [made.site if made else None for made in everybody]
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
@@ -290,7 +291,7 @@ def _follow(
     there."""
     path = [*before, wait]
     circle: list[Wait] = []
-    for rank in sorted(wait.missing(), key=lambda rank: _is_victim(wait.group, rank)):
+    for rank in sorted(wait.missing(), key=lambda rank: _blamed_first(wait.group, rank)):
         other = find_member(wait.group, rank)
         if other is None:
             return path, rank
@@ -321,10 +322,13 @@ def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]
     return [wait for wait in last if wait.record.state == "failed"]
 
 
-def _is_victim(group: GroupRecords, rank: int) -> bool:
-    """Whether a missing rank has itself seen a call fail: then others are to blame first."""
+def _blamed_first(group: GroupRecords, rank: int) -> tuple[bool, int]:
+    """The order of missing ranks: those that have seen a call fail come last, for others are to
+    blame first; among the rest, whoever made the fewest calls comes first."""
     member = find_member(group, rank)
-    return member is not None and any(record.state == "failed" for record in member.records[-2:])
+    if member is None:
+        return False, 0
+    return any(call.state == "failed" for call in member.records[-2:]), last_call_number(member)
 
 
 def is_certain(report: Report, ask: Ask) -> bool:
@@ -409,6 +413,10 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verdict = f"{name_ranks(who)}{_on_host(group, who)} {verb} {call}: {it}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
+    newest = (find_member(group, odd.rank) or last.member).records[-1:]
+    cut = [call for call in newest if "killed" in odd.state and call.state in IN_FLIGHT]
+    if cut:
+        verdict += f", in {call_name(cut[0])} ({line_of(cut[0].site)})"
     details = [
         f"rank {rank.rank}'s {note}"
         for rank in ranks
@@ -422,7 +430,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
     found = replace(
         found,
-        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
+        site=line_of(cut[0].site if cut else odd.place)
+        or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=path[0].waited_s(),
         details=(*waiting, *found.details),
     )

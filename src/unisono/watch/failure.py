@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import describe_error
 
 _LAST = 256
+_HOW = re.compile(r"\(pid \d+[^)]*\) ((?:was killed|exited) [^;\n]+)")
+"""How a process ended, in the text of `PeerLost`."""
 
 
 def report_of_error(error: GroupError, ask: Ask) -> Report | None:
@@ -80,11 +83,14 @@ def _from_records(error: GroupError, view: JobView) -> Report | None:
     own = newest_calls(own_groups, view.me)
     lost = error.peer if isinstance(error, PeerLost) else -1
     gone = {m.process for group in own_groups for m in group.ranks if m.rank == lost}
+    how = _HOW.search(str(error))
 
     def where(process: Process) -> Whereabouts:
         """A process that has left may no longer be able to answer."""
         found = view.where(process)
         is_mute = process in gone and not found.state and not found.location
+        if how and process in gone and found.state == "has ended":  # the launcher knew more
+            return replace(found, state=how[1])
         return Whereabouts(state="left the group") if is_mute else found
 
     return hang(view.groups, own[0], where) if own else None

@@ -254,6 +254,8 @@ class Monitor:
             self._keep(report, ((0, 0), len(self.reports)))
             if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
                 _logger.warning("unisono.watch: %s", report)
+                if report.kind == "lost":  # it cannot come any more
+                    tell_launcher(report.to_text())
 
     def _look_over_hosts(self, at_the_end: bool = False) -> bool:
         """In a job over few hosts, let the lowest rank see whole groups over hosts; returns whether

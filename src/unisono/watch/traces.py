@@ -9,6 +9,7 @@ also those of closed groups.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from typing import Any
 from unisono.comm.shared_memory.record_reader import RecordFollower
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
+from unisono.processes import state_of
 from unisono.watch.host_traces import HostTraces, TracePart
 
 Segment = tuple[int, int]
@@ -38,7 +40,7 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str], *, from_the_start: bool = False) -> None:
         self.path = Path(path).absolute()
         self._from_the_start = from_the_start
-        self._begin_s = time.monotonic()
+        self._begin_s, self._begin_unix_s = time.monotonic(), time.time()
         self._records: dict[tuple[Segment, int, int], Record] = {}
         self._done: dict[Segment, int] = {}
         self._groups: dict[Segment, GroupRecords] = {}
@@ -114,13 +116,25 @@ class Trace:
             time.sleep(0.001)
 
     def is_ours(self) -> bool:
-        """Whether this process writes it: it has the lowest rank in all groups that it follows."""
-        ranks = {
-            (member.global_rank, member.pid)
-            for group in self._groups.values()
-            for member in group.ranks
-        }
-        return not ranks or min(ranks)[1] == os.getpid()
+        """Whether this process writes it: it has the lowest rank in all groups that it follows, or
+        all lower ones have ended and did not."""
+        ranks = sorted(
+            {
+                (member.global_rank, member.pid)
+                for group in self._groups.values()
+                for member in group.ranks
+            }
+        )
+        if not ranks or ranks[0][1] == os.getpid():
+            return True
+        living = (pid for _, pid in ranks if not state_of(pid).has_ended)
+        return next(living, 0) == os.getpid() and not self._is_written()
+
+    def _is_written(self) -> bool:
+        try:
+            return self.path.stat().st_mtime > self._begin_unix_s
+        except OSError:
+            return False
 
     def peers(self) -> list[int]:
         """The processes of the other ranks of the followed groups."""
@@ -177,7 +191,14 @@ class Trace:
         if missing_hosts:
             other["missing_hosts"] = list(missing_hosts)
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
-        self.path.write_text(text, encoding="utf-8")
+        try:
+            self.path.write_text(text, encoding="utf-8")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self.path, 0)  # half of it would look like a trace
+            raise
+        finally:
+            self.close()
         if lost:
             _logger.warning(
                 "unisono: %s lacks %d calls: more than a thousand were made between two reads, "
@@ -185,7 +206,10 @@ class Trace:
                 self.path.name,
                 lost,
             )
-        self.close()
+
+    def describe_failure(self, error: OSError) -> str:
+        """That `write` failed."""
+        return f"the trace {self.path} could not be written: {error.strerror}"
 
     def _events(self) -> Iterable[dict[str, Any]]:
         tids: dict[Segment, int] = {}  # the row of each group

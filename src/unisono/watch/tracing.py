@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -26,6 +27,7 @@ class Tracing:
 
     def __init__(self, retire: Callable[[], object]) -> None:
         self._retire = retire
+        self._lock = threading.Lock()
         self._trace: Trace | None = None
         self._held: Trace | None = None
         self._begun = 0
@@ -46,19 +48,22 @@ class Tracing:
 
     def collect(self) -> bool:
         """Read new records, and look for new groups; returns whether there is a trace."""
-        trace = self._trace
-        if trace is None:
-            return False
-        trace.collect()
-        if time.monotonic() >= self._follow_again_s and trace.is_ours():
-            self._hosts.find_links()
-            self._follow_again_s = time.monotonic() + _PEERS_S
-            _follow(trace, trace.peers())
-        return True
+        with self._lock:
+            trace = self._trace
+            if trace is None:
+                return False
+            trace.collect()
+            if time.monotonic() >= self._follow_again_s and trace.is_ours():
+                self._hosts.find_links()
+                self._follow_again_s = time.monotonic() + _PEERS_S
+                _follow(trace, trace.peers())
+            return True
 
     def end(self) -> None:
-        """Write the trace. Other ranks keep the records open for the rank that writes."""
-        trace, self._trace = self._trace, None
+        """Write the trace; a file that cannot be written is only a warning. Other ranks keep the
+        records open for the rank that writes."""
+        with self._lock:  # `collect` runs in another thread
+            trace, self._trace = self._trace, None
         if trace is None:
             return
         listeners.remove(self._follow_new)
@@ -76,7 +81,10 @@ class Tracing:
             parts, missing = self._hosts.parts()
             for part in parts:
                 trace.add(part)
-            trace.write(missing)
+            try:
+                trace.write(missing)
+            except OSError as error:
+                _logger.warning("unisono: %s", trace.describe_failure(error))
             if missing:
                 _logger.warning("unisono: the trace does not include %s", " and ".join(missing))
         else:
