@@ -183,8 +183,8 @@ def shifted_by_lines(group: GroupRecords) -> Report | None:
 
 def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> Report:
     everybody = [records.get(rank) for rank in range(group.size)]
-    calls = [made and describe_call(made, group.backend) for made in everybody]
-    sites = [made and made.site for made in everybody]
+    calls = [describe_call(made, group.backend) if made else None for made in everybody]
+    sites = [made.site if made else None for made in everybody]
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
