@@ -42,6 +42,18 @@ def test_the_sentence() -> None:
     assert (report.culprits, report.site) == ((2,), "data.py:41")
 
 
+def test_what_waits_at_the_same_time_counts_once() -> None:
+    """All calls are begun at once, and rank 2 comes to one each second."""
+    early = [record(n, arrived_s=0.5) for n in CALLS]
+    known, calls = Slowness(), group(early, early, [*map(record, CALLS)])
+    known.look(calls, loading)
+    report = known.report(calls)
+    assert report is not None
+    assert "waited for it in 30 of 30 calls of group dp, 983 ms per call, 29.5 of 30 s (98%)" in (
+        report.verdict
+    )
+
+
 def test_one_long_wait_is_no_slow_rank() -> None:
     known = Slowness()
     known.look(late(range(5, 6), 0.45), loading)

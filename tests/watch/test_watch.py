@@ -834,7 +834,47 @@ def test_the_launcher_speaks_for_ranks_that_could_not(program: WriteProgram) -> 
     ), done.stderr
 
 
+@pytest.mark.slow
+def test_a_rank_in_two_cycles_tells_of_one(program: WriteProgram) -> None:
+    """Rank 1 sends to the left what it should send to the right: 0 waits for 1, and for 2, which
+    waits for 1."""
+    script = program("""
+        import torch, torch.distributed as dist
+        dist.init_process_group()
+        rank = dist.get_rank()
+        for step in range(9):
+            right, left = (rank + 1) % 3, (rank - 1) % 3
+            if step == 6 and rank == 1:
+                right = left
+            sent, received = torch.ones(4), torch.zeros(4)
+            sends = dist.P2POp(dist.isend, sent, right)
+            receives = dist.P2POp(dist.irecv, received, left)
+            for work in dist.batch_isend_irecv([sends, receives]):
+                work.wait()
+    """)
+    command = ("-m", "unisono", "run", "-n", "3", "--backend", "unisono", "--watch")
+    settings = {"UNISONO_WATCH_HANG_S": "1"}
+    done = script.run(before=(*command, "--watch-grace", "4"), environment=settings)
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line[0:1] == "[" and " wait for" in line]
+    assert len(told) == 1, done.stderr
+    assert "rank 1 made send to rank 0 (tag 0) of group world (program.py:12) where" in told[0]
+
+
 # -- watched gloo --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_backend_that_torch_chose_is_named(program: WriteProgram) -> None:
+    script = program("""
+        import os, torch.distributed as dist
+        from unisono.comm.shared_memory.record_reader import read_process
+        dist.init_process_group()
+        print([group.backend for group in read_process(os.getpid())])
+    """)
+    command = ("-m", "unisono", "run", "-n", "2", "--watch", "--no-prefix")
+    done = script.run(before=command)
+    assert done.stdout.splitlines() == ["['gloo']"] * 2, done.stderr
 
 
 def test_gloo_is_watched_and_works_as_before(program: WriteProgram) -> None:

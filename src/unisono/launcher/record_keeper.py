@@ -97,7 +97,7 @@ class RecordKeeper:
             self._trace.write()
             say = f"the trace is in {self._trace.path}; https://ui.perfetto.dev opens it"
         except OSError as error:  # how the ranks ended is more important
-            say = self._trace.describe_failure(error)
+            say = f"the trace {self._trace.path} could not be written: {error.strerror}"
         print(f"unisono: {say}", file=sys.stderr)
 
     def _run(self) -> None:

@@ -256,8 +256,8 @@ def check_equal(
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write the calls inside the `with` block to a file, `path`, for chrome://tracing and
     ui.perfetto.dev: all ranks on one clock, a row for each rank and group, with bytes and how late
-    each rank was. All ranks enter it; the lowest rank writes, or the next one if that was killed.
-    If the file cannot be written, it logs a warning.
+    each rank was. All ranks enter it; the lowest that was not killed writes.
+    A file that cannot be written is a warning.
 
     Raises UnisonoError if the file's folder does not exist.
 

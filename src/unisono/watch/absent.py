@@ -72,8 +72,8 @@ class Making:
             )
             if _are_all_siblings(size):
                 kind, who = "lost", [rank for rank in range(size) if rank not in processes]
-                ended = "it has ended" if len(who) == 1 else "they have ended"
-                verdict = f"{name_ranks(who)} never {reached}: {ended}"
+                have = "it has" if len(who) == 1 else "they have"
+                verdict = f"{name_ranks(who)} never {reached}: {have} ended"
         else:
             return None
         return Report(

@@ -111,6 +111,9 @@ def _watch_group(
     backend = str(world.pg_map[inner][0])
     if not any(name in backend for name in (*_WATCHED, "undefined")):
         return inner
+    if backend == "undefined":  # init_process_group without a backend
+        names = (str(inner._get_backend(device).name()) for device in inner._device_types)
+        backend = ",".join(sorted({*names}))
     try:
         own = _torch.PrefixStore("unisono_watch", store)
         ledger, members = _open_ledger(inner, own, backend, global_ranks)

@@ -323,8 +323,7 @@ def _just_failed(groups: Sequence[GroupRecords], process: Process) -> list[Wait]
 
 
 def _blamed_first(group: GroupRecords, rank: int) -> tuple[bool, int]:
-    """The order of missing ranks: those that have seen a call fail come last, for others are to
-    blame first; among the rest, whoever made the fewest calls comes first."""
+    """The order of missing ranks: first whoever made the fewest calls and has seen none fail."""
     member = find_member(group, rank)
     if member is None:
         return False, 0

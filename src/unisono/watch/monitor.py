@@ -236,7 +236,10 @@ class Monitor:
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
             if report is not None and self._waits_still(key):
-                if self._keep(report, key) and self._speaks(view, still[0], report):
+                others = waits(groups, me) if report.kind == "cycle" else []
+                is_told = any(_key(other) in self._awaited for other in others)
+                is_new = self._keep(report, key) and not is_told
+                if is_new and self._speaks(view, still[0], report):
                     _logger.warning("unisono.watch: %s", report)
                     self._awaited[key] = still[0]
                 if diagnose.is_certain(report, view.where):

@@ -36,6 +36,7 @@ class Slowness:
         self.places: Counter[str] = Counter()  # where it was seen
         self._seen = 0
         self._until_s = 0.0
+        self._came_s = 0.0  # the last rank to the last call: others may have begun the next before
         self._calls = 0
         self._steps: set[int] = set()
         self._lates: Counter[int] = Counter()
@@ -52,8 +53,9 @@ class Slowness:
             if number <= self._seen or len(records) < group.size or None in ends:
                 continue
             arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
-            gap_s, last = arrivals[-1][0] - arrivals[-2][0], arrivals[-1][1]
-            gap_s -= _received_s(find_member(group, last), self._until_s, arrivals[-1][0])
+            gap_s = arrivals[-1][0] - max(arrivals[-2][0], self._came_s)
+            self._came_s, last = arrivals[-1]
+            gap_s -= _received_s(find_member(group, last), self._until_s, self._came_s)
             end_s = max(end for end in ends if end is not None)
             self.seen_s += end_s - max(self._until_s, arrivals[0][0])
             self._seen, self._until_s = number, end_s

@@ -118,23 +118,12 @@ class Trace:
     def is_ours(self) -> bool:
         """Whether this process writes it: it has the lowest rank in all groups that it follows, or
         all lower ones have ended and did not."""
-        ranks = sorted(
-            {
-                (member.global_rank, member.pid)
-                for group in self._groups.values()
-                for member in group.ranks
-            }
-        )
+        ranks = sorted({(m.global_rank, m.pid) for g in self._groups.values() for m in g.ranks})
         if not ranks or ranks[0][1] == os.getpid():
             return True
-        living = (pid for _, pid in ranks if not state_of(pid).has_ended)
-        return next(living, 0) == os.getpid() and not self._is_written()
-
-    def _is_written(self) -> bool:
-        try:
-            return self.path.stat().st_mtime > self._begin_unix_s
-        except OSError:
-            return False
+        lowest = next((pid for _, pid in ranks if not state_of(pid).has_ended), 0)
+        is_written = self.path.exists() and self.path.stat().st_mtime > self._begin_unix_s
+        return lowest == os.getpid() and not is_written
 
     def peers(self) -> list[int]:
         """The processes of the other ranks of the followed groups."""
@@ -206,10 +195,6 @@ class Trace:
                 self.path.name,
                 lost,
             )
-
-    def describe_failure(self, error: OSError) -> str:
-        """That `write` failed."""
-        return f"the trace {self.path} could not be written: {error.strerror}"
 
     def _events(self) -> Iterable[dict[str, Any]]:
         tids: dict[Segment, int] = {}  # the row of each group

@@ -84,7 +84,8 @@ class Tracing:
             try:
                 trace.write(missing)
             except OSError as error:
-                _logger.warning("unisono: %s", trace.describe_failure(error))
+                why = trace.path, error.strerror
+                _logger.warning("unisono: the trace %s could not be written: %s", *why)
             if missing:
                 _logger.warning("unisono: the trace does not include %s", " and ".join(missing))
         else:
