@@ -61,7 +61,7 @@ def test_the_last_stage_of_a_pipeline_is_not_slow() -> None:
 
 
 def test_top_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unisono.watch.top._where_now", loading)
+    monkeypatch.setattr("unisono.watch.top._where", loading)
     done = late(CALLS, 0.3)
     done = group(*[[*member.records[:30]] for member in done.ranks])  # no rank waits now
     report = Verdicts().of([done])
