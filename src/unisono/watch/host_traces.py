@@ -73,9 +73,12 @@ class HostTraces:
             for member in group.ranks
             for begin in range(0, max(1, len(member.records)), _AT_ONCE)
         ]
-        messages = [{"serial": self.serial, "part": part, "group": asdict(p)} for p in pieces]
-        messages.append({"serial": self.serial, "part": part, "group": None})
-        return all(links.questions.ask([writer], TOPIC, told, _ACCEPT_S) for told in messages)
+        for group in [*pieces, None]:
+            told = asdict(group) if group is not None else None
+            message = {"serial": self.serial, "part": part, "group": told}
+            if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):
+                return False
+        return True
 
     def parts(self) -> tuple[list[TracePart], list[str]]:
         """What the other hosts have sent, and the names of those that did not send in time."""
