@@ -550,7 +550,7 @@ def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WritePr
 def test_a_process_that_holds_the_gil_writes_the_stack_of_its_main_thread_alone(
     program: WriteProgram,
 ) -> None:
-    """Its other threads may run by then, and their stacks cannot be read while they do."""
+    """Reading the stacks of other threads while they run can crash the process."""
     script = program("""
         import ctypes, os, threading
         from unisono import watch

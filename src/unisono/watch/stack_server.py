@@ -136,7 +136,7 @@ def _reserve(number: int, descriptor: int) -> int:
             number,
         )
         return 0
-    # Other threads may be running Python: to read their frames meanwhile crashes the process.
+    # Reading the frames of other threads while they run Python can crash the process.
     faulthandler.register(number, descriptor, all_threads=False)
     return number
 
