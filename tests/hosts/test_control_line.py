@@ -209,7 +209,7 @@ def test_a_cut_cable_shows_on_both_sides(fresh_pool: RankPool, make_network: Any
         assert sorted(host for host, _, _ in losses) == ([0, 2] if rank == 1 else [1])
         for _, why, took_s in losses:
             assert why.startswith("no longer answers (")
-            assert took_s < 5.5
+            assert took_s < 5 + 1.5  # for a busy machine
 
 
 def leave_in_turn(rank: int, size: int, path: str) -> Any:
@@ -303,7 +303,7 @@ def disagree(rank: int, size: int, path: str) -> str:
     before = held_resources()[1]
     talker = Talker(rank, size, path, LOCAL, secret=bytes([rank]) * 32)
     error = raised(RendezvousError, talker.connect, 1.0)
-    assert eventually(lambda: held_resources()[1] == before, 20)
+    assert eventually(lambda: held_resources()[1] <= before, 20)
     return str(error)
 
 

@@ -107,11 +107,14 @@ def test_the_death_of_who_others_depend_on(
 
 
 def be_stopped(
-    rank: int, size: int, path: str, where: Places, stopped: int, pids: list[int]
+    rank: int, size: int, path: str, where: Places, stopped: int, pids: list[int], answer_s: float
 ) -> Any:
     """A rank is stopped in the middle of a call on 64 MiB; once all others know, it continues and
-    learns of it, too."""
-    with second_world(rank, where, timeout_s=3.0):
+    learns of it, too. Processes take so long to say who is stopped on their host."""
+    with second_world(rank, where, timeout_s=3.0) as comm:
+        at_once = comm.transport.links.questions._at_once
+        tell = at_once["stopped"]
+        at_once["stopped"] = lambda ranks: (time.sleep(answer_s), tell(ranks))[1]
         await_all(path, rank, size)
         if rank == stopped:
 
@@ -130,26 +133,27 @@ def be_stopped(
     return *story, moment(path, "fault")
 
 
-@pytest.mark.parametrize("stopped", [1, 2])
+@pytest.mark.parametrize(("stopped", "answer_s"), [(1, 0.0), (2, 0.0), (2, 1.0)])
 def test_a_rank_that_is_stopped_while_data_moves(
-    fresh_pool: RankPool, make_network: MakeNetwork, stopped: int
+    fresh_pool: RankPool, make_network: MakeNetwork, stopped: int, answer_s: float
 ) -> None:
     with make_network(2, GIGABIT) as made:
         where = places(made, (0, 0, 1, 1))
         pids = fresh_pool.pids(4)
-        outcomes = fresh_pool.outcomes(be_stopped, 4, where, stopped, pids, connected=False)
+        given = where, stopped, pids, answer_s
+        outcomes = fresh_pool.outcomes(be_stopped, 4, *given, connected=False)
     for rank, outcome in enumerate(outcomes):
         assert outcome.error is None, outcome.error
         kind, text, came, stopped_at = outcome.value
         assert kind == "CollectiveTimeout", text
         if rank != stopped:
-            first, second, *more = text.splitlines()
-            assert not more, text
+            assert len(text.splitlines()) == 2, text
+            first, second = text.splitlines()
             late = f"rank {stopped} (stopped moving data|never arrived; .*)$"  # if between calls
             assert re.search(late, first), text
             host = where.host(stopped).name
             assert re.match(rf"  rank {stopped} \(pid \d+ on {host}\) is stopped", second), text
-            assert 2.0 < came - stopped_at < 7.0
+            assert 2.0 < came - stopped_at < 7.0 + 3 * answer_s
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------

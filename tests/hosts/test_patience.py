@@ -30,8 +30,8 @@ def lie_down(
     outage_s: float,
     speaks_s: float | None,
 ) -> Any:
-    """Cut the line between two ranks; returns which rank learned what, and how long after the cut.
-    A message is sent this long after it, if at all."""
+    """Cut the line between two ranks; returns which rank learned what, and how long after the cut
+    began, and was done, which takes a moment. A message is sent this long after it, if at all."""
     hosts[rank].enter()
     if patience_s is not None:
         os.environ["UNISONO_LINK_PATIENCE_S"] = str(patience_s)
@@ -41,9 +41,10 @@ def lie_down(
     talker.receive()
     if rank == 0:
         time.sleep(0.7)  # some time after the kernels' last probe
+        begun = time.monotonic()
         hosts[1].cut()
-        talker.store.set("cut", str(time.monotonic()))
-    cut = float(talker.store.get("cut"))
+        talker.store.set("cut", f"{begun} {time.monotonic()}")
+    begun, cut = map(float, talker.store.get("cut").split())
     if speaks_s is not None:
         time.sleep(max(0.0, cut + speaks_s - time.monotonic()))
         talker.send_all(lines, {"said": "meanwhile"})
@@ -52,7 +53,7 @@ def lie_down(
         hosts[1].mend()
     try:
         peer, why, lost = talker.losses.get(timeout=LONG_S if not outage_s else outage_s + 4.0)
-        return peer, why, lost - cut
+        return peer, why, lost - begun, lost - cut
     except queue.Empty:
         if speaks_s is not None:
             assert talker.receive() == (1 - rank, {"said": "meanwhile"})
@@ -90,10 +91,12 @@ def test_one_that_stays_down_is_lost_when_patience_ends(
     with make_network(2) as made:
         heard = fresh_pool.run(lie_down, 2, made.hosts, patience_s, 0.0, speaks_s, connected=False)
     patience = patience_s or 4
-    for rank, (peer, why, took_s) in enumerate(heard):
+    for rank, (peer, why, at_most_s, at_least_s) in enumerate(heard):
         assert peer == 1 - rank
         assert why.startswith("no longer answers (")
-        assert patience - 0.5 < took_s < patience + 1.3
+        # A second later by design; the rest is for a busy machine, and 1 s stays below the usual 4.
+        assert patience - 0.5 < at_most_s
+        assert at_least_s < patience + 2.5
 
 
 @pytest.mark.slow

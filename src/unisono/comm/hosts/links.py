@@ -39,6 +39,9 @@ _STORE_S = 5.0
 _END_S = 1.0
 _DRAW_S = 1.0
 """How long a new line to a rank may take."""
+_BUSY_S = 2.0
+"""How long a line to another rank, or an answer, may take where the first rank that was asked is
+silent: it may be stopped, or its host busy."""
 
 all_links: weakref.WeakSet[Links] = weakref.WeakSet()
 """Those of this process, one for each world over hosts that it belongs to."""
@@ -269,19 +272,24 @@ class Links:
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
         draw_s: float = _DRAW_S,
+        again_s: float = 0.0,
     ) -> dict[int, tuple[int, Any]]:
         """By host: which of its global ranks has answered, and what. If one does not answer in
-        time, another rank of its host is asked, once; a host without an answer is left out.
-        `meanwhile` is called periodically; a new line may take `draw_s`."""
+        time, another rank of its host is asked, once, and with `again_s` also the same one, for
+        that long; a host without an answer is left out. `meanwhile` is called periodically; a new
+        line may take `draw_s`."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
-        for _ in range(2):
+        for limit_s in (timeout_s, max(timeout_s, again_s)):
             others = set(range(self.hosts.count)) - {self.hosts.mine, *found}
             asked = self._spokesmen(others, tried, draw_s)
+            if again_s:
+                silent = {rank: self.hosts.host_of(rank) for rank in tried}
+                asked |= {rank: host for rank, host in silent.items() if host in others}
             tried |= set(asked)
             if not asked:
                 break
-            told = self.questions.ask(asked, topic, about, timeout_s, meanwhile)
+            told = self.questions.ask(asked, topic, about, limit_s, meanwhile, asked)
             for peer, answer in told.items():
                 if answer is not None:
                     found[asked[peer]] = peer, answer
@@ -335,7 +343,7 @@ class Links:
         """Which of these global ranks on other hosts are stopped, according to their hosts."""
         if not ranks:
             return []
-        answers = self.ask_hosts("stopped", list(ranks), timeout_s)
+        answers = self.ask_hosts("stopped", list(ranks), timeout_s, draw_s=_BUSY_S, again_s=_BUSY_S)
         return [int(rank) for _, answer in answers.values() for rank in answer]
 
     def _tell_stopped(self, ranks: list[int]) -> list[int]:
