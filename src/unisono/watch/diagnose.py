@@ -31,6 +31,7 @@ from unisono.watch.calls import (
     calls_of,
     describe_call,
     find_member,
+    last_call_number,
     last_finished,
     line_of,
     newest_calls,
@@ -72,6 +73,8 @@ _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
+_MEETINGS = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
+"""No rank finishes one of these before all ranks have begun it."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -435,8 +438,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         member.rank for member in ranks if member.rank in missing and member.where() == odd.where()
     ]
     are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
-    verb = "never reached" if are_known else "never finished"
-    verb = verb if record.tag is None else "never posted the match for"
+    verb = "never reached" if record.tag is None else "never posted the match for"
+    verb = verb if are_known else "never finished"
     whose = f"rank {last.member.rank}'s " if record.tag is not None else ""
     on = _on_host(group, who)
     verdict = f"{name_ranks(who)}{on} {verb} {whose}{_with_line(last, at)}"
@@ -445,6 +448,14 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verdict += f": {it} {where}"
     if odd.state and are_known:
         verdict += f" after {odd.last or '0 calls'}"
+    trails = {
+        member.rank: _trail(group, member)
+        for member in group.ranks
+        if not (ask_once(member.process).is_described or " at " in member.reason)
+    }
+    trail, line = trails.get(odd.rank, ("", ""))
+    verdict += trail if len(who) == 1 else ""
+    ranks = [replace(rank, state=rank.state + trails.get(rank.rank, ("",))[0]) for rank in ranks]
     details = [
         f"rank {rank.rank}'s {note}"
         for rank in ranks
@@ -462,11 +473,33 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         who,
         details,
         tuple(ranks),
-        site=line_of(odd.place) or line_of(odd.last.partition("(")[2].rstrip(")")),
+        site=line_of(odd.place) or line or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=time.monotonic() - path[0].record.arrived_s,
     )
     waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
     return _shifted(group, replace(found, details=(*waiting, *found.details)))
+
+
+def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
+    """How far a rank had come that no process can describe, and that line: its newest call when its
+    host was last heard, or a later call that another rank could not have finished without it."""
+    met = [
+        (record.call, other.rank, record)
+        for other in group.ranks
+        for record in other.records
+        if record.call and record.operation in _MEETINGS and record.status == "OK"
+        if record.state == "finished" and (record.bytes or record.operation == "barrier")
+    ]
+    call, rank, last = max(met, key=lambda found: found[0], default=(0, 0, None))
+    said, on = "; it had reached", f" on rank {rank}"
+    if member.records and call <= last_call_number(member):
+        last, on = member.records[-1], ""
+        how = "in" if last.state in IN_FLIGHT else "after"
+        said = f"; last seen {time.monotonic() - member.heard_s:.0f} s ago, {how}"
+    if last is None:
+        return "", ""
+    line = line_of(last.site)
+    return f"{said} {call_name(last)}" + (f" ({line}{on})" if line else ""), line
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -554,10 +587,11 @@ def describe_rank(
     member: RankRecords, where: Whereabouts, arrived: bool, call: str = ""
 ) -> RankReport:
     """A rank, its line, and its call."""
+    _, at, line = member.reason.rpartition(" at ")
     return replace(
         _named(member, arrived),
         state=member.reason or where.state,
-        place=member.reason.rpartition(" at ")[2] or where.location,
+        place=line if at else where.location,
         doing=where.doing,
         call=call,
         last=_last_of(member),
@@ -580,9 +614,9 @@ def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
 
 
 def _last_of(member: RankRecords) -> str:
-    """The newest call that a rank has finished."""
+    """The newest call that a rank has finished, if that is known."""
     last = last_finished(member)
-    if last is None:
+    if last is None or member.heard_s:
         return ""
     return call_name(last) + (f" ({line_of(last.site)})" if last.site else "")
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.comm.engine import native
 from unisono.comm.hosts.identity import find_hosts
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import place
@@ -30,6 +31,7 @@ class HostPart:
         self.name, self.placement = name, place(members, links.hosts, links.me)
         self.key = links.next_key(f"watch {name} of {members}")
         links.add(self)
+        native.hold_aborts(True)  # the watching thread lets them go
 
     @classmethod
     def open(

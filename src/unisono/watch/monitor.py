@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from unisono.comm.engine import native
 from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
@@ -105,6 +106,7 @@ class Monitor:
     def stop(self) -> None:
         """End the thread, and the trace."""
         self.tracing.end()
+        native.hold_aborts(False)
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_S)
@@ -196,6 +198,9 @@ class Monitor:
     def _tick(self) -> float:
         """Do what is due; returns how long to sleep."""
         self._stack_server.answer_if_asked()
+        if native.is_aborting():
+            self.look_for_differences()
+            native.hold_aborts(False)
         busy = self._retire()
         busy |= self.tracing.collect()
         if time.monotonic() >= self._look_again_s:
