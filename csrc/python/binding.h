@@ -162,7 +162,6 @@ PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t c
 
 /* aborts.c */
 PyObject *module_hold_aborts(PyObject *module, PyObject *wanted);
-PyObject *module_is_aborting(PyObject *module, PyObject *ignored);
 
 /* networks.c */
 PyObject *module_load_ucx(PyObject *module, PyObject *path);

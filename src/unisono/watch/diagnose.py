@@ -73,8 +73,8 @@ _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
-_MEETINGS = ("barrier", "all_reduce", "all_gather", "reduce_scatter")
-"""No rank finishes one of these before all ranks have begun it."""
+_MEETINGS = ("all_reduce", "all_gather", "reduce_scatter")
+"""No rank finishes one of these, or a barrier, before all ranks have begun it, if it has data."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -481,25 +481,25 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
 
 
 def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
-    """How far a rank had come that no process can describe, and that line: its newest call when its
-    host was last heard, or a later call that another rank could not have finished without it."""
-    met = [
-        (record.call, other.rank, record)
-        for other in group.ranks
-        for record in other.records
-        if record.call and record.operation in _MEETINGS and record.status == "OK"
-        if record.state == "finished" and (record.bytes or record.operation == "barrier")
-    ]
-    call, rank, last = max(met, key=lambda found: found[0], default=(0, 0, None))
-    said, on = "; it had reached", f" on rank {rank}"
-    if member.records and call <= last_call_number(member):
-        last, on = member.records[-1], ""
-        how = "in" if last.state in IN_FLIGHT else "after"
-        said = f"; last seen {time.monotonic() - member.heard_s:.0f} s ago, {how}"
+    """How far a rank had come that no process can describe, and on which line: its newest call when
+    its host last told, or a later one that another rank could not have finished without it."""
+    last, how, on, known, until_s = None, "it had reached", "", 0, 0.0
+    for number, records in by_number(group).items():
+        for rank, record in records.items():
+            needs_all = record.operation == "barrier" or (
+                record.bytes and record.operation in _MEETINGS
+            )
+            if needs_all and (record.state, record.status) == ("finished", "OK"):
+                last, on, known, until_s = record, f" on rank {rank}", number, record.ended_s or 0.0
+    for seen in member.records[-1:]:
+        if last_call_number(member) >= known or seen.arrived_s > until_s:
+            last, on = seen, ""
+            ago_s = time.monotonic() - member.heard_s
+            how = f"last seen {ago_s:.0f} s ago, {'in' if seen.state in IN_FLIGHT else 'after'}"
     if last is None:
         return "", ""
     line = line_of(last.site)
-    return f"{said} {call_name(last)}" + (f" ({line}{on})" if line else ""), line
+    return f"; {how} {_with_line(call_name(last), line and line + on)}", line
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -543,8 +543,8 @@ def _on_host(group: GroupRecords, ranks: Sequence[int]) -> str:
     return f" on {hosts.pop()}" if several and len(hosts) == 1 else ""
 
 
-def _with_line(wait: Wait, line: str) -> str:
-    return f"{wait} ({line})" if line else str(wait)
+def _with_line(call: Wait | str, line: str) -> str:
+    return f"{call} ({line})" if line else str(call)
 
 
 def _at(wait: Wait, ask_once: Ask) -> str:
@@ -618,7 +618,7 @@ def _last_of(member: RankRecords) -> str:
     last = last_finished(member)
     if last is None or member.heard_s:
         return ""
-    return call_name(last) + (f" ({line_of(last.site)})" if last.site else "")
+    return _with_line(call_name(last), line_of(last.site))
 
 
 def _elsewhere(member: RankRecords) -> str:

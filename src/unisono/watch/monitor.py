@@ -198,7 +198,7 @@ class Monitor:
     def _tick(self) -> float:
         """Do what is due; returns how long to sleep."""
         self._stack_server.answer_if_asked()
-        if native.is_aborting():
+        if native.hold_aborts(None):
             self.look_for_differences()
             native.hold_aborts(False)
         busy = self._retire()
