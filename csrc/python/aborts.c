@@ -6,7 +6,7 @@
 
 #include "binding.h"
 
-enum { MOMENT_NS = 5000000, MOST_MOMENTS = 300 };
+enum { MOMENT_NS = 5000000, MOST_MOMENTS = 400 };
 
 static struct sigaction usual;
 static atomic_int holder; /* the process whose aborts are held, not a forked child; 0: none */

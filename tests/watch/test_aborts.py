@@ -26,7 +26,7 @@ threading.Thread(target=tell, daemon=True).start()
 """
 ABORTS = {
     "another thread runs": ("ctypes.CDLL(None).abort()", "told\n", 0.0, 1.2),
-    "no other thread runs": ("ctypes.PyDLL(None).abort()", "", 1.5, 4.0),
+    "no other thread runs": ("ctypes.PyDLL(None).abort()", "", 2.0, 5.0),
     "let go": ("native.hold_aborts(False); ctypes.PyDLL(None).abort()", "", 0.0, 1.2),
     "a forked child": (
         "child = os.fork() or ctypes.PyDLL(None).abort()\n"

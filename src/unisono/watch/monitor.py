@@ -261,12 +261,12 @@ class Monitor:
                 _logger.warning("unisono.watch: %s", report)
 
     def _look_over_hosts(self, at_the_end: bool = False) -> bool:
-        """In a job over few hosts, let the lowest rank see whole groups over hosts; returns whether
-        others have not reached its last calls yet."""
+        """In a job over few hosts, let the lowest rank, or one that is aborted, see whole groups
+        over hosts; returns whether others have not reached its last calls yet."""
         links = open_links()
         is_due = at_the_end or time.monotonic() >= self._over_hosts_again_s
         are_few = bool(links) and links[0].hosts.count <= EAGER_HOSTS
-        if not (is_due and are_few and links[0].is_lowest()):
+        if not (is_due and are_few and (links[0].is_lowest() or native.hold_aborts(None))):
             return False
         slow = [known for known in self._slowness.values() if known.host not in ("", own_host())]
         pause_s = min(_OVER_HOSTS_S, self.settings.hang_s / _LOOKS)

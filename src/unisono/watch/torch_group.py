@@ -33,7 +33,7 @@ hide_files(os.path.dirname(torch.__file__))
 
 _REDUCTIONS = {hash: number for number, hash in enumerate(reductions_by_hash())}
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
-_OVER = int(Status.NOT_YET)  # for records: it has finished or failed, and nobody has asked which
+_OVER = int(Status.NOT_YET)  # in records: finished, or failed; torch warns if asked which
 _LONE_REFERENCES = 2  # of a work that only we keep: our list's and getrefcount's own
 _ABANDONED_S = 1.0
 _ELSEWHERE = 0x7FFF  # not a rank of a ledger
