@@ -109,7 +109,8 @@ void record_end(un_group *g, uint64_t number, un_status status) {
     record *r = record_at(g, number);
     if (!is_there(r, number)) return;
     write_word(&r->ended, ticks());
-    change_state(r, status ? FAILED | (uint32_t)status << 16 : FINISHED);
+    bool failed = status && status != UN_NOT_YET;
+    change_state(r, (failed ? FAILED : FINISHED) | (uint32_t)status << 16);
 }
 
 /* -- calls of other libraries ------------------------------------------------------------------ */

@@ -459,7 +459,7 @@ bool un_schedule_read(un_compiled_schedule *schedule, const int64_t *integers, s
                       int rank, int ranks);
 
 /* A call that another library performs: open its record, with its number (a message: its tag),
- * and close it when the call has ended. */
+ * and close it when the call has ended (UN_NOT_YET: it may have failed). */
 uint64_t un_record_open(un_group *group, const un_call *call, uint64_t bytes, uint64_t number);
 void un_record_end(un_group *group, uint64_t record, un_status status);
 

@@ -459,6 +459,7 @@ static PyMethodDef module_methods[] = {
     {"count_step", count_step, METH_NOARGS, NULL},
     {"compare_shapes", module_compare_shapes, METH_O, NULL},
     {"keep_sites", module_keep_sites, METH_O, NULL},
+    {"hold_aborts", module_hold_aborts, METH_O, NULL},
     {"records_layout", records_layout, METH_O, NULL},
     {"create_segment", create_segment, METH_VARARGS, NULL},
     {"create_block", module_create_block, METH_O, NULL},

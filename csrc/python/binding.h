@@ -1,6 +1,7 @@
 /* What the files of the Python module share: the Group, and how a call leaves Python.
  *
  * binding             the module and its Group
+ * aborts              a moment for last words before abort() ends the process
  * layouts, tensors    where elements lie; from tensors to streams
  * torch_tensors       what only torch knows about a tensor
  * overlaps            tensors that share memory
@@ -158,6 +159,9 @@ PyObject *group_record_given(PyObject *object, PyObject *const *arguments, Py_ss
 PyObject *group_record_cover(PyObject *object, PyObject *whether);
 PyObject *group_record_end(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
 PyObject *group_check(PyObject *object, PyObject *const *arguments, Py_ssize_t count);
+
+/* aborts.c */
+PyObject *module_hold_aborts(PyObject *module, PyObject *wanted);
 
 /* networks.c */
 PyObject *module_load_ucx(PyObject *module, PyObject *path);

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from host_jobs import Places, await_all, moment, places, set_moment, world
-from namespaces import MakeNetwork, Network, start_ranks, start_torchrun
+from namespaces import HostProcess, MakeNetwork, Network, start_ranks, start_torchrun
 
 from faults.corpus import corpus, right
 from faults.runner import Outcome
@@ -26,7 +26,7 @@ from unisono.comm.communicator import Communicator
 from unisono.errors import GroupError
 from unisono.watch import top
 from unisono.watch.report import Report, from_text
-from user_programs import WriteProgram, plain_environment
+from user_programs import WriteProgram, eventually, plain_environment
 
 
 class Verdicts(logging.Handler):
@@ -170,6 +170,8 @@ PROGRAMS = {
     "exception_on_one_rank": "four_hosts",  # a rank that leaves says why
     "helper_called_twice": "four_hosts",  # ... and what it called
     "op_mismatch": "four_hosts",  # the job ends before the next periodic comparison
+    "killed": "four_hosts",  # what the others finished shows how far it had come
+    "padded_to_another_length": "hosts",  # gloo aborts the rank that is not at fault
     "new_group_of_other_members": "hosts",
     "all_to_all_splits": "hosts",
 }
@@ -185,6 +187,75 @@ def test_verdicts_on_ranks_that_leave(name: str) -> None:
     assert right(fault, Outcome(tuple(result["said"]), result["ended"])), result["said"]
     if name == "all_to_all_splits":
         assert "rank 1 differs from the others" in "".join(result["said"])
+
+
+LOST = """
+    import os, signal, sys, time
+    import torch, torch.distributed as dist
+    from unisono.watch.job_view import open_links
+    how, rank = sys.argv[1], int(os.environ["RANK"])
+    for world in range(2 if how == "remade" else 1):
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], 29400 + world, 2, rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        dist.barrier()
+        if world == 1:
+            break
+        for number in range(3):
+            dist.recv(torch.ones(3), 0) if rank else dist.send(torch.ones(3), 1)
+        time.sleep(1.5)
+        if how == "remade":
+            dist.destroy_process_group()
+    if how == "async" and rank == 0:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
+    try:
+        while open_links()[0].may_answer(1) and how != "stopped":
+            time.sleep(0.05)
+        time.sleep(2)
+        dist.recv(torch.ones(3), 1) if how == "stopped" else dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        print("unisono.watch:", str(error.report).splitlines()[0])
+    """
+RECEIVED = r"after recv from rank 0 \(tag 0\) \(program.py:13\)"
+SEEN = {
+    "killed": r"all_reduce #2 of group world \(program.py:25\): it has ended; "
+    rf"last seen [2-5] s ago, {RECEIVED}",
+    "stopped": r"rank 0's recv from rank 1 \(tag 0\) of group world \(program.py:25\): "
+    rf"it is on host1, which is silent; last seen \d+ s ago, {RECEIVED}",
+    "remade": r"all_reduce #2 of group world \(program.py:25\): it has ended; "
+    r"it had reached barrier #1 \(program.py:9 on rank 0\)",
+    "async": r"all_reduce #3 of group world \(program.py:25\): it has ended; "
+    rf"last seen [2-5] s ago, {RECEIVED}",
+}
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_a_rank_that_is_alone_on_its_host_and_says_nothing_more(
+    two_hosts: Network, program: WriteProgram, tmp_path: Path, how: str
+) -> None:
+    environment = plain_environment() | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "UNISONO_WATCH": "1",
+        "UNISONO_WATCH_HANG_S": "2",
+    }
+    command = [sys.executable, str(program(LOST).path), how]
+    ranks = start_ranks(two_hosts.hosts, (0, 1), command, tmp_path, environment)
+    try:
+        said = eventually_said(ranks[0], "unisono.watch: ")
+    finally:
+        for rank in ranks:
+            rank.send_signal(signal.SIGKILL)
+            rank.process.kill()  # it stops with its child
+            rank.wait()
+    assert re.match(f"rank 1 on host1 never finished {SEEN[how]}", said), ranks[0].text()
+
+
+def eventually_said(rank: HostProcess, mark: str) -> str:
+    """The first line with this mark, from there on."""
+    assert eventually(lambda: mark in rank.text() or rank.process.poll() is not None, 60)
+    return rank.text().partition(mark)[2].partition("\n")[0]
 
 
 LEAVING = """

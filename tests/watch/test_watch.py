@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -246,6 +247,60 @@ def test_a_rank_that_was_killed_in_a_message_is_shown_there() -> None:
         "in recv from rank 0 (tag 0) (train.py:2)"
     )
     assert report.site == "train.py:2"
+
+
+@pytest.mark.parametrize(
+    ("finished", "heard", "expected"),
+    [
+        ({}, [record(1)], "; it had reached all_reduce #3 (train.py:3 on rank 0)"),
+        ({}, [], "; it had reached all_reduce #3 (train.py:3 on rank 0)"),
+        ({}, [record(3, "waiting")], "; last seen 7 s ago, in all_reduce #3 (train.py:3)"),
+        ({}, [record(3)], "; last seen 7 s ago, after all_reduce #3 (train.py:3)"),
+        ({}, [record(9, call=None)], "; last seen 7 s ago, after all_reduce (train.py:9)"),
+        # calls that end without all ranks, or of which nobody knows how they ended, prove nothing
+        ({"operation": "broadcast"}, [], ""),
+        ({"operation": "all_to_all"}, [], ""),
+        ({"bytes": 0}, [], ""),
+        ({"status": "NOT_YET"}, [], ""),
+        (
+            {"status": "NOT_YET"},
+            [record(1)],
+            "; last seen 7 s ago, after all_reduce #1 (train.py:1)",
+        ),
+    ],
+)
+def test_how_far_a_rank_had_come_that_nobody_can_describe(
+    finished: dict[str, object], heard: list[Record], expected: str
+) -> None:
+    stuck = group([record(3, **finished), record(4, "waiting")], heard)
+    gone = replace(stuck.ranks[1], heard_s=time.monotonic() - 7 if heard else 0.0)
+    stuck = replace(stuck, ranks=(stuck.ranks[0], gone))
+    states = {101: Whereabouts(state="has ended", is_described=False)}
+    report = hang([stuck], waits([stuck], 100)[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    never = "rank 1 never finished all_reduce #4 of group dp (train.py:4)"
+    assert report.verdict == f"{never}: it has ended{expected}"
+    assert (report.kind, report.culprits) == ("lost", (1,))
+    assert report.site == "".join(re.findall(r"train.py:\d", expected))
+    assert f"rank 1 (pid 101) has ended{expected}" in str(report)
+    assert "the last call that it finished" not in str(report)
+
+
+def test_a_message_that_was_begun_when_last_heard_matches_nothing() -> None:
+    message: dict[str, Any] = {"call": None, "tag": 0}
+    sends = record(2, "waiting", operation="send", peer=1, **message)
+    receives = record(2, "waiting", operation="recv", peer=0, **message)
+    stuck = group([record(1), sends], [record(1), receives])
+    assert waits([stuck], 100)[0].missing() == []
+    gone = replace(stuck.ranks[1], heard_s=time.monotonic() - 7)
+    stuck = replace(stuck, ranks=(stuck.ranks[0], gone))
+    states = {101: Whereabouts(state="has ended", is_described=False)}
+    report = hang([stuck], waits([stuck], 100)[0], where(states))  # type: ignore[arg-type]
+    assert report is not None
+    assert report.verdict == (
+        "rank 1 never finished rank 0's send to rank 1 (tag 0) of group dp (train.py:2): it has "
+        "ended; last seen 7 s ago, in recv from rank 0 (tag 0) (train.py:2)"
+    )
 
 
 def test_whoever_waits_for_nobody_is_to_blame() -> None:

@@ -122,6 +122,7 @@ class Wait:
         kind = "recv" if self.record.operation == "send" else "send"
         return other is not None and any(
             there.operation == kind
+            and not other.heard_s
             and there.state in IN_FLIGHT
             and there.peer in (self.member.rank, None)
             and there.tag == self.record.tag

@@ -9,6 +9,7 @@ waits for, and those that they wait for, until a rank is found that waits for no
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,8 @@ _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
+_MEETINGS = ("all_reduce", "all_gather", "reduce_scatter")
+"""No rank finishes one of these, or a barrier, before all ranks have begun it, if it has data."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -406,7 +409,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
     verb = "never reached" if are_known else "never finished"
     if record.tag is not None:
-        verb = f"never posted the match for rank {last.member.rank}'s"
+        match = "never posted the match for" if are_known else verb
+        verb = f"{match} rank {last.member.rank}'s"
     it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
     call = _with_line(last, _at(last, ask_once))
     verdict = f"{name_ranks(who)}{_on_host(group, who)} {verb} {call}: {it}"
@@ -414,8 +418,16 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         verdict += f" after {odd.last or '0 calls'}"
     newest = (find_member(group, odd.rank) or last.member).records[-1:]
     cut = [call for call in newest if "killed" in odd.state and call.state in IN_FLIGHT]
-    if cut:
+    if cut and are_known:
         verdict += f", in {call_name(cut[0])} ({line_of(cut[0].site)})"
+    trails = {
+        member.rank: _trail(group, member)
+        for member in group.ranks
+        if not (ask_once(member.process).is_described or " at " in member.reason)
+    }
+    trail, line = trails.get(odd.rank, ("", ""))
+    verdict += trail if len(who) == 1 else ""
+    ranks = [replace(rank, state=rank.state + trails.get(rank.rank, ("",))[0]) for rank in ranks]
     details = [
         f"rank {rank.rank}'s {note}"
         for rank in ranks
@@ -429,12 +441,35 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     waiting = [f"rank {step.member.global_rank} waits in {step}" for step in path[:-1]]
     found = replace(
         found,
-        site=line_of(cut[0].site if cut else odd.place)
+        site=line_of(cut[0].site if cut and are_known else odd.place)
+        or line
         or line_of(odd.last.partition("(")[2].rstrip(")")),
         waited_s=path[0].waited_s(),
         details=(*waiting, *found.details),
     )
     return _shifted(group, found)
+
+
+def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
+    """How far a rank had come that no process can describe, and on which line: its newest call when
+    its host last told, or a later one that another rank could not have finished without it."""
+    last, how, on, known, until_s = None, "it had reached", "", 0, 0.0
+    for number, records in by_number(group).items():
+        for rank, record in records.items():
+            needs_all = record.operation == "barrier" or (
+                record.bytes and record.operation in _MEETINGS
+            )
+            if needs_all and (record.state, record.status) == ("finished", "OK"):
+                last, on, known, until_s = record, f" on rank {rank}", number, record.ended_s or 0.0
+    for seen in member.records[-1:]:
+        if last_call_number(member) >= known or seen.arrived_s > until_s:
+            last, on = seen, ""
+            ago_s = time.monotonic() - member.heard_s
+            how = f"last seen {ago_s:.0f} s ago, {'in' if seen.state in IN_FLIGHT else 'after'}"
+    if last is None:
+        return "", ""
+    line = line_of(last.site)
+    return f"; {how} {_with_line(call_name(last), line and line + on)}", line
 
 
 def _stalled(wait: Wait, ask_once: Ask) -> Report | None:
@@ -473,8 +508,8 @@ def _at(wait: Wait, ask_once: Ask) -> str:
     return line_of(wait.record.site) or line_of(ask_once(wait.member.process).location)
 
 
-def _with_line(wait: Wait, line: str) -> str:
-    return f"{wait} ({line})" if line else str(wait)
+def _with_line(call: Wait | str, line: str) -> str:
+    return f"{call} ({line})" if line else str(call)
 
 
 def _title(member: RankRecords) -> str:
@@ -518,10 +553,11 @@ def describe_rank(
     member: RankRecords, where: Whereabouts, arrived: bool, call: str = ""
 ) -> RankReport:
     """A rank, its line, and its call."""
+    _, at, line = member.reason.rpartition(" at ")
     return replace(
         _named(member, arrived),
         state=member.reason or where.state,
-        place=member.reason.rpartition(" at ")[2] or where.location,
+        place=line if at else where.location,
         doing=where.doing,
         call=call,
         last=_last_of(member),
@@ -544,7 +580,8 @@ def _all_ranks(group: GroupRecords) -> tuple[RankReport, ...]:
 
 
 def _last_of(member: RankRecords) -> str:
-    """The newest call or message that a rank has finished."""
+    """The newest call or message that a rank has finished, if that is known."""
     over = [record for record in member.records if record.state == "finished"]
-    at = f" ({line_of(over[-1].site)})" if over and over[-1].site else ""
-    return call_name(over[-1]) + at if over else ""
+    if not over or member.heard_s:
+        return ""
+    return _with_line(call_name(over[-1]), line_of(over[-1].site))

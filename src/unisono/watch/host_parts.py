@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.comm.engine import native
 from unisono.comm.hosts.identity import find_hosts
-from unisono.comm.hosts.links import GroupMembers, Links
+from unisono.comm.hosts.links import GroupMembers, Links, Party
 from unisono.comm.hosts.placement import place
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.shared_memory.group_parts import Part, name_part
@@ -22,14 +23,16 @@ _CONNECT_S = 10.0
 """How long the first lines may take; if they fail, a later question tries again."""
 
 
-class HostPart:
-    """Of a group of these global ranks."""
+class HostPart(Party):
+    """Of a group of these global ranks. Readers of the job use the links; the records go with the
+    process."""
 
     def __init__(self, links: Links, name: str, members: Sequence[int]) -> None:
         self.links = links.share()
         self.name, self.placement = name, place(members, links.hosts, links.me)
         self.key = links.next_key(f"watch {name} of {members}")
         links.add(self)
+        native.hold_aborts(True)  # the watching thread lets them go
 
     @classmethod
     def open(
@@ -62,12 +65,3 @@ class HostPart:
 
     def describe(self) -> GroupMembers:
         return GroupMembers(self.name, f"{self.key:x}", self.placement.members)
-
-    def on_lost(self, peer: int, is_silent: bool) -> None:
-        """Readers of the job use the links."""
-
-    def on_left(self, peer: int) -> None:
-        """Likewise."""
-
-    def end(self) -> None:
-        """The records go with the process."""

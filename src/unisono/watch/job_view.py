@@ -150,8 +150,8 @@ def _with_absent(
             name, pid = hosts.names[host], hosts.pids[global_rank]
             said = "" if in_hurry else links.last_words_of(global_rank)
             seen = _last_seen.get((group.segment, rank))
-            records = () if seen is None else seen.records
-            absent.append(RankRecords(rank, global_rank, pid, records, said, host=name))
+            seen = seen or RankRecords(rank, global_rank, pid, ())
+            absent.append(replace(seen, reason=said, host=name))
             why = said or _why_absent(links, global_rank, answered)
             known[name, pid] = Whereabouts(state=why, is_described=False)
         everybody = sorted((*group.ranks, *absent), key=lambda member: member.rank)
@@ -170,7 +170,7 @@ def _hear(links: Links, peer: int, told: dict[str, Any]) -> list[GroupRecords]:
     for group in groups:
         for member in group.ranks if group.is_part else ():
             _last_seen.pop((group.segment, member.rank), None)
-            _last_seen[group.segment, member.rank] = member
+            _last_seen[group.segment, member.rank] = replace(member, heard_s=time.monotonic())
     for key in list(_last_seen)[:-_MOST_SEEN]:
         _last_seen.pop(key, None)
     return groups

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from unisono.comm.engine import native
 from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
@@ -105,6 +106,7 @@ class Monitor:
     def stop(self) -> None:
         """End the thread, and the trace."""
         self.tracing.end()
+        native.hold_aborts(False)
         self._stop.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_LEAVE_S)
@@ -196,6 +198,9 @@ class Monitor:
     def _tick(self) -> float:
         """Do what is due; returns how long to sleep."""
         self._stack_server.answer_if_asked()
+        if native.hold_aborts(None):
+            self.look_for_differences()
+            native.hold_aborts(False)
         busy = self._retire()
         busy |= self.tracing.collect()
         if time.monotonic() >= self._look_again_s:
@@ -261,12 +266,12 @@ class Monitor:
                     tell_launcher(report.to_text())
 
     def _look_over_hosts(self, at_the_end: bool = False) -> bool:
-        """In a job over few hosts, let the lowest rank see whole groups over hosts; returns whether
-        others have not reached its last calls yet."""
+        """In a job over few hosts, let the lowest rank, or one that is aborted, see whole groups
+        over hosts; returns whether others have not reached its last calls yet."""
         links = open_links()
         is_due = at_the_end or time.monotonic() >= self._over_hosts_again_s
         are_few = bool(links) and links[0].hosts.count <= EAGER_HOSTS
-        if not (is_due and are_few and links[0].is_lowest()):
+        if not (is_due and are_few and (links[0].is_lowest() or native.hold_aborts(None))):
             return False
         slow = [known for known in self._slowness.values() if known.host not in ("", own_host())]
         pause_s = min(_OVER_HOSTS_S, self.settings.hang_s / _LOOKS)

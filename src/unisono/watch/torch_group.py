@@ -33,6 +33,7 @@ hide_files(os.path.dirname(torch.__file__))
 
 _REDUCTIONS = {hash: number for number, hash in enumerate(reductions_by_hash())}
 _OK, _FAILED = int(Status.OK), int(Status.ABORTED)
+_OVER = int(Status.NOT_YET)  # in records: finished, or failed; torch warns if asked which
 _LONE_REFERENCES = 2  # of a work that only we keep: our list's and getrefcount's own
 _ABANDONED_S = 1.0
 _ELSEWHERE = 0x7FFF  # not a rank of a ledger
@@ -226,7 +227,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """The call has finished when the GPU is done; nccl returns no work for a blocking call. A
         call that is captured in a CUDA graph does not run now, and its end must not be queried."""
         if _captures and torch.cuda.is_current_stream_capturing():
-            self._end(record, _OK)
+            self._end(record, _OVER)
             return
         if work is None:
             stream, work = _current_stream(), self._mark
@@ -243,7 +244,7 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for _ in range(len(flying) if may else 0):
                 entry = flying.popleft()
                 if entry[1].is_completed() or (not queues and _is_abandoned(entry)):
-                    self._end(entry[0], _OK)
+                    self._end(entry[0], _OVER)
                 elif queues:  # a GPU runs them in order
                     flying.appendleft(entry)
                     break
@@ -342,7 +343,7 @@ def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:
                 if not entry[1].is_completed():
                     flying.appendleft(entry)
                     break
-                end(entry[0], _OK)
+                end(entry[0], _OVER)
         except IndexError:  # the watching thread has just taken the last one
             pass
         options: Any = given[-1] if given else named.get("opts")

@@ -38,7 +38,7 @@ class _Missing:
         return None
 
     find_clash = overlaps_itself = describe_shapes = _do_nothing
-    know_torch = keep_sites = compare_shapes = prepare_sites = _do_nothing
+    know_torch = keep_sites = compare_shapes = prepare_sites = hold_aborts = _do_nothing
 
 
 native: Any

@@ -61,6 +61,8 @@ class RankRecords:
     """Steps of moving data that it has finished, over all calls of a shared-memory group."""
     host: str = ""
     """The name of its host, in a group over several hosts, or if records of several were read."""
+    heard_s: float = 0.0
+    """When its host sent these records, by time.monotonic; 0.0: they are those of now."""
 
     @property
     def process(self) -> Process:
