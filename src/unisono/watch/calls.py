@@ -58,11 +58,9 @@ def with_creations(groups: Iterable[GroupRecords]) -> list[GroupRecords]:
         ]
         if any(made):
             segment = of_creations(group.segment)
-            found.append(
-                replace(group, backend=CREATIONS, ranks=_with(group, made), segment=segment)
-            )
+            found.append(replace(_with(group, made), backend=CREATIONS, segment=segment))
             rest = [tuple(c for c in member.records if not c.creation) for member in group.ranks]
-            group = replace(group, ranks=_with(group, rest))
+            group = _with(group, rest)
         found.append(group)
     return found
 
@@ -72,10 +70,9 @@ def of_creations(segment: tuple[int, int]) -> tuple[int, int]:
     return segment[0], -1 - segment[1]
 
 
-def _with(group: GroupRecords, records: Iterable[tuple[Record, ...]]) -> tuple[RankRecords, ...]:
-    return tuple(
-        replace(member, records=own) for member, own in zip(group.ranks, records, strict=True)
-    )
+def _with(group: GroupRecords, records: Iterable[tuple[Record, ...]]) -> GroupRecords:
+    both = zip(group.ranks, records, strict=True)
+    return replace(group, ranks=tuple(replace(member, records=own) for member, own in both))
 
 
 @dataclass(frozen=True)

@@ -223,11 +223,8 @@ def _last_call(records: Sequence[Record], step: int) -> int:
 
 def _examples(calls: Sequence[Sequence[Record]], step: int, rank: int) -> tuple[Record, ...]:
     """The calls that `rank` made more or less often than another rank."""
-    own = [record for record in calls[rank] if record.step == step]
-    other = next(
-        [record for record in records if record.step == step]
-        for peer, records in enumerate(calls)
-        if peer != rank
+    own, other = (
+        [record for record in calls[one] if record.step == step] for one in (rank, 0 if rank else 1)
     )
     more, less = (own, other) if len(own) > len(other) else (other, own)
     left = Counter((record.site, record.operation) for record in less)
