@@ -25,16 +25,16 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 """
 ABORTS = {
-    "another thread runs": ("ctypes.CDLL(None).abort()", "told\n", 0.0, 1.2),
+    "another thread runs": ("ctypes.CDLL(None).abort()", "told\n", 0.0, 1.9),
     "no other thread runs": ("ctypes.PyDLL(None).abort()", "", 2.0, 5.0),
-    "let go": ("native.hold_aborts(False); ctypes.PyDLL(None).abort()", "", 0.0, 1.2),
+    "let go": ("native.hold_aborts(False); ctypes.PyDLL(None).abort()", "", 0.0, 1.9),
     "a forked child": (
         "child = os.fork() or ctypes.PyDLL(None).abort()\n"
         "print(os.waitpid(child, 0)[1] & 127, native.hold_aborts(False), flush=True)\n"
         "ctypes.PyDLL(None).abort()",
         "6 False\n",
         0.0,
-        1.2,
+        1.9,
     ),
 }
 
