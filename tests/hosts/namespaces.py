@@ -105,6 +105,17 @@ class Host:
         """Nothing passes any more, and no host is told: as when a switch fails."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} nomaster\n")
 
+    def cut_for(self, seconds: float) -> subprocess.Popen[str]:
+        """The same; the process that this returns mends the cable in time, which one that is still
+        to start may not do on a busy machine, and ends."""
+        cable = f"ip link set {self.port}"
+        script = f"{cable} nomaster && echo cut && sleep {seconds} && exec {cable} master switch up"
+        command = ["nsenter", "-t", str(self.switch_pid), "--net", "sh", "-c", script]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "cut\n"
+        return process
+
     def unplug(self) -> None:
         """As if the cable were pulled: the interface knows that it has no carrier."""
         _in_network(self.switch_pid, "ip", f"link set {self.port} down\n")

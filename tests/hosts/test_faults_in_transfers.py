@@ -22,6 +22,7 @@ from namespaces import MakeNetwork
 import ranks
 from ranks import RankPool, attempt
 from resources import Resources, assert_given_back, held_resources
+from unisono.comm.hosts import questions
 from unisono.errors import GroupError
 
 LARGE = 16 << 20
@@ -112,9 +113,9 @@ def be_stopped(
     """A rank is stopped in the middle of a call on 64 MiB; once all others know, it continues and
     learns of it, too. Processes take so long to say who is stopped on their host."""
     with second_world(rank, where, timeout_s=3.0) as comm:
-        at_once = comm.transport.links.questions._at_once
-        tell = at_once["stopped"]
-        at_once["stopped"] = lambda ranks: (time.sleep(answer_s), tell(ranks))[1]
+        if answer_s:
+            tell = comm.transport.links.questions._at_once.pop("stopped")
+            questions.answers["stopped"] = lambda ranks: (time.sleep(answer_s), tell(ranks))[1]
         await_all(path, rank, size)
         if rank == stopped:
 
@@ -133,7 +134,7 @@ def be_stopped(
     return *story, moment(path, "fault")
 
 
-@pytest.mark.parametrize(("stopped", "answer_s"), [(1, 0.0), (2, 0.0), (2, 1.0)])
+@pytest.mark.parametrize(("stopped", "answer_s"), [(1, 0.0), (2, 0.0), (2, 0.6)])
 def test_a_rank_that_is_stopped_while_data_moves(
     fresh_pool: RankPool, make_network: MakeNetwork, stopped: int, answer_s: float
 ) -> None:
@@ -153,7 +154,8 @@ def test_a_rank_that_is_stopped_while_data_moves(
             assert re.search(late, first), text
             host = where.host(stopped).name
             assert re.match(rf"  rank {stopped} \(pid \d+ on {host}\) is stopped", second), text
-            assert 2.0 < came - stopped_at < 7.0 + 3 * answer_s
+            # The call may have begun a second before, and a little more on a busy machine.
+            assert 1.0 < came - stopped_at < 10.0
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from host_jobs import Places, places, world
-from namespaces import Host, MakeNetwork
+from namespaces import COMMAND_S, Host, MakeNetwork
 from test_control_line import Talker
 
 from ranks import RankPool
@@ -42,15 +41,16 @@ def lie_down(
     if rank == 0:
         time.sleep(0.7)  # some time after the kernels' last probe
         begun = time.monotonic()
-        hosts[1].cut()
+        mending = hosts[1].cut_for(outage_s) if outage_s else None
+        if mending is None:
+            hosts[1].cut()
         talker.store.set("cut", f"{begun} {time.monotonic()}")
     begun, cut = map(float, talker.store.get("cut").split())
     if speaks_s is not None:
         time.sleep(max(0.0, cut + speaks_s - time.monotonic()))
         talker.send_all(lines, {"said": "meanwhile"})
-    if rank == 0 and outage_s:
-        time.sleep(max(0.0, cut + outage_s - time.monotonic()))
-        hosts[1].mend()
+    if rank == 0 and mending is not None:
+        assert mending.wait(COMMAND_S) == 0
     try:
         peer, why, lost = talker.losses.get(timeout=LONG_S if not outage_s else outage_s + 4.0)
         return peer, why, lost - begun, lost - cut
@@ -109,16 +109,12 @@ def test_more_patience_outlasts_more(fresh_pool: RankPool, make_network: MakeNet
 def sum_through_an_outage(rank: int, size: int, path: str, where: Places) -> None:
     with world(rank, where):
         dist.barrier()
-        mender = None
-        if rank == size - 1:
-            where.host(rank).cut()
-            mender = threading.Timer(3.0, where.host(rank).mend)
-            mender.start()
+        mending = where.host(rank).cut_for(3.0) if rank == size - 1 else None
         for count in (1, 300_000):  # these wait for the link
             dist.all_reduce(summed := torch.full((count,), 2.0**rank))
             assert summed.unique().tolist() == [2.0**size - 1]
-        if mender is not None:
-            mender.join()
+        if mending is not None:
+            assert mending.wait(COMMAND_S) == 0
         dist.barrier()
 
 

@@ -34,14 +34,13 @@ from unisono.processes import state_of
 
 _BEHIND_S = 0.3
 """How long data that a process sent before it left may still be in transit."""
-_STAY_S = 1.5
+_PATIENT = (0.7, 0.3), (1.0, 0.3)
+"""How long the next answers about stopped ranks may take, and new lines for the questions."""
+_STAY_S = 3.0
 _STORE_S = 5.0
 _END_S = 1.0
 _DRAW_S = 1.0
 """How long a new line to a rank may take."""
-_BUSY_S = 2.0
-"""How long a line to another rank, or an answer, may take where the first rank that was asked is
-silent: it may be stopped, or its host busy."""
 
 all_links: weakref.WeakSet[Links] = weakref.WeakSet()
 """Those of this process, one for each world over hosts that it belongs to."""
@@ -272,24 +271,19 @@ class Links:
         timeout_s: float,
         meanwhile: Callable[[], object] | None = None,
         draw_s: float = _DRAW_S,
-        again_s: float = 0.0,
     ) -> dict[int, tuple[int, Any]]:
         """By host: which of its global ranks has answered, and what. If one does not answer in
-        time, another rank of its host is asked, once, and with `again_s` also the same one, for
-        that long; a host without an answer is left out. `meanwhile` is called periodically; a new
-        line may take `draw_s`."""
+        time, another rank of its host is asked, once; a host without an answer is left out.
+        `meanwhile` is called periodically; a new line may take `draw_s`."""
         found: dict[int, tuple[int, Any]] = {}
         tried: set[int] = set()
-        for limit_s in (timeout_s, max(timeout_s, again_s)):
+        for _ in range(2):
             others = set(range(self.hosts.count)) - {self.hosts.mine, *found}
             asked = self._spokesmen(others, tried, draw_s)
-            if again_s:
-                silent = {rank: self.hosts.host_of(rank) for rank in tried}
-                asked |= {rank: host for rank, host in silent.items() if host in others}
             tried |= set(asked)
             if not asked:
                 break
-            told = self.questions.ask(asked, topic, about, limit_s, meanwhile, asked)
+            told = self.questions.ask(asked, topic, about, timeout_s, meanwhile)
             for peer, answer in told.items():
                 if answer is not None:
                     found[asked[peer]] = peer, answer
@@ -340,11 +334,20 @@ class Links:
         self._stays_until = time.monotonic() + _STAY_S
 
     def find_stopped(self, ranks: Sequence[int], timeout_s: float) -> list[int]:
-        """Which of these global ranks on other hosts are stopped, according to their hosts."""
-        if not ranks:
-            return []
-        answers = self.ask_hosts("stopped", list(ranks), timeout_s, draw_s=_BUSY_S, again_s=_BUSY_S)
-        return [int(rank) for _, answer in answers.values() for rank in answer]
+        """Which of these global ranks on other hosts are stopped, according to their hosts. If a
+        host does not answer, another of its ranks is asked, too, since the first may be stopped
+        itself, and both are given more time, since the machine may be busy."""
+        host_of: dict[int, int] = {}
+        for host in {self.hosts.host_of(rank) for rank in ranks}:
+            known = sorted(self.hosts.members[host], key=lambda rank: not self._lines.reaches(rank))
+            host_of |= dict.fromkeys([*filter(self.may_answer, known)][:2], host)
+        found: dict[int, list[int]] = {}
+        for limit_s, draw_s in ((timeout_s, 0.0), *_PATIENT):
+            silent = {rank: host for rank, host in host_of.items() if host not in found}
+            asked = self._reach(silent, draw_s)
+            told = self.questions.ask(asked, "stopped", list(ranks), limit_s, None, silent)
+            found |= {host_of[rank]: answer for rank, answer in told.items() if answer is not None}
+        return [int(rank) for answer in found.values() for rank in answer]
 
     def _tell_stopped(self, ranks: list[int]) -> list[int]:
         here, pids = self.hosts.members[self.hosts.mine], self.hosts.pids
