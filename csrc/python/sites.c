@@ -35,7 +35,9 @@ static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths;     /* a tuple of str, */
 static PyObject *program_paths; /* and one of folders in there that count as user programs */
-static PyObject *get_frame, *one_up; /* sys._getframe and its arguments */
+/* sys._getframe, its module and its argument */
+static PyObject *(*get_frame)(PyObject *, PyObject *const *, Py_ssize_t);
+static PyObject *sys_module, *one_up;
 static PyObject *locating; /* called to find out where the program is */
 bool all_sites_are_kept;
 
@@ -152,7 +154,7 @@ const un_site *site_of_frame(PyObject *frame) {
     const un_site *site = NULL;
     if (!own_paths) return NULL;
     if (PyErr_Occurred()) PyErr_Fetch(&type, &value, &traceback);
-    frame = frame ? Py_NewRef(frame) : PyObject_CallObject(get_frame, one_up);
+    frame = frame ? Py_NewRef(frame) : get_frame(sys_module, &one_up, 1);
     while (frame && frame != Py_None) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         bool own = code_is_own(code);
@@ -195,12 +197,16 @@ static void locate(char text[UN_TEXT_BYTES]) {
  * None when it must not be asked any more. */
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *paths, *programs, *function;
+    PyObject *paths, *programs, *locator;
     if (!PyArg_ParseTuple(arguments, "O!O!O", &PyTuple_Type, &paths, &PyTuple_Type, &programs,
-                          &function))
+                          &locator))
         return NULL;
-    if (!get_frame) get_frame = Py_XNewRef(PySys_GetObject("_getframe"));
-    if (!one_up) one_up = Py_BuildValue("(i)", 1);
+    PyObject *function = PySys_GetObject("_getframe");
+    if (function && PyCFunction_Check(function) && PyCFunction_GetFlags(function) == METH_FASTCALL) {
+        get_frame = (void *)PyCFunction_GetFunction(function);
+        sys_module = PyCFunction_GetSelf(function);
+    }
+    if (!one_up) one_up = PyLong_FromLong(1);
     if (!get_frame || !one_up) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
     forget_places(); /* which code is ours may have changed */
     Py_INCREF(paths);
@@ -210,7 +216,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     Py_XDECREF(program_paths);
     program_paths = programs;
     Py_XDECREF(locating);
-    locating = function == Py_None ? NULL : function;
+    locating = locator == Py_None ? NULL : locator;
     Py_XINCREF(locating);
     un_set_locator(locating ? locate : NULL);
     Py_RETURN_NONE;

@@ -231,12 +231,12 @@ def describe_call(record: Record, backend: str) -> str:
     return f"{record.operation} of {', '.join(details)}"
 
 
-def by_number(group: GroupRecords) -> dict[int, dict[int, Record]]:
+def by_number(group: GroupRecords, after: int = 0) -> dict[int, dict[int, Record]]:
     """The calls of a group by their number: what each rank that came did there."""
     table: dict[int, dict[int, Record]] = {}
     for member in group.ranks:
         for record in member.records:
-            if record.call is not None:
+            if record.call is not None and record.call > after:
                 table.setdefault(record.call, {})[member.rank] = record
     return dict(sorted(table.items()))
 

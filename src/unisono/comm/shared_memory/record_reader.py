@@ -1,6 +1,6 @@
 """Reading records from outside, while the job runs: a process of the same user finds the group's
 shared memory through /proc. `read_process` returns the current records, a `RecordFollower` every
-record once, as they appear."""
+record once, as they appear. `OwnRecords` are those of this process, for the watch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.comm.shared_memory.segment_listeners import listeners
 from unisono.errors import UnisonoError
 
 _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
 _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
-_NUMBER = struct.Struct("<Q56x")
 _WORD = struct.Struct("<Q")
 _CLOSED = struct.Struct("<I")
 _SITE = struct.Struct("<Q120s")
@@ -83,15 +83,12 @@ def segments_of(pid: int) -> list[str]:
         raise UnisonoError(f"there is no process {pid}") from None
     except PermissionError:
         raise UnisonoError(f"process {pid} belongs to another user") from None
-    return [path for path in paths if _may_be_segment(path)]
-
-
-def _may_be_segment(path: str) -> bool:
-    try:
-        target = os.readlink(path)
-    except OSError:
-        return False
-    return target.startswith(("/memfd:unisono (", "/dev/shm/"))
+    found: dict[tuple[int, int], str] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(path).startswith(("/memfd:unisono (", "/dev/shm/")):
+                found.setdefault(segment_key(path), path)
+    return list(found.values())
 
 
 def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
@@ -120,8 +117,8 @@ def map_segment(
     return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
 
 
-def segment_key(descriptor: int) -> tuple[int, int]:
-    facts = os.fstat(descriptor)
+def segment_key(file: int | str) -> tuple[int, int]:
+    facts = os.stat(file)
     return facts.st_dev, facts.st_ino
 
 
@@ -245,6 +242,7 @@ class _RankRing:
         self._base = layout.control(rank)
         self._next = 1
         self._under_way: dict[int, Record] = {}
+        self._kept: dict[int, Record] = {}
 
     def read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
         """New records, and those that have ended since; at most the newest `last`."""
@@ -260,11 +258,11 @@ class _RankRing:
                 del self._under_way[number]
             if record is not None and record.state != before.state:
                 found.append(record)
-        records = self._memory[self._base + layout.records : start]
-        newest = max(number for (number,) in _NUMBER.iter_unpack(records))
-        # The writer may be faster than we are.
-        if last is not None:
-            self._next = max(self._next, newest - last + 1)
+        newest = self._next + layout.record_count  # at most: the writer may be faster than we are
+        if to_the_end or (last and self._number_at(self._next + last) >= self._next + last):
+            words = memoryview(self._memory[self._base + layout.records : start]).cast("Q")
+            newest = max(words[:: layout.record_bytes // _WORD.size])
+            self._next = max(self._next, newest - last + 1 if last else 1)
         while self._next <= newest:
             record = self._record(self._next, sites)
             if record is not None:
@@ -283,6 +281,13 @@ class _RankRing:
             else:
                 break
         return found
+
+    def read_again(self, last: int, kept: int) -> tuple[Record, ...]:
+        """The newest `last` of the `kept` records that are known, and of those that are new."""
+        if found := self.read(False, kept):
+            self._kept |= {record.number: record for record in found}
+            self._kept = dict(sorted(self._kept.items())[-kept:])
+        return tuple(self._kept.values())[-last:]
 
     def known(self, records: tuple[Record, ...]) -> RankRecords:
         """The rank, with these records and its other notes."""
@@ -358,10 +363,17 @@ class RecordFollower:
             (ring.rank, record) for ring in self._joined_rings() for record in ring.read(to_the_end)
         ]
 
-    def read_group(self, last: int | None) -> GroupRecords:
-        """All current records, at most the newest `last` of each rank."""
+    def read_group(self, last: int | None, kept: int = 0) -> GroupRecords:
+        """All current records, at most the newest `last` of each rank. To read them again and
+        again, keep as many as are ever needed."""
         rings = self._joined_rings()
+        if kept and last:
+            return self._identify([ring.known(ring.read_again(last, kept)) for ring in rings])
         return self._identify([ring.known(tuple(ring.read(True, last))) for ring in rings])
+
+    def has_left(self, pid: int) -> bool:
+        """Whether this process has left the group."""
+        return all(ring.is_closed() for ring in self._joined_rings() if ring.pid == pid)
 
     def _joined_rings(self) -> list[_RankRing]:
         for rank in range(self.size):
@@ -379,3 +391,35 @@ class RecordFollower:
         here = tuple(replace(member, host=part.host) for member in members)
         segment = segment_of_key(part.key)
         return GroupRecords(name, self.size, here, backend, segment, is_part=True)
+
+
+class OwnRecords:
+    """The records of this process's groups. They stay mapped, and at most `kept` of each rank are
+    remembered: reading them again makes no system calls, and parses only what is new."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._followers: dict[tuple[int, int], RecordFollower] = {}
+        listeners.append(self._follow)
+        for path in segments_of(os.getpid()):
+            with contextlib.suppress(OSError, UnisonoError), open(path, "rb") as file:
+                self._follow(file.fileno())
+
+    def read(self, last: int) -> list[GroupRecords]:
+        """As `read_process`; in one thread."""
+        followers = [self._followers[key] for key in tuple(self._followers)]
+        return [follower.read_group(last, self._kept) for follower in followers]
+
+    def forget_closed(self) -> None:
+        """Unmap groups that this process has left."""
+        for key in tuple(self._followers):
+            if self._followers[key].has_left(os.getpid()):
+                self._followers.pop(key).close()
+
+    def close(self) -> None:
+        listeners.remove(self._follow)
+        while self._followers:
+            self._followers.popitem()[1].close()
+
+    def _follow(self, descriptor: int) -> None:
+        self._followers[segment_key(descriptor)] = RecordFollower(descriptor)
