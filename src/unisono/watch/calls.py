@@ -28,14 +28,14 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
     """The groups of these processes, of their peers, and so on: everything that may be part of a
     hang. `last` is the number of records of each rank."""
     groups: dict[tuple[tuple[int, int], tuple[int, ...]], GroupRecords] = {}
-    todo, seen = list(pids), set()
+    todo, seen, read = list(pids), set(), set[tuple[int, int]]()
     while todo:
         pid = todo.pop()
         if pid in seen:
             continue
         seen.add(pid)
         try:
-            found = with_creations(read_process(pid, last))
+            found = with_creations(read_process(pid, last, read))
         except UnisonoError:
             continue  # it has ended, or is not visible here
         for group in found:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.comm.shared_memory.records import GroupRecords
-from unisono.watch.job_view import group_from, open_links
+from unisono.watch.job_view import describe, group_from, open_links
 
 TOPIC = "trace"
 _AT_ONCE = 5000
@@ -77,7 +77,7 @@ class HostTraces:
             message = {
                 "serial": self.serial,
                 "number": hosts.mine,
-                "group": asdict(pieces[-left]) if left else None,
+                "group": describe(pieces[-left]) if left else None,
                 "rest": None if left else rest,
             }
             if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):

@@ -159,8 +159,7 @@ class Monitor:
             time.sleep(_BUSY_TICK_S)
         groups = [*_whole(with_creations(read_process(os.getpid(), _LAST))), *self._over_hosts]
         self._look_for_differences(groups)
-        if steps.are_counted:
-            self._look_at_steps(read_process(os.getpid(), _LAST_OF_STEPS))
+        self._look_at_steps()
         self._look_for_slow_ranks(groups, at_the_end=True)
         self._tell_what_went_on(groups)
         told = [key for key in self._reported if not key[0][0]]  # groups over hosts have no device
@@ -203,7 +202,6 @@ class Monitor:
         self._stack_server.answer_if_asked()
         busy = sum(group.retire() for group in list(watched_groups)) > 0
         busy |= self.tracing.collect()
-        self._own_records.forget_closed()
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / _LOOKS)
             self._retire()
@@ -220,11 +218,10 @@ class Monitor:
         """Report what has waited for too long, and calls that differ, once."""
         me = os.getpid()
         now = time.monotonic()
-        groups = own_groups(with_creations(self._own_records.read(_LAST)))
+        groups = own_groups(with_creations(read_process(me, _LAST)))
         self._look_over_hosts()
         self._look_for_differences([*_whole(groups), *self._over_hosts])
-        if steps.are_counted:
-            self._look_at_steps(self._own_records.read(_LAST_OF_STEPS))
+        self._look_at_steps()
         self._look_for_slow_ranks([*_whole(groups), *self._over_hosts])
         self._where_over_hosts = None
         for wait in waits(groups, me):
@@ -360,10 +357,12 @@ class Monitor:
         watched = next((each for each in watched_groups if each.ledger.name == about[0]), None)
         return {} if watched is None else dict(watched.tell_splits(about[1]))
 
-    def _look_at_steps(self, groups: list[GroupRecords]) -> None:
+    def _look_at_steps(self) -> None:
         """Find ranks that made a different number of calls in a step; even unisono's own groups
         cannot see that by comparing calls."""
-        for group in [*_whole(groups), *self._over_hosts]:
+        if not steps.are_counted:
+            return
+        for group in [*_whole(read_process(os.getpid(), _LAST_OF_STEPS)), *self._over_hosts]:
             if (group.segment, _SHIFTED) in self._reported or (group.segment, -1) in self._reported:
                 continue
             known = self._steps.setdefault(group.segment, steps.Steps())

@@ -1,6 +1,6 @@
 """Reading records from outside, while the job runs: a process of the same user finds the group's
 shared memory through /proc. `read_process` returns the current records, a `RecordFollower` every
-record once, as they appear. `OwnRecords` are those of this process, for the watch."""
+record once, as they appear."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -56,13 +57,23 @@ class RecordsLayout(NamedTuple):
         return self.first_control + rank * self.control_bytes
 
 
-def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
+def read_process(
+    pid: int, last: int | None = None, seen: set[tuple[int, int]] | None = None
+) -> list[GroupRecords]:
     """The records of all ranks of every group of process `pid`; at most the newest `last` of
-    each rank. Raises UnisonoError if the process is gone, or belongs to another user."""
+    each rank. Segments that were `seen` are not read again. Raises UnisonoError if the process is
+    gone, or belongs to another user."""
+    seen = set() if seen is None else seen
+    if _own is not None and pid == os.getpid() and last is not None and last <= _own.kept:
+        found = _own.read(last)
+        seen |= set(_own.followers)
+        return found
     groups: dict[tuple[int, int], GroupRecords] = {}
     for path in segments_of(pid):
         try:
-            group = read_segment(path, last)
+            key = segment_key(path)
+            group = None if key in seen else read_segment(path, last)
+            seen.add(key)
         except OSError:
             continue  # closed meanwhile
         if group is None or not group.ranks:  # no rank has joined
@@ -219,11 +230,6 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
     return str(text, errors="replace")
 
 
-_finished: dict[tuple[int, bytes], Record] = {}
-"""Finished records, by process and bytes: the watch reads each many times."""
-_MOST_FINISHED = 16384
-
-
 class NotASegment(UnisonoError):
     """A descriptor refers to something else."""
 
@@ -314,14 +320,7 @@ class _RankRing:
         whole = self._memory[at : at + self._layout.record_bytes]
         if _WORD.unpack_from(whole)[0] != number or self._number_at(number) != number:
             return None
-        record = _finished.get((self.pid, whole))
-        if record is None:
-            record = _parse_record(whole, self._layout, self._clock, sites)
-            if record.ended_s is not None:
-                if len(_finished) >= _MOST_FINISHED:  # several threads add
-                    _finished.clear()
-                _finished[self.pid, whole] = record
-        return record
+        return _parse_record(whole, self._layout, self._clock, sites)
 
 
 class RecordFollower:
@@ -394,32 +393,35 @@ class RecordFollower:
 
 
 class OwnRecords:
-    """The records of this process's groups. They stay mapped, and at most `kept` of each rank are
-    remembered: reading them again makes no system calls, and parses only what is new."""
+    """The records of this process's groups while the watch runs. They stay mapped, and `kept` of
+    each rank are remembered: `read_process` then makes no system calls, and parses what is new."""
 
     def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._followers: dict[tuple[int, int], RecordFollower] = {}
-        listeners.append(self._follow)
+        global _own
+        self.kept, self._lock = kept, threading.Lock()
+        self.followers: dict[tuple[int, int], RecordFollower] = {}
         for path in segments_of(os.getpid()):
             with contextlib.suppress(OSError, UnisonoError), open(path, "rb") as file:
                 self._follow(file.fileno())
+        listeners.append(self._follow)
+        _own = self
 
     def read(self, last: int) -> list[GroupRecords]:
-        """As `read_process`; in one thread."""
-        followers = [self._followers[key] for key in tuple(self._followers)]
-        return [follower.read_group(last, self._kept) for follower in followers]
-
-    def forget_closed(self) -> None:
-        """Unmap groups that this process has left."""
-        for key in tuple(self._followers):
-            if self._followers[key].has_left(os.getpid()):
-                self._followers.pop(key).close()
+        """Those of the groups that this process has not left."""
+        with self._lock:
+            for key, follower in list(self.followers.items()):
+                if follower.has_left(os.getpid()):
+                    self.followers.pop(key).close()
+            return [known.read_group(last, self.kept) for known in list(self.followers.values())]
 
     def close(self) -> None:
+        global _own
+        _own = None if _own is self else _own
         listeners.remove(self._follow)
-        while self._followers:
-            self._followers.popitem()[1].close()
+        self.followers.clear()
 
     def _follow(self, descriptor: int) -> None:
-        self._followers[segment_key(descriptor)] = RecordFollower(descriptor)
+        self.followers[segment_key(descriptor)] = RecordFollower(descriptor)
+
+
+_own: OwnRecords | None = None
