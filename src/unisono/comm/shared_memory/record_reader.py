@@ -265,7 +265,7 @@ class _RankRing:
             if record is not None and record.state != before.state:
                 found.append(record)
         newest = self._next + layout.record_count  # at most: the writer may be faster than we are
-        if to_the_end or (last and self._number_at(self._next + last) >= self._next + last):
+        if to_the_end or not last or self._number_at(self._next + last) >= self._next + last:
             words = memoryview(self._memory[self._base + layout.records : start]).cast("Q")
             newest = max(words[:: layout.record_bytes // _WORD.size])
             self._next = max(self._next, newest - last + 1 if last else 1)
