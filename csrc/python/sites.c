@@ -35,7 +35,10 @@ static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths;     /* a tuple of str, */
 static PyObject *program_paths; /* and one of folders in there that count as user programs */
-static PyObject *get_frame, *one_up; /* sys._getframe and its arguments */
+static PyObject *get_frame, *one_up; /* sys._getframe and its argument */
+/* The same in C, and its module; NULL if it is not the usual one, or called in another way. */
+static PyObject *(*get_frame_in_c)(PyObject *, PyObject *const *, Py_ssize_t);
+static PyObject *sys_module;
 static PyObject *locating; /* called to find out where the program is */
 bool all_sites_are_kept;
 
@@ -152,7 +155,11 @@ const un_site *site_of_frame(PyObject *frame) {
     const un_site *site = NULL;
     if (!own_paths) return NULL;
     if (PyErr_Occurred()) PyErr_Fetch(&type, &value, &traceback);
-    frame = frame ? Py_NewRef(frame) : PyObject_CallObject(get_frame, one_up);
+    if (frame)
+        Py_INCREF(frame);
+    else
+        frame = get_frame_in_c ? get_frame_in_c(sys_module, &one_up, 1)
+                               : PyObject_CallFunctionObjArgs(get_frame, one_up, NULL);
     while (frame && frame != Py_None) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         bool own = code_is_own(code);
@@ -195,12 +202,17 @@ static void locate(char text[UN_TEXT_BYTES]) {
  * None when it must not be asked any more. */
 PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *paths, *programs, *function;
+    PyObject *paths, *programs, *locator;
     if (!PyArg_ParseTuple(arguments, "O!O!O", &PyTuple_Type, &paths, &PyTuple_Type, &programs,
-                          &function))
+                          &locator))
         return NULL;
     if (!get_frame) get_frame = Py_XNewRef(PySys_GetObject("_getframe"));
-    if (!one_up) one_up = Py_BuildValue("(i)", 1);
+    if (get_frame && PyCFunction_Check(get_frame) &&
+        PyCFunction_GetFlags(get_frame) == METH_FASTCALL) {
+        get_frame_in_c = (void *)PyCFunction_GetFunction(get_frame);
+        sys_module = PyCFunction_GetSelf(get_frame);
+    }
+    if (!one_up) one_up = PyLong_FromLong(1);
     if (!get_frame || !one_up) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
     forget_places(); /* which code is ours may have changed */
     Py_INCREF(paths);
@@ -210,7 +222,7 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     Py_XDECREF(program_paths);
     program_paths = programs;
     Py_XDECREF(locating);
-    locating = function == Py_None ? NULL : function;
+    locating = locator == Py_None ? NULL : locator;
     Py_XINCREF(locating);
     un_set_locator(locating ? locate : NULL);
     Py_RETURN_NONE;

@@ -842,16 +842,31 @@ def test_a_job_is_shown_once_also_where_a_rank_has_left_a_group(shared_tmp_path:
 
 
 @pytest.mark.ranks(2)
-def test_the_cache_of_records_is_bounded_even_after_two_threads_have_filled_it(
-    comm: Communicator,
-) -> None:
-    known: Any = record_reader._finished
-    most = record_reader._MOST_FINISHED
-    known |= {(0, bytes([number % 256, number // 256])): None for number in range(most + 1)}
-    assert len(known) > most
-    comm.barrier()
-    read_process(os.getpid())
-    assert len(known) < most
+def test_a_watched_process_keeps_records_and_reads_what_is_new(comm: Communicator) -> None:
+    rank = comm.rank
+    watch.start(hang_s=60)
+    with comm.split([0, 1]) as later:
+        for calls in (3, 5, 100, 2000, 1):  # fewer than are kept, more, and more than the ring has
+            for _ in range(calls):
+                comm.all_reduce(torch.ones(1))
+            later.barrier()
+            work = comm.irecv(torch.ones(1), 1 - rank)  # under way at the next look
+            known = read_process(os.getpid(), 64)
+            for made in (comm, later):
+                (kept,) = [group for group in known if group.name == made.name]
+                fresh = record_reader.read_segment(made.transport.group.descriptor, 64)
+                assert fresh is not None
+                assert _own_facts(kept) == _own_facts(fresh)
+            later.barrier()
+            comm.send(torch.ones(1), 1 - rank)
+            work.wait()
+    assert later.name not in [group.name for group in read_process(os.getpid(), 64)]
+
+
+def _own_facts(group: GroupRecords) -> list[Record]:
+    """This rank's records without times, which each reader converts by its own clock."""
+    own = next(member for member in group.ranks if member.pid == os.getpid())
+    return [replace(known, arrived_s=0, started_s=0, ended_s=0) for known in own.records]
 
 
 @pytest.mark.ranks(3)

@@ -29,14 +29,14 @@ def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]
     """The groups of these processes, of their peers, and so on: everything that may be part of a
     hang. `last` is the number of records of each rank."""
     groups: dict[tuple[tuple[int, int], tuple[int, ...]], GroupRecords] = {}
-    todo, seen = list(pids), set()
+    todo, seen, read = list(pids), set(), set[tuple[int, int]]()
     while todo:
         pid = todo.pop()
         if pid in seen:
             continue
         seen.add(pid)
         try:
-            found = with_creations(read_process(pid, last))
+            found = with_creations(read_process(pid, last, read))
         except UnisonoError:
             continue  # it has ended, or is not visible here
         for group in found:
@@ -228,12 +228,12 @@ def describe_call(record: Record, backend: str) -> str:
     return f"{record.operation} of {', '.join(details)}"
 
 
-def by_number(group: GroupRecords) -> dict[int, dict[int, Record]]:
+def by_number(group: GroupRecords, after: int = 0) -> dict[int, dict[int, Record]]:
     """The calls of a group by their number: what each rank that came did there."""
     table: dict[int, dict[int, Record]] = {}
     for member in group.ranks:
         for record in member.records:
-            if record.call is not None:
+            if record.call is not None and record.call > after:
                 table.setdefault(record.call, {})[member.rank] = record
     return dict(sorted(table.items()))
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.comm.shared_memory.records import GroupRecords
-from unisono.watch.job_view import group_from, open_links
+from unisono.watch.job_view import describe, group_from, open_links
 
 TOPIC = "trace"
 _AT_ONCE = 5000
@@ -74,7 +74,7 @@ class HostTraces:
             for begin in range(0, max(1, len(member.records)), _AT_ONCE)
         ]
         for group in [*pieces, None]:
-            told = asdict(group) if group is not None else None
+            told = describe(group) if group is not None else None
             message = {"serial": self.serial, "part": part, "group": told}
             if not links.questions.ask([writer], TOPIC, message, _ACCEPT_S):
                 return False

@@ -7,13 +7,15 @@ each host is asked for its view; times are converted to this host's clock.
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
@@ -34,6 +36,7 @@ RECORDS, SPLITS, FAREWELL = "records", "splits", "farewell"
 _last_seen: dict[tuple[tuple[int, int], int], RankRecords] = {}
 """What was last heard of ranks of groups over hosts, by group and rank, the oldest first."""
 _MOST_SEEN = 1024
+_TIMES = [at for at, field in enumerate(fields(Record)) if field.name.endswith("_s")]
 
 
 @dataclass(frozen=True)
@@ -229,27 +232,40 @@ def _tell(about: dict[str, Any]) -> dict[str, Any]:
     if about["stacks"]:
         request_stacks(pids)
         found = {pid: asdict(whereabouts(pid, with_children=about["children"])) for pid in pids}
-    return {"groups": [asdict(group) for group in groups], "where": found}
+    return {"groups": [describe(group) for group in groups], "where": found}
+
+
+def describe(group: GroupRecords) -> dict[str, Any]:
+    """A group for another host: of each record only the values."""
+    ranks = [
+        vars(member) | {"records": [[*vars(record).values()] for record in member.records]}
+        for member in group.ranks
+    ]
+    return vars(group) | {"ranks": ranks}
 
 
 def group_from(found: dict[str, Any], host: str, number: int, ahead_s: float) -> GroupRecords:
     """A group as the `number`-th host has described it, whose clock is ahead of ours by this much
     and whose inodes are not ours."""
-    group = build(GroupRecords, found)
     members = []
-    for member in group.ranks:
-        records = tuple(_by_our_clock(record, ahead_s) for record in member.records)
+    for told in found["ranks"]:
+        member = build(RankRecords, told | {"records": ()})
+        records = tuple(_record_from(values, ahead_s) for values in told["records"])
         members.append(replace(member, records=records, host=host))
+    group = build(GroupRecords, found | {"ranks": ()})
     segment = group.segment if group.is_part else (-1 - number, group.segment[1])
     return replace(group, ranks=tuple(members), segment=segment)
 
 
-def _by_our_clock(record: Record, ahead_s: float) -> Record:
-    """A record of a host whose clock was ahead of ours by this much."""
-    started_s, ended_s = record.started_s, record.ended_s
-    return replace(
-        record,
-        arrived_s=record.arrived_s - ahead_s,
-        started_s=None if started_s is None else started_s - ahead_s,
-        ended_s=None if ended_s is None else ended_s - ahead_s,
-    )
+def _record_from(values: list[Any], ahead_s: float) -> Record:
+    times = [None if values[at] is None else values[at] - ahead_s for at in _TIMES]
+    if not _are_of_record(tuple(map(type, values))) or not math.isfinite(sum(filter(None, times))):
+        raise TypeError(f"{values!r} is not a record")
+    return Record(*values[: _TIMES[0]], *times, *values[_TIMES[-1] + 1 :])
+
+
+@functools.cache
+def _are_of_record(kinds: tuple[type, ...]) -> bool:
+    """Whether these are the types of the values of a record."""
+    allowed = [get_args(hint) or (hint,) for hint in get_type_hints(Record).values()]
+    return len(kinds) == len(allowed) and all(map(operator.contains, allowed, kinds))

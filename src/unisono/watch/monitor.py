@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.comm.engine import native
 from unisono.comm.on_rows.mismatches import PairwiseSizes
-from unisono.comm.shared_memory.record_reader import read_process
+from unisono.comm.shared_memory.record_reader import OwnRecords, read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.comm.shared_memory.segment_listeners import tell_launcher
 from unisono.processes import state_of
@@ -95,6 +95,8 @@ class Monitor:
         self._makings = Makings()
         self._stop = threading.Event()
         self._look_again_s = 0.0
+        self._own_records = OwnRecords(_LAST_OF_STEPS)
+        self._compared: dict[tuple[int, int], GroupRecords] = {}
         self._over_hosts: list[GroupRecords] = []
         self._where_over_hosts: diagnose.Ask | None = None
         self._over_hosts_again_s = 0.0
@@ -112,10 +114,12 @@ class Monitor:
             self._thread.join(_LEAVE_S)
         if not self._thread.is_alive():
             self._stack_server.close()
+            self._own_records.close()
 
     def leave_to_parent(self) -> None:
         """In a forked child: drop what belongs to the parent."""
         self._stack_server.leave_to_parent()
+        self._own_records.close()
         watched_groups.clear()
 
     def explain(self, group: Any) -> Report | None:
@@ -201,20 +205,19 @@ class Monitor:
         if native.hold_aborts(None):
             self.look_for_differences()
             native.hold_aborts(False)
-        busy = self._retire()
+        busy = sum(group.retire() for group in list(watched_groups)) > 0
         busy |= self.tracing.collect()
         if time.monotonic() >= self._look_again_s:
             self._look_again_s = time.monotonic() + min(1.0, self.settings.hang_s / _LOOKS)
+            self._retire()
             self._look()
         return _BUSY_TICK_S if busy else _TICK_S
 
-    def _retire(self) -> bool:
-        """Record the ends of calls of watched groups; returns whether any is in progress."""
-        busy = False
+    def _retire(self) -> None:
+        """Record the ends of calls of watched groups, and how their processes ended."""
         for group in list(watched_groups):
-            busy |= group.retire()
+            group.retire()
             self.endings |= group.ledger.endings()
-        return busy
 
     def _look(self) -> None:
         """Report what has waited for too long, and calls that differ, once."""
@@ -316,8 +319,10 @@ class Monitor:
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
         """Find calls that differ (unisono's own groups compare those themselves), and shifted
         ranks."""
+        before, self._compared = self._compared, {group.segment: group for group in groups}
         for group in groups:
-            if (group.segment, -1) in self._reported:
+            is_known = before.get(group.segment) == group or not _may_differ(group)
+            if is_known or (group.segment, -1) in self._reported:
                 continue
             if group.backend != "unisono" and diagnose.mismatch([group]) is not None:
                 report = diagnose.mismatch([_with_all_records(group)])
@@ -508,6 +513,18 @@ def _with_all_records(group: GroupRecords) -> GroupRecords:
         return group
     known = with_creations(read_process(os.getpid()))
     return next((found for found in known if found.segment == group.segment), group)
+
+
+def _may_differ(group: GroupRecords) -> bool:
+    """Whether any call was not the same on all ranks, on the same line: else nothing else can
+    differ."""
+    calls: dict[int | None, tuple[object, ...]] = {}
+    for member in group.ranks:
+        for made in member.records:
+            what = made.operation, made.dtype, made.bytes, made.reduction, made.root, made.site
+            if made.call and (calls.setdefault(made.call, what) != what or made.balance):
+                return True
+    return False
 
 
 def _moves(group: GroupRecords) -> bool:

@@ -48,9 +48,9 @@ class Slowness:
     def look(self, group: GroupRecords, ask: Ask) -> None:
         """Add the calls that have finished since the last look, and, if a slow rank is awaited,
         where it is now."""
-        for number, records in by_number(group).items():
+        for number, records in by_number(group, self._seen).items():
             ends = [record.ended_s for record in records.values()]
-            if number <= self._seen or len(records) < group.size or None in ends:
+            if len(records) < group.size or None in ends:
                 continue
             arrivals = sorted((record.arrived_s, rank) for rank, record in records.items())
             gap_s = arrivals[-1][0] - max(arrivals[-2][0], self._came_s)

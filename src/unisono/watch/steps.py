@@ -8,6 +8,7 @@ of each call: the last call of a step has the same number on all ranks until one
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -218,7 +219,8 @@ def _is_in_order(records: Sequence[Record]) -> bool:
 
 
 def _last_call(records: Sequence[Record], step: int) -> int:
-    return max(record.call or 0 for record in records if record.step <= step)
+    """Of records in order."""
+    return records[bisect_right(records, step, key=lambda record: record.step) - 1].call or 0
 
 
 def _examples(calls: Sequence[Sequence[Record]], step: int, rank: int) -> tuple[Record, ...]:

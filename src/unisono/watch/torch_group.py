@@ -239,6 +239,8 @@ class WatchedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Record the ends of finished calls, in the watching thread; returns whether any is in
         progress. Taking from the list is atomic, so the program's threads need no lock."""
         flying, queues = self._flying, self._queues
+        if not flying:
+            return False
         allowed = _may_query_gpu() if queues else contextlib.nullcontext(True)
         with allowed as may, contextlib.suppress(IndexError):  # the program has taken the last one
             for _ in range(len(flying) if may else 0):

@@ -8,6 +8,7 @@ import contextlib
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,13 +18,13 @@ from unisono.comm.reductions import REDUCTION_NAMES
 from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
+from unisono.comm.shared_memory.segment_listeners import listeners
 from unisono.errors import UnisonoError
 
 _MAGIC = 0x6F6E6F73696E75
 _HEADER = struct.Struct("<QIIQI")
 _IDENTITY = struct.Struct("<QQii104s")
 _RECORD = struct.Struct("<7QII")
-_NUMBER = struct.Struct("<Q56x")
 _WORD = struct.Struct("<Q")
 _CLOSED = struct.Struct("<I")
 _SITE = struct.Struct("<Q120s")
@@ -56,13 +57,23 @@ class RecordsLayout(NamedTuple):
         return self.first_control + rank * self.control_bytes
 
 
-def read_process(pid: int, last: int | None = None) -> list[GroupRecords]:
+def read_process(
+    pid: int, last: int | None = None, seen: set[tuple[int, int]] | None = None
+) -> list[GroupRecords]:
     """The records of all ranks of every group of process `pid`; at most the newest `last` of
-    each rank. Raises UnisonoError if the process is gone, or belongs to another user."""
+    each rank. Segments that were `seen` are not read again. Raises UnisonoError if the process is
+    gone, or belongs to another user."""
+    seen = set() if seen is None else seen
+    if _own is not None and pid == os.getpid() and last is not None and last <= _own.kept:
+        found = _own.read(last)
+        seen |= set(_own.followers)
+        return found
     groups: dict[tuple[int, int], GroupRecords] = {}
     for path in segments_of(pid):
         try:
-            group = read_segment(path, last)
+            key = segment_key(path)
+            group = None if key in seen else read_segment(path, last)
+            seen.add(key)
         except OSError:
             continue  # closed meanwhile
         if group is None or not group.ranks:  # no rank has joined
@@ -83,15 +94,12 @@ def segments_of(pid: int) -> list[str]:
         raise UnisonoError(f"there is no process {pid}") from None
     except PermissionError:
         raise UnisonoError(f"process {pid} belongs to another user") from None
-    return [path for path in paths if _may_be_segment(path)]
-
-
-def _may_be_segment(path: str) -> bool:
-    try:
-        target = os.readlink(path)
-    except OSError:
-        return False
-    return target.startswith(("/memfd:unisono (", "/dev/shm/"))
+    found: dict[tuple[int, int], str] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(path).startswith(("/memfd:unisono (", "/dev/shm/")):
+                found.setdefault(segment_key(path), path)
+    return list(found.values())
 
 
 def read_segment(path: str | int, last: int | None = None) -> GroupRecords | None:
@@ -120,8 +128,8 @@ def map_segment(
     return size, layout, mmap.mmap(descriptor, layout.control(size), access=access)
 
 
-def segment_key(descriptor: int) -> tuple[int, int]:
-    facts = os.fstat(descriptor)
+def segment_key(file: int | str) -> tuple[int, int]:
+    facts = os.stat(file)
     return facts.st_dev, facts.st_ino
 
 
@@ -222,11 +230,6 @@ def _text(sites: bytes, number: int, layout: RecordsLayout) -> str | None:
     return str(text, errors="replace")
 
 
-_finished: dict[tuple[int, bytes], Record] = {}
-"""Finished records, by process and bytes: the watch reads each many times."""
-_MOST_FINISHED = 16384
-
-
 class NotASegment(UnisonoError):
     """A descriptor refers to something else."""
 
@@ -245,6 +248,7 @@ class _RankRing:
         self._base = layout.control(rank)
         self._next = 1
         self._under_way: dict[int, Record] = {}
+        self._kept: dict[int, Record] = {}
 
     def read(self, to_the_end: bool, last: int | None = None) -> list[Record]:
         """New records, and those that have ended since; at most the newest `last`."""
@@ -260,11 +264,11 @@ class _RankRing:
                 del self._under_way[number]
             if record is not None and record.state != before.state:
                 found.append(record)
-        records = self._memory[self._base + layout.records : start]
-        newest = max(number for (number,) in _NUMBER.iter_unpack(records))
-        # The writer may be faster than we are.
-        if last is not None:
-            self._next = max(self._next, newest - last + 1)
+        newest = self._next + layout.record_count  # at most: the writer may be faster than we are
+        if to_the_end or not last or self._number_at(self._next + last) >= self._next + last:
+            words = memoryview(self._memory[self._base + layout.records : start]).cast("Q")
+            newest = max(words[:: layout.record_bytes // _WORD.size])
+            self._next = max(self._next, newest - last + 1 if last else 1)
         while self._next <= newest:
             record = self._record(self._next, sites)
             if record is not None:
@@ -283,6 +287,13 @@ class _RankRing:
             else:
                 break
         return found
+
+    def read_again(self, last: int, kept: int) -> tuple[Record, ...]:
+        """The newest `last` of the `kept` records that are known, and of those that are new."""
+        if found := self.read(False, kept):
+            self._kept |= {record.number: record for record in found}
+            self._kept = dict(sorted(self._kept.items())[-kept:])
+        return tuple(self._kept.values())[-last:]
 
     def known(self, records: tuple[Record, ...]) -> RankRecords:
         """The rank, with these records and its other notes."""
@@ -309,14 +320,7 @@ class _RankRing:
         whole = self._memory[at : at + self._layout.record_bytes]
         if _WORD.unpack_from(whole)[0] != number or self._number_at(number) != number:
             return None
-        record = _finished.get((self.pid, whole))
-        if record is None:
-            record = _parse_record(whole, self._layout, self._clock, sites)
-            if record.ended_s is not None:
-                if len(_finished) >= _MOST_FINISHED:  # several threads add
-                    _finished.clear()
-                _finished[self.pid, whole] = record
-        return record
+        return _parse_record(whole, self._layout, self._clock, sites)
 
 
 class RecordFollower:
@@ -358,10 +362,17 @@ class RecordFollower:
             (ring.rank, record) for ring in self._joined_rings() for record in ring.read(to_the_end)
         ]
 
-    def read_group(self, last: int | None) -> GroupRecords:
-        """All current records, at most the newest `last` of each rank."""
+    def read_group(self, last: int | None, kept: int = 0) -> GroupRecords:
+        """All current records, at most the newest `last` of each rank. To read them again and
+        again, keep as many as are ever needed."""
         rings = self._joined_rings()
+        if kept and last:
+            return self._identify([ring.known(ring.read_again(last, kept)) for ring in rings])
         return self._identify([ring.known(tuple(ring.read(True, last))) for ring in rings])
+
+    def has_left(self, pid: int) -> bool:
+        """Whether this process has left the group."""
+        return all(ring.is_closed() for ring in self._joined_rings() if ring.pid == pid)
 
     def _joined_rings(self) -> list[_RankRing]:
         for rank in range(self.size):
@@ -379,3 +390,39 @@ class RecordFollower:
         here = tuple(replace(member, host=part.host) for member in members)
         segment = segment_of_key(part.key)
         return GroupRecords(name, self.size, here, backend, segment, is_part=True)
+
+
+class OwnRecords:
+    """The records of this process's groups while the watch runs. They stay mapped, and `kept` of
+    each rank are remembered: `read_process` then makes no system calls, and parses what is new."""
+
+    def __init__(self, kept: int) -> None:
+        global _own
+        self.kept, self._lock = kept, threading.Lock()
+        self.followers: dict[tuple[int, int], RecordFollower] = {}
+        for path in segments_of(os.getpid()):
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                self._follow(file.fileno())
+        listeners.append(self._follow)
+        _own = self
+
+    def read(self, last: int) -> list[GroupRecords]:
+        """Those of the groups that this process has not left."""
+        with self._lock:
+            for key, follower in list(self.followers.items()):
+                if follower.has_left(os.getpid()):
+                    self.followers.pop(key).close()
+            return [known.read_group(last, self.kept) for known in list(self.followers.values())]
+
+    def close(self) -> None:
+        global _own
+        _own = None if _own is self else _own
+        listeners.remove(self._follow)
+        self.followers.clear()
+
+    def _follow(self, descriptor: int) -> None:
+        with contextlib.suppress(OSError, UnisonoError):  # the program can do without
+            self.followers[segment_key(descriptor)] = RecordFollower(descriptor)
+
+
+_own: OwnRecords | None = None
