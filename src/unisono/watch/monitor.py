@@ -243,7 +243,7 @@ class Monitor:
             report = diagnose.hang(view.groups, still[0], view.where) if still else None
             if report is not None and report.kind == "stalled" and _moves(still[0].group):
                 continue
-            if report is not None and self._waits_still(key):
+            if report is not None and self._holds_still(report, key):
                 others = waits(groups, me) if report.kind == "cycle" else []
                 is_told = any(_key(other) in self._awaited for other in others)
                 is_new = self._keep(report, key) and not is_told
@@ -308,13 +308,18 @@ class Monitor:
                 waited_s = ended_s - wait.record.arrived_s
                 _logger.warning("unisono.watch: %s continued after %.0f s", wait, waited_s)
 
-    def _waits_still(self, key: tuple[tuple[int, int], int]) -> bool:
-        """Whether a call of ours is still waiting: asking all ranks takes time, and if it has gone
-        on meanwhile their answers do not explain it."""
+    def _holds_still(self, report: Report, key: tuple[tuple[int, int], int]) -> bool:
+        """Whether our call still waits, and for the same ranks: asking all takes time, and the
+        answer of one that has come meanwhile does not explain the wait."""
         self._retire()
         me = os.getpid()
-        found = with_creations(read_process(me, _LAST))
-        return any(_key(wait) == key for wait in waits(found, me))
+        found = waits(with_creations(read_process(me, _LAST)), me)
+        for wait in found:
+            if _key(wait) == key:
+                is_own = (report.group, report.call) == (wait.group.name, wait.record.call)
+                is_hang = is_own and report.kind == "hang" and report.call is not None
+                return not is_hang or set(report.culprits) <= set(wait.missing())
+        return False
 
     def _look_for_differences(self, groups: list[GroupRecords]) -> None:
         """Find calls that differ (unisono's own groups compare those themselves), and shifted
