@@ -409,7 +409,9 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     are_known = not odd.pid or ask_once((odd.host, odd.pid)).is_described
     verb = "never reached" if are_known else "never finished"
     if record.tag is not None:
-        match = "never posted the match for" if are_known else verb
+        told = find_member(group, odd.rank)
+        is_current = are_known or bool(told and told.records and not told.heard_s)
+        match = "never posted the match for" if is_current else verb
         verb = f"{match} rank {last.member.rank}'s"
     it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
     call = _with_line(last, _at(last, ask_once))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
@@ -42,6 +43,8 @@ T = TypeVar("T")
 _logger = logging.getLogger("unisono")
 
 _KEEP, _COMMIT = 1, 2
+_NEWS_S = 0.5
+"""How long the news of a death may take to reach all groups of a process."""
 
 _serials = itertools.count(1)
 """Each rank proposes its next serial for a decision, and the highest counts: it is above those of
@@ -274,6 +277,9 @@ class UpdateProtocol:
 
     def _group_failure(self, error: Exception) -> WeightUpdateError:
         """A failed update that ended its group."""
+        end_s = time.monotonic() + isinstance(error, (PeerLost, GroupAborted)) * _NEWS_S
+        while self.comm.errored is None and time.monotonic() < end_s:
+            time.sleep(0.001)  # a transfer's group may know of a death first
         ending = self.comm.errored
         cause = ending if isinstance(ending, PeerLost) else error  # all ranks see the same death
         failed: dict[int, str] = {}
