@@ -663,25 +663,24 @@ def test_asking_by_signal_harms_no_process_whose_threads_run(program: WriteProgr
 
 def test_a_thread_that_holds_the_gil_is_found(program: WriteProgram) -> None:
     made = program("""
-        import ctypes, os, signal, threading, time
+        import ctypes, os, signal, threading
         from unisono import watch
         from unisono.watch.stack_server import ask
 
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             watch.start()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            thread = threading.Thread(target=lambda: ctypes.PyDLL(None).sleep(60))
+            libc = ctypes.PyDLL(None)
+            thread = threading.Thread(target=lambda: libc.write(writer, b"x", 1) + libc.sleep(60))
             thread.start()
             thread.join()
-        os.waitpid(child, os.WUNTRACED)
-        os.kill(child, signal.SIGCONT)
-        time.sleep(1)
+        os.read(reader, 1)
         print(*(stack.program_frame().line for stack in ask(child)))
         os.kill(child, signal.SIGKILL)
         """)
     lines = made.path.read_text().splitlines()
-    holder = next(n for n, line in enumerate(lines, 1) if "PyDLL" in line)
+    holder = next(n for n, line in enumerate(lines, 1) if "libc.sleep" in line)
     done = made.run()
     main, *others = map(int, done.stdout.split())
     assert main in (holder + 1, holder + 2), done

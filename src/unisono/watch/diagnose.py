@@ -410,8 +410,7 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     verb = "never reached" if are_known else "never finished"
     if record.tag is not None:
         told = find_member(group, odd.rank)
-        is_current = are_known or bool(told and told.records and not told.heard_s)
-        match = "never posted the match for" if is_current else verb
+        match = "never posted the match for" if are_known or (told and _is_told(told)) else verb
         verb = f"{match} rank {last.member.rank}'s"
     it = f"it {odd.where()}" if len(who) == 1 else f"they {plural(odd.where())}"
     call = _with_line(last, _at(last, ask_once))
@@ -425,7 +424,8 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
     trails = {
         member.rank: _trail(group, member)
         for member in group.ranks
-        if not (ask_once(member.process).is_described or " at " in member.reason)
+        if not (ask_once(member.process).is_described or _is_told(member))
+        and " at " not in member.reason
     }
     trail, line = trails.get(odd.rank, ("", ""))
     verdict += trail if len(who) == 1 else ""
@@ -450,6 +450,11 @@ def _missing(last: Wait, culprit: int, ask_once: Ask, path: Sequence[Wait]) -> R
         details=(*waiting, *found.details),
     )
     return _shifted(group, found)
+
+
+def _is_told(member: RankRecords) -> bool:
+    """Whether its records are all there are, as those of a dump: nothing came after them."""
+    return bool(member.records) and not member.heard_s
 
 
 def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
