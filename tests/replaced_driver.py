@@ -296,7 +296,7 @@ def _no_errors(*given: Any) -> tuple[Any]:
     return (OK,)
 
 
-cuStreamSynchronize = cuMemcpyDtoHAsync = cuMemcpyHtoDAsync = _no_errors
+cuStreamSynchronize = cuStreamQuery = cuMemcpyDtoHAsync = cuMemcpyHtoDAsync = _no_errors
 
 
 def cuCtxGetDevice() -> tuple[Any, ...]:

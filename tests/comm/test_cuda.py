@@ -29,7 +29,7 @@ from unisono.comm.cuda.routing import (
 )
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.errors import CollectiveMismatch
+from unisono.errors import CollectiveMismatch, GroupAborted
 
 FLOATS = 5000
 
@@ -461,10 +461,36 @@ def refuse_host_memory(comm: Communicator, folder: str) -> None:
 # -- pinned memory ---------------------------------------------------------------------------------
 
 
+@pytest.mark.ranks(2)
+def test_a_wait_for_the_own_gpu_ends_with_the_group(comm: Communicator) -> None:
+    """The GPU never finishes here; rank 1 ends the group while rank 0 waits."""
+    import replaced_driver
+
+    replaced_driver.install()
+    from unisono.comm.cuda.driver import Driver
+
+    driver, asked = Driver(), []
+    driver._query = lambda stream: (replaced_driver.CUresult.CUDA_ERROR_NOT_READY,)
+    with comm.split([0, 1], label="with a busy GPU") as group:
+        if comm.rank:
+            comm.barrier()
+            group.abort("enough")
+            return
+
+        def check() -> None:
+            if not asked:
+                comm.barrier()
+            asked.append(1)
+            group.barrier() if group.errored else None
+
+        with pytest.raises(GroupAborted, match="enough"):
+            driver.finish(0, check)
+
+
 class CopyingDriver:
     """What PinnedStaging asks of the driver, with CPU memory in place of a GPU's."""
 
-    def synchronize(self, stream: int) -> None:
+    def finish(self, stream: int, check: Any) -> None:
         pass
 
     def open_host_memory(self, address: int, size: int) -> int:
@@ -491,7 +517,7 @@ def test_pinned_memory_made_in_inference_mode_serves_outside(
 
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *given, pin_memory, **more: empty(*given, **more))
-    staging = PinnedStaging(CopyingDriver(), 4096)  # type: ignore[arg-type]
+    staging = PinnedStaging(CopyingDriver(), 4096, lambda: None)  # type: ignore[arg-type]
     for is_inference in (True, False, True):
         for count, dtype in ((17, torch.uint8), (3, torch.float32), (9, torch.uint8)):
             with torch.inference_mode(is_inference):
@@ -520,5 +546,5 @@ def test_large_rows_pass_through_two_buffers(
         for row in rows:
             row += torch.arange(row.numel()).to(torch.uint8)
         expected = [row + (7 * (turn % 3 - comm.rank)) for row in rows]
-        relay.carry(rows, comm.rank == turn % 3, 0, comm.barrier)
+        relay.carry(rows, comm.rank == turn % 3, 0, comm.barrier, lambda: None)
         assert all(map(torch.equal, rows, expected)), turn

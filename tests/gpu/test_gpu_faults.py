@@ -89,6 +89,37 @@ def lose_one(
     return str(error), told - died_at, done - died_at, closed - died_at, still_mapped
 
 
+@pytest.mark.parametrize("count", [16, LARGE], ids=["small", "large"])
+def test_a_death_is_heard_by_a_rank_whose_own_gpu_is_busy(fresh_pool: RankPool, count: int) -> None:
+    """A small call waits until the GPU has done what the program queued before it: for seconds,
+    here. A death ends that wait."""
+    outcomes = fresh_pool.outcomes(lose_one_beside_work, 2, count, connected=False)
+    assert outcomes[0].error is None, outcomes[0].error
+    text, told_s = outcomes[0].value
+    assert "rank 1 " in text
+    assert told_s < TOLD_S, told_s
+
+
+def lose_one_beside_work(rank: int, size: int, path: str, count: int) -> tuple[str, float]:
+    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    tensor = torch.ones(count, device="cuda")
+    comm.all_reduce(tensor, "max")
+    torch.cuda.synchronize()
+    comm.barrier()
+    died, waiting = Path(f"{path}-died"), Path(f"{path}-waiting")
+    if rank == 1:
+        assert eventually(waiting.exists)
+        died.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.cuda._sleep(LONG)
+    waiting.touch()
+    error = attempt(comm.all_reduce, tensor, "max")
+    told = time.monotonic()
+    assert isinstance(error, PeerLost), repr(error)
+    comm.close()
+    return str(error), told - float(died.read_text())
+
+
 def test_survivors_give_the_memory_of_the_dead_back(fresh_pool: RankPool) -> None:
     """The conductor has mapped it: the dead rank's memory is free once the group is closed."""
     outcomes = fresh_pool.outcomes(lose_memory, 2, connected=False)

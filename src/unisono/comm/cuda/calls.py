@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 STAGED_BYTES = 512 << 10
 """Calls that move at most this much go through pinned memory: a turn of every rank on the GPU
-would take longer."""
+would take longer. (An all_reduce has a limit of its own.)"""
 
 _PINNED_BYTES = 8 * STAGED_BYTES
 _OUTCOME_BYTES = 256
@@ -71,7 +71,7 @@ class CudaCalls:
         self.size = engine.size
         self.name = engine.name
         self.device = device
-        self.staging = PinnedStaging(driver, _PINNED_BYTES)
+        self.staging = PinnedStaging(driver, _PINNED_BYTES, self._raise_if_ended)
         self._driver = driver
         self._relays: list[Relay | None] = []  # one, once it is needed
         self.orchestra = orchestra
@@ -80,6 +80,11 @@ class CudaCalls:
         self.lock = threading.RLock()
         self.of_backward = WorksOfBackward()
         self._streams = StreamExecutor()
+
+    def _raise_if_ended(self) -> None:
+        ending = self.engine.ending("a call on CUDA tensors")
+        if ending is not None:
+            raise ending
 
     def stream(self) -> int:
         """torch's current stream on this group's GPU."""
@@ -116,7 +121,7 @@ class CudaCalls:
     @contextlib.contextmanager
     def _one_call(self, operation: str) -> Iterator[None]:
         """One call at a time, on this group's GPU; if it fails, the others are told."""
-        with self.lock, torch.cuda.device(self.device), self._told_of_failure(operation):
+        with self.lock, torch.cuda.device(self.device), self.told_of_failure(operation):
             yield
 
     def _record(self, call: AnnouncedCall, job: Callable[[], None], tensors: Sequence[Any]) -> None:
@@ -136,7 +141,7 @@ class CudaCalls:
             group.record_end(record, status)
 
     @contextlib.contextmanager
-    def _told_of_failure(self, what: str) -> Iterator[None]:
+    def told_of_failure(self, what: str) -> Iterator[None]:
         """A rank that cannot continue, because its GPU is out of memory or has failed, ends the
         group, so that no rank waits for it."""
         try:
@@ -217,7 +222,7 @@ class CudaCalls:
         (relay,) = self._relays
         if relay is not None:
             meet = functools.partial(self.engine.barrier, None, False)
-            relay.carry(rows, self.rank == root, self.stream(), meet)
+            relay.carry(rows, self.rank == root, self.stream(), meet, self._raise_if_ended)
         return relay is not None
 
     def _open_relay(self, call: AnnouncedCall) -> Relay | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ COPY_ENGINE_BYTES = 32 << 10
 """From this many bytes on the driver itself uses the copy engine for a copy to the device.
 Below, it uses a kernel, and a process that runs kernels must wait for its turn on a shared GPU
 (140 us for each process), unless the copy has several rows with a gap between them."""
+
+_SPIN_S = 0.001
+"""How long we ask a stream without a pause whether it has finished."""
 
 
 class DriverError(RuntimeError):
@@ -55,7 +59,9 @@ class Driver:
         self._number_of = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
         self._host = cu.CUmemorytype.CU_MEMORYTYPE_HOST
         self._device = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        self._not_ready = cu.CUresult.CUDA_ERROR_NOT_READY
         self._synchronize = cu.cuStreamSynchronize
+        self._query = cu.cuStreamQuery
         self._to_host = cu.cuMemcpyDtoHAsync
         self._to_device = cu.cuMemcpyHtoDAsync
         self._write = cu.cuStreamWriteValue32
@@ -203,6 +209,17 @@ class Driver:
     def synchronize(self, stream: int) -> None:
         """Return once a stream has done all its work."""
         self._check("cuStreamSynchronize", self._synchronize(stream))
+
+    def finish(self, stream: int, check: Callable[[], None]) -> None:
+        """Return once a stream has done all its work. `check` is called from time to time, and may
+        raise: a program can queue seconds of its own work, and its peers may die meanwhile."""
+        begin_s = time.monotonic()
+        while (answer := self._query(stream))[0] == self._not_ready:
+            waited_s = time.monotonic() - begin_s
+            if waited_s > _SPIN_S:
+                check()
+                time.sleep(min(waited_s / 16, 0.01))
+        self._check("cuStreamQuery", answer)
 
     def write_flag(self, stream: int, flag: int, value: int) -> None:
         """Write a 32-bit number once the stream has done all its work so far, visible to all."""

@@ -29,11 +29,13 @@ RELAY_BYTES = 2 * _BUFFER_BYTES
 class PinnedStaging:
     """Pinned memory of one group, for the rows of one call at a time.
 
-    Without a driver, or if the rows are large, torch copies, and manages the memory.
+    Without a driver, or if the rows are large, torch copies, and manages the memory. `check` raises
+    if the group has ended, while this rank waits for its GPU.
     """
 
-    def __init__(self, driver: Driver | None, size: int) -> None:
+    def __init__(self, driver: Driver | None, size: int, check: Callable[[], None]) -> None:
         self._driver = driver
+        self._check = check
         self._size = size
         self._buffer: torch.Tensor | None = None
         self._begin = 0
@@ -52,8 +54,8 @@ class PinnedStaging:
         """A call begins: what the last one left here is no longer needed."""
         if self._driver is not None:
             if self._stream is not None and self._stream != stream:
-                self._driver.synchronize(self._stream)
-            self._driver.synchronize(stream)
+                self._driver.finish(self._stream, self._check)
+            self._driver.finish(stream, self._check)
         self._stream = stream
         self._used = 0
 
@@ -66,7 +68,7 @@ class PinnedStaging:
             assert self._driver is not None
             assert self._stream is not None
             self._driver.copy_to_host(host.data_ptr(), row.data_ptr(), row.nbytes, self._stream)
-            self._driver.synchronize(self._stream)
+            self._driver.finish(self._stream, self._check)
         else:
             host.copy_(row)
         return host
@@ -124,7 +126,7 @@ class PinnedStaging:
             self.give(row, host)
             return
         if stream != self._stream and self._stream is not None:
-            driver.synchronize(self._stream)
+            driver.finish(self._stream, self._check)
         self._stream = stream
         size = row.nbytes
         key = row.dtype, size
@@ -136,7 +138,7 @@ class PinnedStaging:
                 view = self._views[key] = self._memory()[:size].view(row.dtype)
         device = row.data_ptr()
         driver.copy_to_host(self._begin, device, size, stream)
-        driver.synchronize(stream)  # also for what an earlier call left here
+        driver.finish(stream, self._check)  # also for what an earlier call left here
         combine(view)
         self._used = -(-size // _ALIGNMENT) * _ALIGNMENT
         self._give(device, self._begin, size)
@@ -171,10 +173,15 @@ class Relay:
         self.close = self._buffers.close
 
     def carry(
-        self, rows: Sequence[torch.Tensor], sends: bool, stream: int, meet: Callable[[], object]
+        self,
+        rows: Sequence[torch.Tensor],
+        sends: bool,
+        stream: int,
+        meet: Callable[[], object],
+        check: Callable[[], None],
     ) -> None:
         """Copy the sender's rows to those of the others. At each meeting one buffer is full, and
-        the other empty."""
+        the other empty. `check` raises if the group has ended."""
         parts = [
             (row.data_ptr() + begin, min(row.nbytes - begin, _BUFFER_BYTES))
             for row in rows
@@ -189,5 +196,5 @@ class Relay:
                     self._driver.copy_to_host(buffer, device, size, stream)
                 else:
                     self._driver.copy_to_device(device, buffer, size, stream)
-                self._driver.synchronize(stream)
+                self._driver.finish(stream, check)
             meet()
