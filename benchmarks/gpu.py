@@ -20,7 +20,8 @@ from torch import nn
 import unisono
 from unisono.training import WeightReceiver, WeightSender
 
-SIZES = (4, 4096, 65_536, 262_144, 524_288, 1 << 20, 4 << 20, 16 << 20, 256 << 20)
+KIB = 1 << 10
+SIZES = (4, *(n * KIB for n in (4, 64, 128, 256, 512, 1024, 4096, 16_384, 262_144)))
 GLOO_UP_TO = 256 << 20
 WAYS_OF_WEIGHTS = (
     # transactional, checksum, alias

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import torch
 
 from unisono.comm.arguments import Call
-from unisono.comm.cuda.all_reduce import AllReduces, reduce_staged_row
-from unisono.comm.cuda.calls import STAGED_BYTES, CudaCalls, is_capturing
+from unisono.comm.cuda.all_reduce import STAGED_BYTES, AllReduces, reduce_staged_row
+from unisono.comm.cuda.calls import CudaCalls, is_capturing
 from unisono.comm.cuda.conducting import Task
 from unisono.comm.cuda.kernels import has_kernel
 from unisono.comm.cuda.regions import RankMemory
