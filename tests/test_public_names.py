@@ -61,22 +61,14 @@ def test_every_public_name_is_there_once() -> None:
         _ = unisono.all_reduced
 
 
-def test_names_of_the_notes_are_silent_and_former_ones_warn() -> None:
-    comm = unisono.get_world()
+def test_names_of_the_notes_are_silent_and_former_ones_gone() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert unisono.cleanup is unisono.shutdown
         assert unisono.debug_communication is unisono.self_test
         assert callable(unisono.setup)
-        for name in unisono._RENAMED:
-            with pytest.raises(DeprecationWarning, match=rf"unisono\.{name} is now unisono\."):
-                getattr(unisono, name)
-        with pytest.raises(DeprecationWarning, match="refuse is now reject_call"):
-            _ = comm.refuse  # type: ignore[attr-defined]
-    with pytest.warns(DeprecationWarning, match="is now unisono.math.mean"):
-        assert unisono.mean is unisono.math.mean
-    with pytest.warns(DeprecationWarning, match="peer is now get_peer_tensor"):
-        assert comm.peer == comm.get_peer_tensor  # type: ignore[attr-defined]
+    assert not any(hasattr(unisono, name) for name in ("mean", "execute", "share", "softmax"))
+    assert not any(hasattr(unisono.get_world(), name) for name in ("peer", "refuse"))
     assert not {"mean", "execute", "setup"} & {*unisono.__all__}
 
 

@@ -111,21 +111,6 @@ _NOTES = {
 }
 """Other names of the same, which course notes use (docs/notes.md). They stay."""
 
-_RENAMED = {
-    "clip_grad_norm": "training.clip_grad_norm",
-    "execute": "run_schedule",
-    "l2_norm": "math.l2_norm",
-    "log_softmax": "math.log_softmax",
-    "logsumexp": "math.logsumexp",
-    "mean": "math.mean",
-    "normalize": "math.normalize",
-    "share": "share_tensor",
-    "softmax": "math.softmax",
-    "variance": "math.variance",
-    "weighted_sum": "math.weighted_sum",
-}
-"""Former names of ours, which still work and warn."""
-
 _HOME_OF = {
     name: home for homes in (_HOMES, _NOTES) for home, names in homes.items() for name in names
 }
@@ -134,13 +119,6 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        import warnings
-
-        new = f"unisono.{_RENAMED[name]}"
-        warnings.warn(f"unisono.{name} is now {new}", DeprecationWarning, stacklevel=2)
-        home, _, name = new.rpartition(".")
-        return getattr(importlib.import_module(home), name)
     home = _HOME_OF.get(name, "")
     if not home:
         from unisono.torch_habits import INSTEAD

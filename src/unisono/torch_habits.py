@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any, NoReturn
 
 _NON_GROUP_MEMBER = -100  # torch.distributed.GroupMember.NON_GROUP_MEMBER
@@ -124,24 +123,6 @@ class WithoutTorchNames:
 
 for _name in ON_COMMUNICATOR:
     setattr(WithoutTorchNames, _name, Absent(_name))
-
-
-class Renamed:
-    """The former name of a method, which still works and warns."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
-
-    def __get__(self, comm: object, kind: type) -> Any:
-        message = f"Communicator.{self._old} is now {self._new}"
-        if comm is None:
-            raise AttributeError(message)
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(comm, self._new)
-
-
-for _name, _new in (("peer", "get_peer_tensor"), ("refuse", "reject_call")):
-    setattr(WithoutTorchNames, _name, Renamed(_name, _new))
 
 
 def describe_no_group(group: Any) -> str:
