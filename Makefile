@@ -60,13 +60,16 @@ test-exact: .venv/.stamp ## run the slow suites that depend on neither time nor 
 	$(MAKE) conformance SUITE="--again --backend unisono --ranks 4 --hosts 2"
 	.venv/bin/python -m pytest -n 3 --dist worksteal -m slow $(EXACT)
 
-# Without a GPU every test is skipped, and says so.
 test-gpu: .venv/.stamp ## run the tests of CUDA tensors on one GPU that all ranks share
+	@.venv/bin/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: nothing to test")'
 	.venv/bin/python -m pytest -m gpu tests/gpu
 
-# Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
-# test is skipped, and says so. The site is built by the first test that looks at it.
-test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browser
+# Chromium is the system's: Playwright downloads none. The site is built by the first test that looks
+# at it.
+test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browser, which root installs
+	@test -n "$(BROWSER)" || { $(call installed,chromium,chromium); }
+	@which chromium chromium-browser google-chrome | grep -q . || \
+		{ echo "no browser: apt-get install chromium"; exit 1; }
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
 	.venv/bin/python -m pytest -m "not slow" tests/pages
 
