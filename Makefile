@@ -21,7 +21,7 @@ BENCH ?=
 # What `make test-torch` is run with: 2.11, 2.15.0, newest
 TORCH ?= newest
 
-.PHONY: help demo docs test test-slow test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
+.PHONY: help demo docs test test-slow test-exact test-hosts test-docs test-gpu test-pages test-watched test-torch test-ray real real-vllm conformance parity diagnosis check native sanitize model mutants latency bench clean
 .PHONY: lint-workflows sdist wheel wheels check-packages try-wheel address
 
 help: ## list the targets
@@ -39,23 +39,37 @@ test: .venv/.stamp ## run the tests, without the slow ones
 test-slow: .venv/.stamp ## run the slow tests
 	.venv/bin/python -m pytest -m slow
 
-# Hosts are network namespaces, which need root: without it their tests are skipped, and say so. With
-# it, Debian's tools for them are installed where they are missing.
-HOST_TOOLS = ip tc unshare nsenter
+# As root, Debian's packages are installed where programs are missing: $(call installed,programs,packages)
+installed = test "$$(id -u)" != 0 || which $(1) > /dev/null || { apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes $(2); }
+
+# Hosts are network namespaces, which need root: without it their tests are skipped, and say so.
 test-hosts: export PYTHONDONTWRITEBYTECODE =
 test-hosts: .venv/.stamp ## run every test of ranks on several hosts; as root installs their tools
-	@test "$$(id -u)" != 0 || which $(HOST_TOOLS) > /dev/null || \
-		apt-get install --quiet --yes iproute2 util-linux
+	@$(call installed,ip tc unshare nsenter,iproute2 util-linux)
 	.venv/bin/python -m pytest -n 3 --dist worksteal -m "not slow" tests/hosts tests/comm/test_hosts.py
 	.venv/bin/python -m pytest -n 2 -m "hosts and not slow" tests/comm/conformance
 
-# Without a GPU every test is skipped, and says so.
+# Slow suites that depend on neither time nor chance. CI runs them; `make test-slow` has the others.
+EXACT = tests/comm/conformance tests/plan tests/training/test_parallel_gpt.py
+test-exact: export PYTHONDONTWRITEBYTECODE =
+test-exact: .venv/.stamp ## run the slow suites that depend on neither time nor chance: half an hour
+	$(MAKE) sanitize CMAKE=.venv/bin/cmake
+	$(MAKE) model test-docs
+	$(MAKE) conformance SUITE="--again --backend unisono --ranks 3 --hosts 1"
+	$(MAKE) conformance SUITE="--again --backend unisono --ranks 4 --hosts 2"
+	.venv/bin/python -m pytest -n 3 --dist worksteal -m slow $(EXACT)
+
 test-gpu: .venv/.stamp ## run the tests of CUDA tensors on one GPU that all ranks share
+	@.venv/bin/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU: nothing to test")'
 	.venv/bin/python -m pytest -m gpu tests/gpu
 
-# Chromium is the system's (apt-get install chromium): Playwright downloads none. Without it every
-# test is skipped, and says so. The site is built by the first test that looks at it.
-test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browser
+# Chromium is the system's: Playwright downloads none. The site is built by the first test that looks
+# at it.
+test-pages: .venv/.stamp ## look at the HTML pages and the site in a real browser, which root installs
+	@test -n "$(BROWSER)" || { $(call installed,chromium,chromium); }
+	@which chromium chromium-browser google-chrome | grep -q . || \
+		{ echo "no browser: apt-get install chromium"; exit 1; }
 	.venv/bin/python -m pip install --quiet -c constraints.txt playwright $(SITE_TOOLS)
 	.venv/bin/python -m pytest -m "not slow" tests/pages
 
@@ -195,8 +209,9 @@ $(THREADS): build/%/threads:
 	$(CMAKE) -B build/$* -DUNISONO_MODULE=OFF -DUNISONO_SANITIZE=$(filter-out plain,$*)
 	$(CMAKE) --build build/$* --target threads --parallel
 
-# What is not installed is named, with how to get it: GenMC is built from source. Five minutes.
-model: ## explore the engine's protocols with the model checkers that are installed: GenMC and spin
+# GenMC is built from source: without it the models alone are explored, and the last lines say so.
+model: ## explore the protocols with spin, which root installs, and with GenMC if there: five minutes
+	@$(call installed,spin cc,spin gcc libc6-dev)
 	$(PYTHON) tests/model
 
 # Which ones, and whether to go on: MUTANTS="--only wake --resume"

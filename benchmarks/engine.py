@@ -13,6 +13,7 @@ If mpi4py and mpirun are missing, they are set up in build/peers. On a machine w
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -28,6 +29,9 @@ import record
 
 import unisono
 from unisono.bench.results import read
+
+sys.path.append(str(peers.REPOSITORY / "tests"))
+from commit import commit
 
 COLLECTIVES = ("all_reduce", *figures.MOVERS, "barrier", "ping_pong", "all_reduce_async")
 SIZES = "8,64,1K,4K,16K,64K,256K,1M,4M,16M,64M,256M"
@@ -89,12 +93,16 @@ def main(arguments: Sequence[str]) -> int:
     except peers.PeersError as error:
         print(f"engine.py: {error}", file=sys.stderr)
         return 1
+    at = commit()
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         path = Path(folder) / "run.json"
         status = bench(found, asked, options.ranks, path)
         if not path.exists():
             return status
-        text, run = path.read_text(), read(path)
+        document = json.loads(path.read_text())
+        document["versions"]["commit"] = at
+        path.write_text(text := json.dumps(document, indent=1) + "\n")
+        run = read(path)
     print(figures.summary(figures.Figures(run), idle_percent(), options.goals))
     if options.json:
         options.json.write_text(text)

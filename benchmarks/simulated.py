@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,9 @@ import numpy
 import unisono
 from unisono.plan import Schedule, Topology, find, simulate
 from unisono.plan.sizes import format_seconds, format_size
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from commit import commit
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 ALGORITHMS = ("ring", "binomial", "double_tree", "recursive_doubling", "halving_doubling")
@@ -92,7 +96,8 @@ def main() -> None:
     calibration = (
         f"{platform.machine()}: {format_seconds(here.call_s)} per call, "
         f"{format_seconds(here.inside_latency_s)} per hop, "
-        f"{here.inside_bytes_per_s / 1e9:.1f} GB/s, adds {here.reduce_bytes_per_s / 1e9:.1f} GB/s."
+        f"{here.inside_bytes_per_s / 1e9:.1f} GB/s, adds {here.reduce_bytes_per_s / 1e9:.1f} GB/s; "
+        f"commit {commit()}."
     )
     lines = [calibration, "", "| ranks | bytes | algorithm | simulated | measured | off by |"]
     lines.append("|---:|---:|---|---:|---:|---:|")

@@ -154,7 +154,7 @@ def describe(topology: Topology) -> str:
         f"{format_seconds(topology.between_latency_s)} per hop between hosts; "
         f"inside {format_seconds(topology.inside_latency_s)} per hop, "
         f"{topology.inside_bytes_per_s / 1e9:.1f} GB/s, adds "
-        f"{topology.reduce_bytes_per_s / 1e9:.1f} GB/s."
+        f"{topology.reduce_bytes_per_s / 1e9:.1f} GB/s; commit {simulated.commit()}."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,10 @@ from unisono.comm.work import Work
 
 ARENA_BYTES = 96 << 20
 LEAST_BYTES = 4096  # smaller calls always go through descriptors and slots
+COLLECTIVES = {
+    "all_reduce", "reduce", "broadcast", "all_gather",
+    "reduce_scatter", "gather", "scatter", "all_to_all",
+}  # fmt: skip
 
 
 class OnSharedTensors:
@@ -26,7 +31,22 @@ class OnSharedTensors:
         self._works = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
+        method = getattr(self._comm, name)
+        if name not in COLLECTIVES or not self._shares:
+            return method
+
+        @functools.wraps(method)
+        def call(*args: Any, **named: Any) -> Any:
+            moved = Move(self)
+            named = {word: moved.move_in(value) for word, value in named.items()}
+            work = method(*map(moved.move_in, args), **named)
+            if work is None:
+                moved.move_out()
+                return None
+            self._works += 1
+            return MovedWork(work, moved, self)
+
+        return call
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "timeout_s":
@@ -36,42 +56,6 @@ class OnSharedTensors:
 
     def __repr__(self) -> str:
         return repr(self._comm)
-
-    def _call(self, name: str, tensors: list[Any], *args: Any, **named: Any) -> Any:
-        method = getattr(self._comm, name)
-        if not self._shares:
-            return method(*tensors, *args, **named)
-        moved = Move(self)
-        work = method(*map(moved.move_in, tensors), *args, **named)
-        if work is None:
-            moved.move_out()
-            return None
-        self._works += 1
-        return MovedWork(work, moved, self)
-
-    def all_reduce(self, tensor: Any, *args: Any, **named: Any) -> Any:
-        return self._call("all_reduce", [tensor], *args, **named)
-
-    def reduce(self, tensor: Any, *args: Any, **named: Any) -> Any:
-        return self._call("reduce", [tensor], *args, **named)
-
-    def broadcast(self, tensor: Any, *args: Any, **named: Any) -> Any:
-        return self._call("broadcast", [tensor], *args, **named)
-
-    def all_gather(self, output: Any, input: Any, **named: Any) -> Any:
-        return self._call("all_gather", [output, input], **named)
-
-    def reduce_scatter(self, output: Any, input: Any, *args: Any, **named: Any) -> Any:
-        return self._call("reduce_scatter", [output, input], *args, **named)
-
-    def gather(self, output: Any, input: Any, *args: Any, **named: Any) -> Any:
-        return self._call("gather", [output, input], *args, **named)
-
-    def scatter(self, output: Any, input: Any, *args: Any, **named: Any) -> Any:
-        return self._call("scatter", [output, input], *args, **named)
-
-    def all_to_all(self, output: Any, input: Any, **named: Any) -> Any:
-        return self._call("all_to_all", [output, input], **named)
 
     def take(self, size_bytes: int) -> torch.Tensor | None:
         """A piece of the arena, from which calls allocate in turn."""

@@ -6,7 +6,7 @@
 
 #include "binding.h"
 
-enum { MOMENT_NS = 5000000, MOST_MOMENTS = 400 };
+enum { MOMENT_NS = 5000000, MOST_NS = 2000000000 };
 
 static struct sigaction usual;
 static atomic_int holder; /* the process whose aborts are held, not a forked child; 0: none */
@@ -14,7 +14,7 @@ static atomic_bool aborting;
 
 static void hold(int number) {
     aborting = true;
-    for (int i = 0; i < MOST_MOMENTS && holder == getpid(); i++)
+    for (uint64_t end = un_now().ns + MOST_NS; un_now().ns < end && holder == getpid();)
         nanosleep(&(struct timespec){.tv_nsec = MOMENT_NS}, NULL);
     sigaction(number, &usual, NULL);
     raise(number); /* blocked until we return */

@@ -4,6 +4,8 @@ error."""
 from __future__ import annotations
 
 import importlib
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import unisono
+from commit import commit
 from docs.blocks import ROOT
 
 
@@ -73,3 +76,19 @@ def test_plots_stand_in_the_page(sources: ModuleType) -> None:
     assert page.count("<svg ") == 1
     assert "var(--unisono)" in page
     assert "<style>" not in page
+
+
+@pytest.mark.parametrize(
+    "page", ["conformance", "parity", "diagnosis", "performance", "hosts", "scale"]
+)
+def test_a_table_that_a_command_writes_names_its_commit(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert re.search(r"\bcommit \|? ?[0-9a-f]{8}\b", text, re.IGNORECASE)
+
+
+def test_a_table_is_written_on_this_commit() -> None:
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout
+    number, _, rest = commit().partition(" ")
+    assert (head.startswith(number) and rest in ("", "with changes")) or commit() == "no commit"

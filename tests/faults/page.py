@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from commit import commit
 from faults.corpus import (
     Fault,
     corpus,
@@ -125,8 +126,8 @@ def load_all(files: list[Path]) -> Outcomes:
     return {(row["name"], row["setup"]): Outcome((*row["said"],), row["ended"]) for row in rows}
 
 
-def page(outcomes: Outcomes) -> str:
-    """The score, and what every setup said about every program."""
+def page(outcomes: Outcomes, at: str) -> str:
+    """The score on a commit, and what every setup said about every program."""
     score: dict[str, list[Named]] = {setup: [] for setup in (*OURS, *PEERS)}
     said = []
     for fault in corpus():
@@ -141,7 +142,14 @@ def page(outcomes: Outcomes) -> str:
                 named, quote = named_by_us(fault, outcome), quote_ours(fault, outcome)
             score[setup].append(named)
             said.append(f"- {name} ({named}): {quote}")
-    lines = [MARK, "", "| | right rank and line | right rank | right line |", "|---|---|---|---|"]
+    lines = [
+        MARK,
+        "",
+        f"Commit {at}:",
+        "",
+        "| | right rank and line | right rank | right line |",
+        "|---|---|---|---|",
+    ]
     for setup, name in (OURS | PEERS).items():
         found = score[setup]
         both = sum(named.rank and named.line for named in found)
@@ -157,9 +165,10 @@ def main() -> None:
     parser.add_argument("--outcomes", type=Path, nargs="+")
     given = parser.parse_args()
     output: Path = given.output
+    at = commit()
     outcomes = load_all(given.outcomes) if given.outcomes else run_all()
     before = output.read_text().partition(MARK)[0] if output.exists() else ""
-    output.write_text(before + page(outcomes))
+    output.write_text(before + page(outcomes, at))
 
 
 if __name__ == "__main__":

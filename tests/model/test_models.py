@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import defaultdict
@@ -221,3 +222,12 @@ def test_a_line_carries_what_its_model_says(monkeypatch: pytest.MonkeyPatch) -> 
     assert has_left.wait(10)
     lines[1].close()
     assert steps == steps_in("lines.pml")
+
+
+def test_a_run_that_could_explore_nothing_has_failed(tmp_path: Path) -> None:
+    folder = Path(__file__).resolve().parent
+    ended = subprocess.run(
+        [sys.executable, folder], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "the models were not explored: spin, or a C compiler, is not installed" in ended.stdout

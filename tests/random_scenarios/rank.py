@@ -94,7 +94,8 @@ class ScenarioRank:
         return self._fault_note.with_suffix(f".{name}")
 
     def _note_fault(self) -> None:
-        self._fault_note.write_text(f"{time.monotonic()} {os.getpid()}\n")
+        self._note("unfinished").write_text(f"{time.monotonic()} {os.getpid()}\n")
+        self._note("unfinished").rename(self._fault_note)
 
     def _takes_part(self, step: Any) -> bool:
         return self.rank in self.scenario.members(step)
@@ -239,6 +240,7 @@ class ScenarioRank:
         if self.rank == others[0]:
             for other in others:
                 wait_for(self._note(f"ended-{other}").exists)
+            wait_for(self._fault_note.exists)  # they may not have needed it in its last step
             culprit = int(self._fault_note.read_text().split()[1])
             wait_for(lambda: state_of(culprit).is_stopped)
             os.kill(culprit, signal.SIGCONT)

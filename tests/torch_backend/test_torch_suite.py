@@ -15,9 +15,10 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[1]
 
 
-def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
-    """Run a few tests on unisono; returns the known results."""
-    command = [sys.executable, "-m", "torch_suite", "--backend", "unisono", "--ranks", "3"]
+def run(folder: Path, *arguments: str, hosts: int = 1) -> list[dict[str, str]]:
+    """Run a few tests on unisono, on 3 ranks of each host; returns the known results."""
+    command = [sys.executable, "-m", "torch_suite", "--backend", "unisono"]
+    command += ["--ranks", str(3 * hosts), "--hosts", str(hosts)]
     subprocess.run(
         [*command, *arguments],
         cwd=folder,
@@ -26,7 +27,7 @@ def run(folder: Path, *arguments: str) -> list[dict[str, str]]:
         timeout=180,
         stdout=subprocess.DEVNULL,
     )
-    (path,) = folder.glob("build/conformance/*/unisono-3.jsonl")
+    (path,) = folder.glob("build/conformance/*/unisono-*.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -42,6 +43,18 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     assert again[:2] == known[:2]  # kept, not run again: the times are the same
     assert [result["test"] for result in again] == names
     assert again[2]["status"] == "passed"
+
+
+def test_over_two_hosts(tmp_path: Path) -> None:
+    known = run(tmp_path, "--only", "test_all_reduce_sum", hosts=2)
+    assert {result["test"]: result["status"] for result in known} == {
+        "test_all_reduce_sum": "passed",
+        "test_all_reduce_sum_async": "passed",
+        "test_all_reduce_sum_complex": "passed",
+        "test_all_reduce_sum_cuda": "skipped",
+        "test_all_reduce_sum_cuda_async": "skipped",
+        "test_all_reduce_sum_cuda_complex": "skipped",
+    }
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="these tests can run here")

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from commit import commit
 from torch_parity.calls import check_call
 from torch_parity.matrix import Case, cases
 from torch_parity.memory import OverwrittenError, ScratchedError, WrongResultError
@@ -185,11 +186,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("docs/parity.md"))
     parser.add_argument("--ranks", type=int, default=2)
     arguments = parser.parse_args()
-    every = list(cases())
+    every, at = list(cases()), commit()
     results = {backend: run(backend, arguments.ranks) for backend in ("gloo", "unisono")}
     where = (
         f"torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{platform.system()} on {platform.machine()}, {arguments.ranks} ranks, {date.today()}"
+        f"{platform.system()} on {platform.machine()}, {arguments.ranks} ranks, {date.today()}, "
+        f"commit {at}"
     )
     arguments.output.write_text(page(every, results, where))
 

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from commit import commit
 from torch_suite import page
 from torch_suite.records import FOLDER, TORCH, Job, Result
 
@@ -35,7 +36,10 @@ def main() -> int:
         _run(job, options)
     every = _jobs(BACKENDS, RANKS, HOSTS)
     results = {job: known for job in every if (known := job.results())}
-    if not options.only:
+    missing = [job.name for job in every if job not in results]
+    if missing:
+        print(f"{page.PAGE} stays as it is: no results of {', '.join(missing)}")
+    elif not options.only:
         page.write(results, TORCH)
     print("\n".join(page.counts(results)))
     failed = [
@@ -78,7 +82,7 @@ def _part(text: str) -> tuple[int, int]:
 
 def _run(job: Job, options: argparse.Namespace) -> None:
     """Run the tests that have no result yet, in as many runners as needed."""
-    finished = False
+    finished, at = False, commit()
     while not finished:
         finished, started, total = True, "", 0
         for line in _lines(job, options):
@@ -88,9 +92,10 @@ def _run(job: Job, options: argparse.Namespace) -> None:
                 finished, started = False, line["starts"]
             else:
                 finished = True
-                _keep(job, Result(**line), total)
+                _keep(job, Result(**line, commit=at), total)
         if not finished:
-            _keep(job, Result(started, "failed", "the suite crashed or hung"), total)
+            crash = Result(started, "failed", "the suite crashed or hung", commit=at)
+            _keep(job, crash, total)
 
 
 def _keep(job: Job, result: Result, total: int) -> None:

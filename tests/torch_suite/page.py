@@ -17,7 +17,8 @@ _INTRODUCTION = """\
 
 torch ships the tests of its own backends
 (`torch/testing/_internal/distributed/distributed_test.py`). `make conformance` runs them on unisono
-and gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks, and writes this page.
+and gloo, with 3 and with 4 ranks, on unisono also with 2 hosts of 2 ranks. Once all have results,
+it writes this page.
 
 <!-- not run: takes minutes to hours -->
 ```sh
@@ -43,7 +44,7 @@ The run differs from torch's own in these points:
   tests/torch_backend/test_features_torch_keeps_to_gloo.py.
 - Tests that need a GPU are skipped before ranks start; ranks are forked, not spawned.
 - Hosts are simulated: UNISONO_HOSTID tells each rank which one it is on. Ranks of different hosts
-  share no memory and communicate by gloo over the loopback interface. Each test first checks this.
+  share no memory and communicate by UCX over the loopback interface. Each test first checks this.
 """
 
 
@@ -65,12 +66,17 @@ def _lines(results: Results, torch_version: str) -> Iterable[str]:
     yield _INTRODUCTION
     yield f"## Results with torch {torch_version}\n"
     yield from counts(results)
+    yield f"| commit | {' | '.join(map(_commits, results.values()))} |"
     yield "\n## Failures\n"
     yield from _failures(results) or ["None."]
     yield "\n## Skipped on unisono, passed on gloo\n"
     yield from _wanting(results) or ["None."]
     yield "\n## Reasons for skips\n"
     yield from _table(("reason", *(job.name for job in results)), _skips(results))
+
+
+def _commits(known: dict[str, Result]) -> str:
+    return ", ".join(sorted({result.commit for result in known.values()}))
 
 
 def _failures(results: Results) -> list[str]:

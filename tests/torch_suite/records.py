@@ -16,7 +16,7 @@ class Result:
     """The result of a test: "passed", "failed" or "skipped", with a one-line reason and a
     traceback.
 
-    `lifted` is why torch itself would not have run it on this backend.
+    `lifted` is why torch itself would not have run it on this backend; `commit` is unisono's.
     """
 
     test: str
@@ -25,6 +25,7 @@ class Result:
     detail: str = ""
     seconds: float = 0.0
     lifted: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True)

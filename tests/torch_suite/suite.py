@@ -46,7 +46,7 @@ class Suite(_Backend, _Tests):  # type: ignore[misc]
     def run_test(self, name: str, pipe: Any) -> None:
         """What a rank does once it has joined the process group."""
         hosts, world = int(os.environ["HOSTS"]), torch.distributed.group.WORLD
-        assert hosts == 1 or len(world.comm.placement.hosts) == hosts  # type: ignore[union-attr]
+        assert hosts == 1 or len(world.comm.transport.placement.hosts) == hosts  # type: ignore[union-attr]
         if name.startswith(CHOOSES_BY_NAME):
             distributed_test.BACKEND = "gloo"
         super().run_test(name, pipe)

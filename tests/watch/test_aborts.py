@@ -25,32 +25,38 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 """
 ABORTS = {
-    "another thread runs": ("ctypes.CDLL(None).abort()", "told\n", 0.0, 1.9),
-    "no other thread runs": ("ctypes.PyDLL(None).abort()", "", 2.0, 5.0),
-    "let go": ("native.hold_aborts(False); ctypes.PyDLL(None).abort()", "", 0.0, 1.9),
+    "another thread runs": ("ctypes.CDLL(None).abort()", "told\n", False),
+    "no other thread runs": ("ctypes.PyDLL(None).abort()", "", True),
+    "let go": ("native.hold_aborts(False); ctypes.PyDLL(None).abort()", "", False),
     "a forked child": (
         "child = os.fork() or ctypes.PyDLL(None).abort()\n"
         "print(os.waitpid(child, 0)[1] & 127, native.hold_aborts(False), flush=True)\n"
         "ctypes.PyDLL(None).abort()",
         "6 False\n",
-        0.0,
-        1.9,
+        False,
     ),
 }
 
 
+LONGEST_S = 2.0
+TRIES = 5  # a busy machine may take that long for anything, but not every time
+
+
 @pytest.mark.parametrize("how", ABORTS)
 def test_an_abort_waits_until_the_others_have_been_told(how: str) -> None:
-    program, said, least_s, most_s = ABORTS[how]
-    python = f"{PROGRAM}\nprint('begun', flush=True)\n{program}\n"
-    process = subprocess.Popen(
-        [sys.executable, "-c", python], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    since = time.monotonic()
-    output, errors = process.communicate(timeout=60)
-    assert least_s <= time.monotonic() - since < most_s
-    assert process.returncode == -signal.SIGABRT
+    program, said, waits_longest = ABORTS[how]
+    if waits_longest:
+        assert seconds_to_abort(program, said) >= LONGEST_S
+    else:
+        assert any(seconds_to_abort(program, said) < LONGEST_S for _ in range(TRIES))
+
+
+def seconds_to_abort(program: str, said: str) -> float:
+    python = f"{PROGRAM}\nprint(time.monotonic(), flush=True)\n{program}\n"
+    ended = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True)
+    ended_s = time.monotonic()
+    began_s, _, output = ended.stdout.partition("\n")
+    assert ended.returncode == -signal.SIGABRT
     assert output == said
-    assert "Fatal Python error: Aborted" in errors, "faulthandler was there before us"
+    assert "Fatal Python error: Aborted" in ended.stderr, "faulthandler was there before us"
+    return ended_s - float(began_s)
