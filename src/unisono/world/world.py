@@ -185,7 +185,18 @@ def _adopt(group: Any, backend: str, rank: int | None, size: int | None) -> Star
             f"this process is rank {comm.rank} of {comm.size} in torch.distributed, and cannot be "
             f"rank {rank} of {size}"
         )
-    return StartedWorld(comm, "torch.distributed already runs on it", lambda: None)
+    return StartedWorld(comm, _reason_of(group), lambda: None)
+
+
+def _reason_of(group: Any) -> str:
+    """Why torch's default group runs on its backend."""
+    from unisono.torch_backend.process_group import our_group
+
+    ours = our_group(group)
+    if ours is not None and ours.shown_name != "unisono":
+        name = ours.shown_name
+        return f"the program asked torch for {name}, and UNISONO_REPLACE={name} gives it unisono"
+    return "torch.distributed already runs on it"
 
 
 @functools.cache
@@ -339,7 +350,10 @@ def get_backend_reason() -> str:
     >>> unisono.get_backend_reason()
     'it was asked for'
     """
-    return "no world has started" if _start is None else _start.reason
+    if _start is not None:
+        return _start.reason
+    group = _default_group()
+    return "no world has started" if group is None else _reason_of(group)
 
 
 def get_device(rank: int | None = None) -> torch.device:
