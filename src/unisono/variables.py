@@ -270,7 +270,7 @@ ROUND_HALVES = Variable(
 )
 CHECK_SHAPES = Variable(
     "UNISONO_CHECK_SHAPES",
-    "1: the ranks' shapes are compared, too; 0: never, not even under the watch",
+    "1: the ranks' shapes are compared, too; 0: never, not even under the watch or in tests",
     _switch,
 )
 TRACEBACK = Variable(

@@ -14,8 +14,9 @@ import numpy
 import pytest
 from click.testing import CliRunner
 
-from unisono.bench import html
+from unisono.bench import html, plot
 from unisono.bench.collectives import COLLECTIVES, bandwidths, gradient_counts, item_bytes
+from unisono.bench.command import _save
 from unisono.bench.compare import compare_runs
 from unisono.bench.results import Row, Run, Skipped, from_json, summarise, to_json
 from unisono.bench.settings import BenchSettings
@@ -252,6 +253,26 @@ def test_a_busy_machine_is_said_at_the_top() -> None:
     assert "on average, and ahead in 0 of 1 row, on a busy machine</h1>" in page
     assert "<li>Every result was exact, and of 1 time " in page
     assert banner(*busy, row(size=64, wrong=1)) == ("wrong", "Wrong results")
+
+
+def test_a_file_that_cannot_be_written_is_told_and_the_others_are(tmp_path: Path) -> None:
+    written = tmp_path / "run.html"
+    assert _save(run(row()), Path("/dev/full"), None, written)
+    assert written.read_text().startswith("<!")
+    assert not _save(run(row()), tmp_path / "run.json", None, None)
+
+
+def test_a_plot_of_one_size_has_bars_and_names(tmp_path: Path) -> None:
+    one_size = [row(), row("gloo", samples_us=numpy.full(41, 123.0))]
+    barriers = [row(name, size=0, collective="barrier") for name in ("unisono", "mpi")]
+    plot.save(run(*one_size, *barriers), tmp_path / "bars.svg")
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "bars.svg").read_text())
+    assert {"unisono", "gloo", "mpi", "123", "1 KiB", "bus bandwidth, GB/s"} <= {*drawn}
+    assert drawn.count("time of one call, us") == 2
+    assert drawn.count("bus bandwidth, GB/s") == 1  # a barrier has none
+    plot.save(run(row(), row(size=64), row("gloo"), row("gloo", size=64)), tmp_path / "lines.svg")
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "lines.svg").read_text())
+    assert {"unisono", "gloo"} <= {*drawn}
 
 
 def test_without_matplotlib_the_page_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d
 from click.testing import CliRunner
+from torch.distributed.device_mesh import init_device_mesh
 
 import unisono.watch
 from outside_groups import outside_group
@@ -17,6 +21,7 @@ from unisono.cli import main
 from unisono.torch_backend.autoload import autoload
 from user_programs import WriteProgram
 
+c10d: Any = torch.distributed.distributed_c10d
 RUN = ("-m", "unisono", "run")
 NOTICE = "this program asks for gloo and gets unisono (UNISONO_REPLACE=gloo)"
 
@@ -37,13 +42,13 @@ NAMES_GLOO = """
         tensor = torch.tensor([dist.get_rank() + 1.0])
         dist.all_reduce(tensor, group=group)
         sums.append(tensor.item())
-    os.write(1, f"{[dist.get_backend(group) for group in groups]} {sums}\\n".encode())
+    os.write(1, f"{[type(group).__name__ for group in groups]} {sums}\\n".encode())
     dist.destroy_process_group()
 
     unisono.init("gloo").barrier()  # who says it to unisono means it
     os.write(1, f"{dist.get_backend()} {unisono.get_backend()}\\n".encode())
 """
-EXPECTED = f"{['unisono'] * 5} {[3.0] * 5}"
+EXPECTED = f"{['UnisonoProcessGroup'] * 5} {[3.0] * 5}"
 
 
 def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> None:
@@ -53,12 +58,16 @@ def test_who_names_gloo_gets_unisono_and_is_told_once(fresh_pool: RankPool) -> N
         "process in it needs UNISONO_REPLACE=gloo"
         for name in ("weights", "other", "watched")
     ]
-    assert first == (["unisono"] * 7, [3.0] * 7, [f"unisono: {NOTICE}", *outside])
-    assert second == (["unisono"] * 7, [3.0] * 7, [])
+    names = [(name, "unisono") for name in ("gloo", "gloo", "cpu:gloo", *["gloo"] * 4)]
+    assert first == (names, [3.0] * 7, [f"unisono: {NOTICE}", *outside])
+    assert second == (names, [3.0] * 7, [])
 
 
-def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], list[str]]:
-    """The groups that a rank gets, their sums, and the messages that it gets."""
+def name_gloo(
+    rank: int, size: int, path: str
+) -> tuple[list[tuple[str, str]], list[float], list[str]]:
+    """The names of the groups that a rank gets and what moves their data, their sums, and the
+    messages that it gets."""
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -82,9 +91,88 @@ def name_gloo(rank: int, size: int, path: str) -> tuple[list[str], list[float], 
         tensor = torch.tensor([rank + 1.0])
         dist.all_reduce(tensor, group=group)
         sums.append(tensor.item())
-    backends = [dist.get_backend(group) for group in groups]
+    backends = [(str(dist.get_backend(group)), group.comm.backend) for group in groups]
     dist.destroy_process_group()
     return backends, sums, said
+
+
+def test_every_function_of_torch_names_a_replaced_gloo_as_it_names_gloo(
+    fresh_pool: RankPool,
+) -> None:
+    on_gloo = fresh_pool.run(name_everywhere, 2, False, connected=False)
+    replaced = fresh_pool.run(name_everywhere, 2, True, connected=False)
+    assert [names for names, _, _ in replaced] == [names for names, _, _ in on_gloo]
+    for _, kinds, reason in on_gloo:
+        assert kinds == ["ProcessGroup"] * 6
+        assert reason == "torch.distributed already runs on it"
+    for _, kinds, reason in replaced:
+        assert kinds == ["UnisonoProcessGroup"] * 6
+        assert reason == (
+            "the program asked torch for gloo, and UNISONO_REPLACE=gloo gives it unisono"
+        )
+
+
+def name_everywhere(
+    rank: int, size: int, path: str, replaces: bool
+) -> tuple[list[object], list[str], str]:
+    """What torch calls the backend of some groups, their classes, and what unisono says; DDP and
+    monitored_barrier, which ask for the name, work."""
+    if replaces:
+        os.environ["UNISONO_REPLACE"] = "gloo"
+        autoload()  # as at `import torch`, which these ranks have already done
+    limit = timedelta(seconds=60)
+    cpu = torch.device("cpu")
+    address = f"file://{path}.store"
+    dist.init_process_group("GLOO", init_method=address, rank=rank, world_size=size, timeout=limit)
+    world = dist.group.WORLD
+    groups = [
+        world,
+        dist.new_group(),
+        dist.new_group([1, 0], backend="gloo", use_local_synchronization=True),
+        dist.new_subgroups(2)[0],
+        init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b")).get_group("b"),
+        c10d._find_or_create_pg_by_ranks_and_tag("user:made", [0, 1], 2),
+    ]
+    names: list[object] = [c10d._backend]
+    for group in groups:
+        names += [str(dist.get_backend(group)), dist.get_backend_config(group), group.name()]
+        names += [group._get_backend_name(), group._get_backend(cpu).name()]
+        names += [str(c10d._world.pg_map[group][0]), c10d._get_pg_config(group)["backend_config"]]
+    alone = dist.new_group([0])
+    names.append(str(dist.get_backend(alone)) if rank == 0 else alone)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.full((1, 2), 1.0 + rank)).sum().backward()
+    names.append(model.module.weight.grad.tolist())
+    dist.monitored_barrier(timeout=limit, wait_all_ranks=True)
+    outcome = names, [type(group).__name__ for group in groups], unisono.get_backend_reason()
+    dist.destroy_process_group()
+    return outcome
+
+
+@pytest.mark.provokes
+def test_the_watch_reports_what_really_runs(fresh_pool: RankPool) -> None:
+    assert fresh_pool.run(write_too_early, 2, connected=False) == [[("written", "unisono")], []]
+
+
+def write_too_early(rank: int, size: int, path: str) -> list[tuple[str, str]]:
+    """Write to a tensor while it is sent on a replaced group: the kinds and the backends of the
+    watch's reports."""
+    os.environ["UNISONO_REPLACE"] = "gloo"
+    autoload()
+    unisono.watch.start(check=True)
+    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=rank, world_size=size)
+    tensor = torch.ones(4)
+    if rank == 0:
+        work = dist.isend(tensor, 1)
+        tensor.zero_()
+        assert work is not None
+        work.wait()
+    else:
+        dist.recv(tensor, 0)
+    reports = [(report.kind, report.backend) for report in unisono.watch.reports()]
+    unisono.watch.stop()
+    dist.destroy_process_group()
+    return reports
 
 
 def test_the_option_is_the_variable(program: WriteProgram) -> None:
@@ -111,13 +199,13 @@ def test_under_torchrun_a_variable_does_it_and_no_name_is_replaced_as_well(
         import os
         import torch.distributed as dist
         dist.init_process_group()
-        os.write(1, f"made {dist.get_backend()}\\n".encode())
+        os.write(1, f"made {dist.get_backend()} {dist.group.WORLD!r}\\n".encode())
         dist.destroy_process_group()
     """)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     ended = script.run(before=torchrun, environment={"UNISONO_REPLACE": "gloo"})
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("made unisono") == 2
+    assert ended.stdout.count("made gloo <UnisonoProcessGroup") == 2
     assert ended.stderr.count(NOTICE) == 1
 
 

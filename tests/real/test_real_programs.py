@@ -94,3 +94,26 @@ def test_accelerates_own_scripts(script: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stderr.count("this program asks for gloo and gets unisono") == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "printed"),
+    [
+        ("gloo", "DistributedDataParallel gloo unisono same"),
+        ("wrapped", "DistributedDataParallel unisono unisono same"),
+        ("bare", "Linear unisono unisono other"),  # if this changes, so does docs/programs.md
+    ],
+)
+def test_ignite_wraps_a_model_if_the_backend_is_called_gloo(form: str, printed: str) -> None:
+    if importlib.util.find_spec("ignite") is None:
+        pytest.skip("pytorch-ignite is not installed: make real")
+    run = [sys.executable, "-m", "unisono", "run", "-n", "2", "--threads", "1", "--no-prefix"]
+    ended = subprocess.run(
+        [*run, "--replace", "gloo", str(HERE / "ignite_model.py"), form],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert ended.stdout == printed + "\n"

@@ -134,6 +134,40 @@ def test_ranks_share_a_world_and_each_test_has_its_own(
     assert not left
 
 
+@pytest.mark.parametrize("wanted", [None, "0"])
+def test_shapes_are_compared_unless_a_variable_forbids_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, wanted: str | None
+) -> None:
+    """In every test, also after one that has stopped the watch."""
+    if wanted is not None:
+        monkeypatch.setenv("UNISONO_CHECK_SHAPES", wanted)
+    pytester.makepyfile("""
+        import numpy, pytest, unisono
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("number", [1, 2])
+        def test_shapes(comm, number):
+            comm.all_reduce(numpy.ones((2, 3) if comm.rank else (3, 2)))
+
+        @pytest.mark.ranks(2)
+        def test_the_watch_stops(comm):
+            unisono.watch.start()
+            unisono.watch.stop()
+
+        @pytest.mark.ranks(2)
+        def test_shapes_again(comm):
+            comm.all_reduce(numpy.ones((2, 3) if comm.rank else (3, 2)))
+    """)
+    result = run(pytester, "-p", "no:randomly")
+    if wanted is None:
+        result.assert_outcomes(failed=3, passed=1)
+        result.stdout.fnmatch_lines(
+            ["*rank 0: all_reduce of float64, 6 elements, sum, shape (3, 2)*"]
+        )
+    else:
+        result.assert_outcomes(passed=4)
+
+
 def test_failures_are_shown_once_for_all_ranks_that_had_them(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import logging, sys, pytest

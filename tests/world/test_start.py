@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pty
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,59 @@ from ranks import attempt
 from unisono.world.environment import find_master, read_local_rank, read_rank_info, read_size
 from unisono.world.start import RankDescription, choose_backend
 from unisono.world.world import resolve
-from user_programs import eventually, write_program
+from user_programs import eventually, plain_environment, write_program
 
 # -- who started the ranks -------------------------------------------------------------------------
+
+
+NO_LAUNCHER = (
+    "unisono: no launcher started this program, so it is a world of one rank; unisono run -n 2 "
+    "{} starts two (init(rank=0, size=1) means one)\r\n"
+)
+
+
+def at_a_terminal(*command: str, **more: str) -> str:
+    """What a command writes to a terminal; its program must not think that it is part of a test."""
+    environment = plain_environment() | more
+    if "PYTEST_VERSION" not in more:
+        environment = {k: v for k, v in environment.items() if not k.startswith("PYTEST_")}
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, *command], env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError):  # how a terminal signals the end
+            while part := os.read(ours, 4096):
+                written += part
+    os.close(ours)
+    assert process.returncode == 0, written
+    return written.decode()
+
+
+def test_one_rank_by_accident_is_told_at_a_terminal_alone(tmp_path: Path) -> None:
+    program = write_program(
+        tmp_path,
+        """
+        import sys
+        import unisono
+        given = {"rank": 0, "size": 1} if "one" in sys.argv else {}
+        for _ in range(2):
+            unisono.init(with_torch=False, **given)
+            unisono.shutdown()
+        """,
+    )
+    path = str(program.path)
+    assert at_a_terminal(path, "a b") == NO_LAUNCHER.format(f"{path} 'a b'")
+    as_module = ("-m", program.path.stem, "a")
+    text = at_a_terminal(*as_module, PYTHONPATH=str(program.path.parent))
+    assert text == NO_LAUNCHER.format(" ".join(as_module))
+    assert at_a_terminal(path, "one") == ""
+    assert at_a_terminal("-c", "import unisono; unisono.init(with_torch=False)") == ""
+    assert at_a_terminal(path, PYTEST_VERSION="9") == ""
+    assert at_a_terminal("-m", "unisono", "run", "-n", "1", path) == ""
+    ended = program.run()
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
 
 
 def variables(text: str) -> dict[str, str]:

@@ -110,7 +110,8 @@ def bench(
 
     Each row shows the median time, nccl-tests' algbw and busbw, how many elements of the result
     were wrong, what a model fitted to other sizes of the same run expected, and a verdict. The exit
-    code is 1 if any result was wrong. docs/bench.md explains how to read it.
+    code is 1 if any result was wrong, or a file could not be written. docs/bench.md explains how to
+    read it.
 
     Under torchrun, `unisono run` or mpirun it uses their ranks, and rank 0 prints.
     """
@@ -134,7 +135,7 @@ def bench(
                 check_writable(path)
     console = Console(quiet=not is_first)
     show = Show(console)
-    interrupted = False
+    interrupted = unwritten = False
     failure: UnisonoError | None = None
     with show, nullcontext() if here is None else _ended_by_signals():
         try:
@@ -150,12 +151,12 @@ def bench(
         for line in summary(show.run):
             console.print(line, markup=False, highlight=False)
         if show.run.rows:
-            _save(show.run, json_path, plot_path, html_path)
+            unwritten = _save(show.run, json_path, plot_path, html_path)
     if failure is not None:
         raise click.ClickException(str(failure))
     if interrupted:
         raise SystemExit(130)
-    if show.run is not None and show.run.wrong:
+    if unwritten or (show.run is not None and show.run.wrong):
         raise SystemExit(1)
     if show.run is None or not show.run.rows:
         raise click.ClickException("nothing was measured")
@@ -218,8 +219,9 @@ def _check_plot(path: Path | None) -> None:
         raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
 
 
-def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: Path | None) -> None:
-    """Write the requested files; if one fails, the others are still written."""
+def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: Path | None) -> bool:
+    """Write the requested files; if one fails, the others are still written. Returns whether one
+    failed."""
     from unisono.bench import html, plot, results
 
     writers: list[tuple[Path | None, Callable[[Path], Any]]] = [
@@ -227,12 +229,15 @@ def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: P
         (plot_path, lambda path: plot.save(run, path)),
         (html_path, lambda path: path.write_text(html.page(run))),
     ]
+    failed = False
     for path, write in writers:
         if path is None:
             continue
         try:
             write(path)
         except (OSError, UnisonoError) as error:
+            failed = True
             click.echo(f"{path} was not written: {error}", err=True)
         else:
             click.echo(f"wrote {path}")
+    return failed

@@ -1,4 +1,5 @@
-"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size."""
+"""Curves of a run, in a file or in its page, by matplotlib: time and bandwidth over size; bars in
+the file where there is one size."""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from typing import Any
 from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
 from unisono.bench.results import Row, Run
-from unisono.errors import UnisonoError
 from unisono.pages import escape
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -68,19 +68,19 @@ def _hue(name: str) -> int:
 
 def save(run: Run, path: Path) -> None:
     """All collectives of a run in one picture; the file name determines the format."""
-    groups = [rows for rows in text.tables(run, run.rows) if has_curves(rows)]
-    if not groups:
-        raise UnisonoError("there is nothing to plot: no collective has two sizes")
+    groups = text.tables(run, run.rows)
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10.5, 3.6 * len(groups)), layout="constrained")
         for rows, axes in zip(groups, figure.subplots(len(groups), 2, squeeze=False), strict=True):
+            how = _draw if has_curves(rows) else _draw_bars
             for axis, (label, value) in zip(axes, _QUANTITIES.items(), strict=True):
-                _draw(axis, rows, label, value)
+                how(axis, rows, label, value)
             axes[0].set_title(text.title(rows))
-            axes[0].legend(fontsize=8)
+            if how is _draw:  # bars have names
+                axes[0].legend(fontsize=8)
         figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
@@ -148,7 +148,7 @@ def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
         mine = [row for row in rows if row.backend == backend]
         colour = colour_of(backend)
         medians = [row.time_us.p50 for row in mine]
-        plot(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4)
+        plot(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4, label=backend)
         low, high = (
             [value(row, getattr(row.time_us, name)) for row in mine] for name in ("p25", "p75")
         )
@@ -169,4 +169,18 @@ def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
     axis.minorticks_off()
     axis.tick_params(bottom=False, left=False)  # the grid shows where they are
     axis.grid(True, which="major", clip_on=False)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_bars(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
+    """A quantity of each backend, at the only size."""
+    if value is _bandwidth and not rows[0].size_bytes:  # a barrier
+        axis.set_visible(False)
+        return
+    names = [row.backend for row in rows]
+    values = [value(row, row.time_us.p50) for row in rows]
+    drawn = axis.bar(names, values, color=[colour_of(name) for name in names])
+    axis.bar_label(drawn, [f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in values], fontsize=8)
+    axis.set(ylabel=label, xlabel=text.size_text(rows[0].size_bytes) if rows[0].size_bytes else "")
+    axis.tick_params(bottom=False, left=False)
     axis.spines[["top", "right"]].set_visible(False)

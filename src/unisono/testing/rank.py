@@ -23,6 +23,7 @@ import _pytest.assertion
 import pytest
 
 from unisono import variables
+from unisono.comm.engine import compare_shapes
 from unisono.processes import STACK_SIGNAL
 from unisono.testing import assignment
 from unisono.testing.nursery import CHANNEL
@@ -185,6 +186,7 @@ class RankSession:
         self._warnings.clear()
         session.config.stash[assignment.ASSIGNMENT] = run.assignment
         assignment.set_environment(run.assignment)
+        compare_shapes(by_default=True)  # each time: a test that stops the watch turns it off
         try:
             session._setupstate.teardown_exact(item)  # if another test was expected next
             item.ihook.pytest_runtest_protocol(item=item, nextitem=following)

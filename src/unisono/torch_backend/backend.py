@@ -55,6 +55,9 @@ class UnisonoBackend(_Backend):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return NAME
 
+    def name(self) -> str:
+        return self.group.shown_name
+
     def start_coalescing(self) -> None:
         self.group._start_coalescing()
 

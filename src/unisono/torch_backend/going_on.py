@@ -35,7 +35,9 @@ def shrink(group: UnisonoProcessGroup, excluded: Sequence[int], aborts: bool) ->
     assert made is not None  # torch has rejected excluded callers
     if our_group(dist.group.WORLD) is group:  # torch renumbers the ranks of the world
         made.global_ranks = made.transport.global_ranks = tuple(range(made.size))
-    return ShrunkBackend(UnisonoProcessGroup(made, group.get_group_store()))
+    shrunk = UnisonoProcessGroup(made, group.get_group_store())
+    shrunk.shown_name = group.shown_name
+    return ShrunkBackend(shrunk)
 
 
 class ShrunkBackend(UnisonoBackend):

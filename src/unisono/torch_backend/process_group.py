@@ -118,8 +118,17 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in served_devices()]
 
+    shown_name = NAME
+    """What torch's Python functions call the backend: the name of the one that it replaces, if
+    UNISONO_REPLACE names one."""
+
     def getBackendName(self) -> str:
-        return NAME
+        return NAME  # for C++: DDP would cast a group with gloo's name to gloo's class
+
+    def name(self) -> str:
+        return self.shown_name
+
+    _get_backend_name = name
 
     def getRank(self) -> int:
         return self.comm.rank

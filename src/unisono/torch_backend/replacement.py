@@ -2,7 +2,8 @@
 
 torch's `init_process_group` and `new_group` are wrapped at `import torch`, before a program can
 import them by name, and so is the helper that trainers use to make groups outside the world. Calls
-from unisono itself (`unisono.init("gloo")`, benchmarks) are not replaced.
+from unisono itself (`unisono.init("gloo")`, benchmarks) are not replaced. torch's functions call
+the group what they would call gloo's, because libraries decide by that name.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.torch_backend.autoload import NAME
 
+_HELPER = "_new_process_group_helper"
+_torch: Any = c10d  # its stubs have none of these names
 _log = logging.getLogger("unisono")
 
 
 def replace_backend(replaced: str) -> None:
     """Make `init_process_group` and `new_group` create a group of ours if the backend is
     `replaced`, by name or by default. Rank 0 logs it once."""
-    for function in (c10d.init_process_group, c10d.new_group, c10d._new_process_group_helper):
+    for name in ("init_process_group", "new_group", "_new_group_with_tag", _HELPER):
+        function = getattr(c10d, name)
         wrapped = _wrap(function, replaced)
         for module in list(sys.modules.values()):  # torch's own modules import it by name, too
-            if getattr(module, "__dict__", {}).get(function.__name__) is function:
-                setattr(module, function.__name__, wrapped)
+            if getattr(module, "__dict__", {}).get(name) is function:
+                setattr(module, name, wrapped)
 
 
 @functools.cache
@@ -43,35 +47,58 @@ def _say_once(text: str) -> None:
 def _wrap(function: Callable[..., Any], replaced: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     makes_default = function.__name__ == "init_process_group"
-    is_helper = function.__name__ == "_new_process_group_helper"
-    meaning_it = ("unisono.", "torch.") if is_helper else ("unisono.",)  # not called from unisono
+    is_helper = function.__name__ == _HELPER
+    inside = function.__name__.startswith("_")  # torch's functions have replaced the name already
+    meaning_it = ("unisono.", "torch.") if inside else ("unisono.",)
 
     @functools.wraps(function, updated=())
     def wrapped(*args: Any, **keywords: Any) -> Any:
         frame = sys._getframe(1)
         while (caller := frame.f_globals.get("__name__", "")) == "unisono.watch.attach":
             frame = frame.f_back  # type: ignore[assignment]  # which passes on what others ask for
-        if caller.startswith(meaning_it):
-            return function(*args, **keywords)
         call = signature.bind(*args, **keywords)
         asked = call.arguments.get("backend")
-        if asked == "undefined" or (asked is None and makes_default):
+        if asked is None and not makes_default:
+            asked = _inherited_backend()
+        elif caller.startswith(meaning_it):
+            return function(*args, **keywords)
+        elif asked in (None, "undefined"):
             asked = _default_backend(call.arguments.get("device_id"))
         if not _is_replaced(asked, replaced):
             return function(*args, **keywords)
         call.arguments["backend"] = NAME
-        if (
-            is_helper and not call.arguments["global_ranks_in_group"]
-        ):  # the others would wait forever
-            _say_once(
+        if is_helper and not call.arguments["global_ranks_in_group"]:
+            _say_once(  # the others would wait forever
                 f"group {call.arguments['group_name']}, outside torch's world, is made with "
                 f"unisono, not {replaced}: every process in it needs UNISONO_REPLACE={replaced}"
             )
         result = function(*call.args, **call.kwargs)
+        group = dist.group.WORLD if makes_default else result[0] if is_helper else result
+        if group in _torch._world.pg_map:  # this process is a member
+            _show_as(group, _torch.Backend(asked), replaced)
         _say_once(f"this program asks for {replaced} and gets unisono (UNISONO_REPLACE={replaced})")
         return result
 
     return wrapped
+
+
+def _show_as(group: Any, name: str, replaced: str) -> None:
+    """Let torch say of a group of ours what it says of the one that was asked for."""
+    group.shown_name = replaced
+    world = _torch._world
+    world.pg_map[group] = name, world.pg_map[group][1]
+    world.pg_backend_config[group] = str(_torch.BackendConfig(name))
+    if group is dist.group.WORLD:
+        _torch._backend = name
+
+
+def _inherited_backend() -> str | None:
+    """What `new_group()` asks for if torch's default group replaces another: that one's name."""
+    from unisono.torch_backend.process_group import our_group  # too slow for every `import torch`
+
+    world = dist.group.WORLD
+    ours = our_group(world)
+    return _torch._world.pg_map[world][0] if ours and ours.shown_name != NAME else None
 
 
 def _default_backend(device: Any) -> str | None:

@@ -194,13 +194,19 @@ class EqualityCheck:
             kind="differs",
             verdict=with_global_ranks(f"{what} {since}{more}", dist.get_process_group_ranks(group)),
             group=name,
-            backend=str(dist.get_backend(group)),
+            backend=_what_runs(group),
             culprits=tuple(culprits) or tuple(range(len(told))),
             site=calling_line(),
             details=tuple(details),
         )
         self._tell(add_history(found, ()), group.rank() == 0)
         return True
+
+
+def _what_runs(group: Any) -> str:
+    """The backend of a torch process group; of a group of ours also if it is called gloo."""
+    comm = getattr(group, "comm", None)
+    return str(dist.get_backend(group) if comm is None else comm.backend)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -256,7 +262,7 @@ class _GuardedSend:
                 verdict=f"rank {rank} wrote to the tensor of its send to rank {self._dst} "
                 f"({self._site}) before waiting for the send ({calling_line()})",
                 group=str(group.getGroupDesc() or group.getGroupName()),
-                backend=str(group.getBackendName()),
+                backend=_what_runs(group),
                 operation="send",
                 culprits=(rank,),
                 site=self._site,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store  # torch.distributed does not declare it
 
+_log = logging.getLogger("unisono")
 _world: Communicator | None = None
 _start: StartedWorld | None = None
 
@@ -38,10 +41,11 @@ def init(
 
     Without arguments, rank and size come from the environment that `unisono.launch`, `unisono run`,
     torchrun, srun or mpirun has set; a program started without a launcher is a world of one
-    process. A program that starts its ranks itself, as torch.multiprocessing.spawn does, passes
-    `rank` and `size` in each. `rendezvous` is where such ranks meet: a path that all of them can
-    write to, an inherited file descriptor, or a torch Store; by default the store at MASTER_ADDR
-    and MASTER_PORT where these are set, else a file that belongs to their common parent process.
+    process, and says so at a terminal. A program that starts its ranks itself, as
+    torch.multiprocessing.spawn does, passes `rank` and `size` in each. `rendezvous` is where such
+    ranks meet: a path that all of them can write to, an inherited file descriptor, or a torch
+    Store; by default the store at MASTER_ADDR and MASTER_PORT where these are set, else a file that
+    belongs to their common parent process.
 
     `backend` is "unisono", "gloo", "nccl", "mpi", or "auto": what UNISONO_BACKEND says (`unisono
     run --backend`), else nccl if every rank has its own GPU, else unisono, on one host or several.
@@ -76,7 +80,11 @@ def init(
     existing = None if with_torch is False else _default_group()
     if existing is not None:
         return _enter(_adopt(existing, backend, rank, size))
-    info = read_rank_info() or RankInfo(0, 1)
+    info = read_rank_info()
+    if info is None:
+        info = RankInfo(0, 1)
+        if rank is None:
+            _mention_one_rank()
     if rank is not None and size is not None:
         _check_rank(rank, size)
         launched = variables.RANK.read(), variables.SIZE.read()
@@ -90,6 +98,24 @@ def init(
     if info.launcher == "unisono" and rendezvous is None:
         rendezvous = variables.RENDEZVOUS.read()
     return _enter(_start_world(info, rendezvous, backend, timeout_s, with_torch))
+
+
+@functools.cache
+def _mention_one_rank() -> None:
+    """Tell a user at a terminal that no launcher has started this script, and how to start several
+    ranks of it. Tests, notebooks and prompts mean one."""
+    main = sys.modules["__main__"]
+    module = main.__spec__.name if main.__spec__ else ""  # of python -m
+    is_test = "PYTEST_VERSION" in os.environ or module.startswith("unittest")
+    is_script = hasattr(main, "__file__") and "ipykernel" not in sys.modules
+    if is_test or not is_script or not os.isatty(2):
+        return
+    program = ["-m", module.removesuffix(".__main__")] if module else sys.argv[:1]
+    _log.warning(
+        "unisono: no launcher started this program, so it is a world of one rank; "
+        "unisono run -n 2 %s starts two (init(rank=0, size=1) means one)",
+        shlex.join([*program, *sys.argv[1:]]),
+    )
 
 
 def setup(
@@ -185,7 +211,18 @@ def _adopt(group: Any, backend: str, rank: int | None, size: int | None) -> Star
             f"this process is rank {comm.rank} of {comm.size} in torch.distributed, and cannot be "
             f"rank {rank} of {size}"
         )
-    return StartedWorld(comm, "torch.distributed already runs on it", lambda: None)
+    return StartedWorld(comm, _reason_of(group), lambda: None)
+
+
+def _reason_of(group: Any) -> str:
+    """Why torch's default group runs on its backend."""
+    from unisono.torch_backend.process_group import our_group
+
+    ours = our_group(group)
+    if ours is not None and ours.shown_name != "unisono":
+        name = ours.shown_name
+        return f"the program asked torch for {name}, and UNISONO_REPLACE={name} gives it unisono"
+    return "torch.distributed already runs on it"
 
 
 @functools.cache
@@ -339,7 +376,10 @@ def get_backend_reason() -> str:
     >>> unisono.get_backend_reason()
     'it was asked for'
     """
-    return "no world has started" if _start is None else _start.reason
+    if _start is not None:
+        return _start.reason
+    group = _default_group()
+    return "no world has started" if group is None else _reason_of(group)
 
 
 def get_device(rank: int | None = None) -> torch.device:

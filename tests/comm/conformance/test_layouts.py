@@ -12,7 +12,7 @@ import torch
 from expected import assert_reduced, assert_same, inputs, parts_of, promised, reduced, values
 from implementations import EVERY, QUICK_DTYPES, on_implementations
 from unisono.comm.communicator import Communicator
-from unisono.watch.settings import is_wanted
+from unisono.comm.engine import compare_shapes
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any], Any]]] = {
     "contiguous": ((6, 7), lambda base: base),
@@ -164,8 +164,8 @@ def test_a_group_mixes_arrays_and_tensors(comm: Communicator) -> None:
         assert_same(output, torch.cat(given), dtype)
 
 
-@pytest.mark.skipif(is_wanted(), reason="a watched group compares shapes, too")
 def test_shapes_may_differ_where_counts_agree(comm: Communicator) -> None:
+    compare_shapes(by_default=False)  # until the next test
     given = inputs(comm.size, torch.int32, 24)
     shapes = ((24,), (2, 12), (4, 3, 2))
     tensor = given[comm.rank].reshape(shapes[comm.rank % 3]).clone()
