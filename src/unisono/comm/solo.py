@@ -78,7 +78,9 @@ class Solo(Transport):
         if self._ending is not None:
             raise copy.copy(self._ending)
 
-    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def exchange_integers(
+        self, integers: tuple[int, ...], limit_s: float = 0.0
+    ) -> list[tuple[int, ...]]:
         return [integers]
 
     def refuse(self, operation: str) -> None:
