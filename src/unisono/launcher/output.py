@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Literal, TextIO
 
+from unisono.output_files import open_at_once
+
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 OnLine = Callable[[int, Stream, str], None]
@@ -171,7 +173,8 @@ def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[byte
     own.mkdir(parents=True, exist_ok=True)
     files: dict[Stream, IO[bytes]] = {}
     for stream in STREAMS:
-        files[stream] = stack.enter_context((own / f"{stream}.log").open("wb", buffering=0))
+        file = own / f"{stream}.log"
+        files[stream] = stack.enter_context(open(file, "wb", buffering=0, opener=open_at_once))
     return files
 
 
