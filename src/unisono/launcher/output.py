@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import IO, Literal, TextIO
 
@@ -174,7 +175,7 @@ def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[byte
     files: dict[Stream, IO[bytes]] = {}
     for stream in STREAMS:
         file = own / f"{stream}.log"
-        files[stream] = stack.enter_context(open(file, "wb", buffering=0, opener=open_at_once))
+        files[stream] = stack.enter_context(FileIO(file, "w", opener=open_at_once))
     return files
 
 
