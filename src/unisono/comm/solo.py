@@ -78,9 +78,7 @@ class Solo(Transport):
         if self._ending is not None:
             raise copy.copy(self._ending)
 
-    def exchange_integers(
-        self, integers: tuple[int, ...], limit_s: float = 0.0
-    ) -> list[tuple[int, ...]]:
+    def exchange_integers(self, integers: tuple[int, ...], _: float = 0) -> list[tuple[int, ...]]:
         return [integers]
 
     def refuse(self, operation: str) -> None:

@@ -172,11 +172,10 @@ def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[byte
     """The log files of a rank, which `stack` closes. Raises OSError."""
     own = folder / str(rank)
     own.mkdir(parents=True, exist_ok=True)
-    files: dict[Stream, IO[bytes]] = {}
-    for stream in STREAMS:
-        file = own / f"{stream}.log"
-        files[stream] = stack.enter_context(FileIO(file, "w", opener=open_at_once))
-    return files
+    return {
+        stream: stack.enter_context(FileIO(own / f"{stream}.log", "w", opener=open_at_once))
+        for stream in STREAMS
+    }
 
 
 Listener = Terminal | Callback

@@ -44,9 +44,7 @@ class Growing(Protocol):
     size: int
     timeout_s: float
 
-    def exchange_integers(
-        self, integers: tuple[int, ...], limit_s: float
-    ) -> list[tuple[int, ...]]: ...
+    def exchange_integers(self, integers: tuple[int, ...], limit_s: float) -> list[Any]: ...
     def raise_if_ended(self) -> None: ...
 
 

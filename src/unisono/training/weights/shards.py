@@ -106,6 +106,26 @@ class Held(Mapping[str, HeldTensor]):
         devices = {tensor.device for tensor in self.tensors.values()}
         return all(each.type == device.type for each in devices)
 
+    def check_writable(self, known: set[int]) -> None:
+        """Raise ValueError, with the name, for a tensor whose memory is mapped read-only: to write
+        there would kill the process. Later only addresses that are not `known` are looked up."""
+        memory = {name: t.untyped_storage() for name, t in self.tensors.items() if t.is_cpu}
+        where = {storage.data_ptr() for storage in memory.values()}
+        if where <= known:
+            return
+        with open("/proc/self/maps") as maps:  # a millisecond
+            lines = [line.split(maxsplit=2) for line in maps]
+        places = [place.split("-") for place, access, _ in lines if "w" not in access]
+        spans = [(int(begin, 16), int(end, 16)) for begin, end in places]
+        for name, storage in memory.items():
+            before = bisect_left(spans, (storage.data_ptr() + storage.nbytes(),))
+            if before and spans[before - 1][1] > storage.data_ptr():
+                why = "is in read-only memory, such as that of a file mapped with mode 'r'"
+                raise ValueError(f"the weight {name!r} {why}: pass a copy, tensor.clone()")
+        if len(known) > 2 * len(where):  # an engine has two copies of its weights
+            known.clear()
+        known |= where
+
 
 @dataclass(frozen=True)
 class MappedPlace:
@@ -144,31 +164,6 @@ def held_tensors(weights: Any) -> Held:
         held = _held_tensor(name, value)
         tensors[name], boxes[name] = held.tensor, (held.whole, held.box)
     return Held(tensors, boxes)
-
-
-def check_writable(weights: Held, known: set[int]) -> None:
-    """Raise ValueError, with the name, for a tensor in memory that is mapped read-only: to write
-    there would kill the process. Later only addresses that are not `known` need a look."""
-    tensors = {name: each for name, each in weights.tensors.items() if each.is_cpu}
-    where = {each.data_ptr() for each in tensors.values()}
-    if where <= known:
-        return
-    with open("/proc/self/maps") as maps:  # a millisecond
-        lines = [line.split(maxsplit=2) for line in maps]
-    places = [place.split("-") for place, access, _ in lines if "w" not in access]
-    spans = [(int(begin, 16), int(end, 16)) for begin, end in places]
-    for name, tensor in tensors.items():
-        begin = tensor.data_ptr()
-        size = 1 + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
-        before = bisect_left(spans, begin + size * tensor.element_size(), key=itemgetter(0))
-        if tensor.numel() and before and spans[before - 1][1] > begin:
-            raise ValueError(
-                f"the weight {name!r} is in read-only memory, such as that of a file mapped with "
-                "mode 'r': pass a copy, tensor.clone()"
-            )
-    if len(known) > 2 * len(where):  # an engine has two copies of its weights
-        known.clear()
-    known |= where
 
 
 def _pairs_of(weights: Any) -> Iterable[tuple[str, Any]]:
