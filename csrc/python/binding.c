@@ -334,7 +334,7 @@ static void group_free(PyObject *object) {
 
 static PyMethodDef group_methods[] = {
     {"run_given", (PyCFunction)(void (*)(void))group_run_given, METH_FASTCALL, NULL},
-    {"exchange", group_exchange, METH_O, NULL},
+    {"exchange", (PyCFunction)(void (*)(void))group_exchange, METH_FASTCALL, NULL},
     {"gather_ragged", (PyCFunction)(void (*)(void))group_gather_ragged, METH_FASTCALL, NULL},
     {"all_reduce", (PyCFunction)(void (*)(void))group_all_reduce, METH_FASTCALL, NULL},
     {"run", (PyCFunction)(void (*)(void))group_run, METH_FASTCALL, NULL},

@@ -133,11 +133,13 @@ PyObject *as_tuple(const int64_t *integers, size_t count);
 /* Rows of so many bytes each, as streams: one for each rank. Free with PyMem_Free. */
 un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes);
 
-/* The integers of all ranks, the same number from each. A status, or -1 with an exception. */
-int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows);
+/* The integers of all ranks, the same number from each; a timeout of 0 is the group's. A status, or
+ * -1 with an exception. */
+int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows,
+                    int64_t timeout_ns);
 bool measure(PyObject *object, un_dtype *dtype, uint64_t *bytes);
 PyObject *module_describe_shapes(PyObject *module, PyObject *list);
-PyObject *group_exchange(PyObject *object, PyObject *given);
+PyObject *group_exchange(PyObject *object, PyObject *const *arguments, Py_ssize_t passed);
 
 /* ragged.c */
 PyObject *group_gather_ragged(PyObject *object, PyObject *const *arguments, Py_ssize_t count);

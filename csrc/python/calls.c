@@ -30,7 +30,7 @@ int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un
     if (self->pending) reap(self);
     self->users++;
     PyThreadState *parked = NULL;
-    call->timeout_ns = self->timeout_ns;
+    if (!call->timeout_ns) call->timeout_ns = self->timeout_ns;
     call->block = release_gil;
     call->pause = handle_signals;
     call->argument = &parked;
@@ -234,24 +234,25 @@ static int read_schedule(call_arguments *a, const Group *self) {
  * bytes alive; `a` must not move. 0, REFUSED, or -1 with an exception. */
 int parse_call(call_arguments *a, const Group *self, PyObject *const *arguments,
                Py_ssize_t count) {
-    if (count < 5 || count > 7) {
-        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 7 arguments");
+    if (count < 5 || count > 8) {
+        PyErr_SetString(PyExc_TypeError, "a call takes 5 to 8 arguments");
         return -1;
     }
     un_operation o = (un_operation)PyLong_AsLong(arguments[0]);
     PyObject *root = arguments[3], *reduction = arguments[4];
     a->output = arguments[1];
     a->input = arguments[2];
-    a->schedule_bytes = count == 7 ? arguments[6] : Py_None;
+    a->schedule_bytes = count > 6 ? arguments[6] : Py_None;
     a->coalesced = is_coalesced(o, a->output, a->input);
     if (a->coalesced && !(is_list(a->output) && is_list(a->input))) return REFUSED;
     a->call = (un_call){.operation = o, .factor = count > 5 ? PyFloat_AsDouble(arguments[5]) : 1};
+    if (count > 7) a->call.timeout_ns = PyLong_AsLongLong(arguments[7]); /* 0: the group's */
     if (un_reduces(o)) { /* a number comes with a factor, and only from our own code */
         int number = count > 5 && PyLong_Check(reduction) ? (int)PyLong_AsLong(reduction)
                                                           : find_reduction(reduction);
         if (number < 0) return REFUSED;
         a->call.reduction = (un_reduction)number;
-    } else if (count == 7 && PyLong_Check(reduction)) { /* which schedule it is, for error texts */
+    } else if (count > 6 && PyLong_Check(reduction)) { /* which schedule it is, for error texts */
         a->call.reduction = (un_reduction)(PyLong_AsLong(reduction) & 0xff);
     }
     if (!PyLong_CheckExact(root)) return REFUSED;

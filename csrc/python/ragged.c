@@ -130,7 +130,7 @@ static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
     if (look_at(given, &d)) describe(mine, &d, MOST_DIMS);
     int64_t *rows = PyMem_Malloc((size_t)self->ranks * sizeof mine);
     if (!rows) return PyErr_NoMemory();
-    int status = gather_integers(self, mine, COUNT, rows);
+    int status = gather_integers(self, mine, COUNT, rows, 0);
     PyObject *result = NULL;
     if (!status) result = tell_shapes(self, (const char *)rows, sizeof mine);
     if (status > 0) result = PyLong_FromLong(status);

@@ -131,30 +131,36 @@ un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes) {
     return streams;
 }
 
-int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows) {
+int gather_integers(Group *self, const int64_t *mine, size_t count, int64_t *rows,
+                    int64_t timeout_ns) {
     size_t bytes = count * sizeof *mine;
     un_view view = {.data = (char *)(uintptr_t)mine, .bytes = bytes};
     un_stream stream = {.views = &view, .count = 1, .bytes = bytes};
     un_call call = {.operation = UN_ALL_GATHER,
                     .dtype = un_dtype_of(UN_UINT, 8, 1),
                     .input = &stream,
-                    .output = streams_of_rows(self, (char *)rows, bytes)};
+                    .output = streams_of_rows(self, (char *)rows, bytes),
+                    .timeout_ns = timeout_ns};
     int status = call.output ? enter_engine(self, un_run, &call, true) : -1;
     PyMem_Free((void *)(uintptr_t)call.output);
     return status;
 }
 
-/* exchange(tuple of integers): a list of all ranks' tuples, all of one length; or a status. */
-PyObject *group_exchange(PyObject *object, PyObject *given) {
+/* exchange(tuple of integers, timeout_ns, or 0 for the group's): a list of all ranks' tuples, all of
+ * one length; or a status. */
+PyObject *group_exchange(PyObject *object, PyObject *const *arguments, Py_ssize_t passed) {
     Group *self = (Group *)object;
-    if (!PyTuple_Check(given)) return PyErr_Format(PyExc_TypeError, "integers must be a tuple");
+    PyObject *given = passed == 2 ? arguments[0] : NULL;
+    if (!given || !PyTuple_Check(given))
+        return PyErr_Format(PyExc_TypeError, "exchange takes a tuple and a timeout");
+    int64_t timeout_ns = PyLong_AsLongLong(arguments[1]);
     size_t count = (size_t)PyTuple_Size(given), ranks = (size_t)self->ranks;
     int64_t *mine = PyMem_Malloc((ranks + 1) * count * sizeof *mine);
     if (!mine) return PyErr_NoMemory();
     for (size_t i = 0; i < count; i++)
         mine[i] = PyLong_AsLongLong(PyTuple_GetItem(given, (Py_ssize_t)i));
     int64_t *theirs = mine + count;
-    int status = PyErr_Occurred() ? -1 : gather_integers(self, mine, count, theirs);
+    int status = PyErr_Occurred() ? -1 : gather_integers(self, mine, count, theirs, timeout_ns);
     PyObject *result = status > 0 ? PyLong_FromLong(status) : status ? NULL : PyList_New(self->ranks);
     for (size_t rank = 0; !status && result && rank < ranks; rank++) {
         PyObject *tuple = as_tuple(theirs + rank * count, count);

@@ -61,7 +61,7 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
         Py_DECREF((PyObject *)work);
         return status_of(failed);
     }
-    a->call.timeout_ns = self->timeout_ns;
+    if (!a->call.timeout_ns) a->call.timeout_ns = self->timeout_ns;
     a->call.site = current_site();
     work->work.call = a->call;
     un_status status = un_submit(self->group, &work->work);

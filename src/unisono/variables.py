@@ -168,7 +168,7 @@ def _folder(text: str) -> str:
 
 
 def _existing(text: str) -> str:
-    if not os.path.exists(text):
+    if not os.path.isfile(text) and not os.path.isdir(text):
         raise ValueError("must be the path of a libucp.so, or of a folder that has one")
     return os.path.abspath(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
@@ -422,6 +423,29 @@ def test_nothing_has_a_name_in_shared_memory(comm: Communicator) -> None:
         named = [line for line in maps.splitlines() if "/dev/shm/" in line]
         assert all(line.endswith("(deleted)") for line in named), named
         group.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_barriers_own_limit_is_not_the_groups(comm: Communicator) -> None:
+    """Another thread never sees it, and so cannot wait by it."""
+    usual_s, seen_s, is_over = comm.timeout_s, set(), threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen_s.add(comm.timeout_s)
+
+    other = threading.Thread(target=look)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        other.start()
+        for _ in range(300):
+            comm.barrier(timeout_s=usual_s + 1)
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        other.join()
+    assert seen_s == {usual_s}
 
 
 @pytest.mark.ranks(2)

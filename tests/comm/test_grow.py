@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -141,9 +142,19 @@ def test_members_wait_longer_for_newcomers_than_for_each_other(fresh_pool: RankP
 
 def wait_longer(comm: Communicator) -> float:
     comm.timeout_s = 0.3
+    seen_s, is_over = set(), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.001):
+            seen_s.add(comm.timeout_s)
+
+    other = threading.Thread(target=look)
+    other.start()
     with pytest.raises(RendezvousError, match=r"reached rank 0|did not join within 1 s"):
         comm.grow(f"nobody-{os.getppid()}", timeout_s=1)
-    assert comm.timeout_s == 0.3
+    is_over.set()
+    other.join()
+    assert seen_s == {0.3}  # what other threads do meanwhile waits no longer
     comm.timeout_s = 20.0  # the ranks learn it one after the other
     x = torch.ones(1)
     comm.all_reduce(x)

@@ -132,9 +132,9 @@ def grow(rank: int, size: int, path: str) -> list[str]:
             return steps
     exchange, request = SharedMemory.exchange_integers, Growth.request
 
-    def note_exchange(self: SharedMemory, integers: tuple[int, ...]) -> Any:
+    def note_exchange(self: SharedMemory, integers: tuple[int, ...], limit_s: float) -> Any:
         steps.append("exchanges")
-        return exchange(self, integers)
+        return exchange(self, integers, limit_s)
 
     def note_request(
         self: Growth,

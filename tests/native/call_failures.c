@@ -1,4 +1,9 @@
 /* Calls that end badly: mismatches, refusals, aborts, deadlines, interrupts, peers that leave. */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/mman.h>
+
+#include "wait.h"
 #include "threads.h"
 
 static void expect_end(const membership *me, un_status status) {
@@ -255,6 +260,43 @@ static void leave(membership *me) {
     }
 }
 
+/* A peer that makes its last call and closes the group has come, even if it does both between a
+ * waiting rank's look for the call and its look for the close. */
+static struct last_call {
+    flag_t call;
+    control *peer;
+} last;
+
+static void set_page(int protection) {
+    uintptr_t closed = (uintptr_t)&last.peer->closed;
+    EXPECT(!mprotect((void *)(closed - closed % PAGE_BYTES), PAGE_BYTES, protection));
+}
+
+/* The waiting rank looks whether the peer has closed the group. */
+static void call_and_close(int number, siginfo_t *fault, void *ignored) {
+    (void)number, (void)ignored;
+    EXPECT(fault->si_addr == (void *)&last.peer->closed);
+    set_page(PROT_READ | PROT_WRITE);
+    atomic_store(&last.call, 1);
+    atomic_store(&last.peer->closed, 1);
+}
+
+static void test_a_last_call(void) {
+    un_group *groups[2];
+    un_call all = barrier();
+    patience p = {.call = &all};
+    struct sigaction before, closing = {.sa_sigaction = call_and_close, .sa_flags = SA_SIGINFO};
+    open_groups(2, 2, groups);
+    groups[0]->spin = (spinning){.before_trial = UINT32_MAX}; /* looks at nothing else of the peer */
+    last.peer = control_of(groups[0], 1);
+    EXPECT(!sigaction(SIGSEGV, &closing, &before));
+    set_page(PROT_NONE);
+    EXPECT_EQUAL(await_slowly(groups[0], 1, &last.call, 1, &p), UN_OK);
+    EXPECT(atomic_load(&last.peer->closed));
+    EXPECT(!sigaction(SIGSEGV, &before, NULL));
+    for (int rank = 0; rank < 2; rank++) un_group_close(groups[rank]);
+}
+
 void test_call_failures(void) {
     test_mismatches();
     run_ranks(3, 6, refuse_together, NULL);
@@ -270,4 +312,5 @@ void test_call_failures(void) {
     run_ranks(3, 1, call_from_two_threads, NULL);
     for (int cores = 1; cores <= 6; cores += 5) run_ranks(3, cores, be_left, NULL);
     run_ranks(2, 2, leave, NULL);
+    test_a_last_call();
 }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -188,6 +191,35 @@ def test_memory_that_others_look_at_is_overwritten(comm: Communicator) -> None:
     assert array.tolist() == [1, 1, 1]
     assert shared.tolist() == [1, 1, 1]
     assert shared.data_ptr() == where
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("transactional", [True, False])
+def test_memory_that_cannot_be_written_is_refused_before_anything_moves(
+    comm: Communicator, tmp_path: Path, transactional: bool
+) -> None:
+    weights = {"a": torch.full((5000,), comm.rank), "b": torch.full((5000,), comm.rank)}
+    update = endpoint(comm, weights, {"transactional": transactional}).update
+    writable = weights["b"].clone()
+    numpy.save(tmp_path / "b.npy", writable.numpy())
+    with warnings.catch_warnings():  # torch does not take note of it, and says so
+        warnings.simplefilter("ignore", UserWarning)
+        mapped = torch.from_numpy(numpy.load(tmp_path / "b.npy", mmap_mode="r"))
+    for version in (1, 2):  # the second time after an update
+        if comm.rank == 2:
+            weights["b"] = mapped
+        before = weights["a"].clone()
+        with pytest.raises(WeightUpdateError, match=r"rank 2: .* 'b' is in read-only") as caught:
+            update()
+        assert list(caught.value.failed) == [2]
+        assert not caught.value.group_ended
+        assert torch.equal(weights["a"], before)
+        weights["b"] = writable
+        if comm.rank == 0:
+            weights["a"] += 1
+        update()
+        assert weights["a"].eq(version).all()
+        assert weights["b"].eq(0).all()
 
 
 @pytest.mark.ranks(2)

@@ -217,8 +217,8 @@ ENGINE = (
         "csrc/wait.c",
         "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
         "->closed, memory_order_acquire))",
-        "a peer that closes right after its last call takes the others down (not noticed yet)",
-        ("tests/comm/test_groups.py::test_a_peer_may_close_as_soon_as_its_own_call_is_done",),
+        "a peer that closes right after its last call takes the others down",
+        _CALL_FAILURES,
     ),
     Mutant(
         "dead-before-watched",

@@ -131,7 +131,7 @@ LIBRARY = (
     Mutant(
         "waits-still",
         "src/unisono/watch/monitor.py",
-        "if report is not None and self._waits_still(key):",
+        "if report is not None and self._holds_still(report, key):",
         "if report is not None:",
         "a call that went on while everybody was asked is reported as a hang",
         (f"{_WATCH}a_call_that_goes_on_while_all_are_asked_is_not_reported",),

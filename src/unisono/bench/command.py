@@ -21,6 +21,7 @@ from unisono.bench.settings import (
 )
 from unisono.errors import Misuse, UnisonoError
 from unisono.launcher.command import check_writable
+from unisono.output_files import write_text
 
 if TYPE_CHECKING:
     from unisono.bench.results import Run
@@ -225,9 +226,9 @@ def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: P
     from unisono.bench import html, plot, results
 
     writers: list[tuple[Path | None, Callable[[Path], Any]]] = [
-        (json_path, lambda path: path.write_text(results.to_json(run))),
+        (json_path, lambda path: write_text(path, results.to_json(run))),
         (plot_path, lambda path: plot.save(run, path)),
-        (html_path, lambda path: path.write_text(html.page(run))),
+        (html_path, lambda path: write_text(path, html.page(run))),
     ]
     failed = False
     for path, write in writers:

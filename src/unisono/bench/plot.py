@@ -15,6 +15,7 @@ from typing import Any
 from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
 from unisono.bench.results import Row, Run
+from unisono.output_files import open_at_once
 from unisono.pages import escape
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -81,7 +82,8 @@ def save(run: Run, path: Path) -> None:
             axes[0].set_title(text.title(rows))
             if how is _draw:  # bars have names
                 axes[0].legend(fontsize=8)
-        figure.savefig(path, dpi=130, bbox_inches="tight")
+        with open(path, "wb", opener=open_at_once) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=130, bbox_inches="tight")
 
 
 def draw(rows: Sequence[Row]) -> str:

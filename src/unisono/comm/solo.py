@@ -78,7 +78,7 @@ class Solo(Transport):
         if self._ending is not None:
             raise copy.copy(self._ending)
 
-    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def exchange_integers(self, integers: tuple[int, ...], _: float = 0) -> list[tuple[int, ...]]:
         return [integers]
 
     def refuse(self, operation: str) -> None:

@@ -135,8 +135,8 @@ class Transport(ABC):
 
     process_group: Any = None
     """The process group of another library, if it moves the data."""
-    exchange_integers: Callable[[tuple[int, ...]], list[tuple[int, ...]]] | None = None
-    """Every rank's integers, in rank order; all ranks pass the same number of them."""
+    exchange_integers: Callable[..., list[tuple[int, ...]]] | None = None
+    """Every rank's integers, in rank order, as many from each; perhaps with a limit in seconds."""
     gather_ragged: Callable[..., Gathered] | None = None
     """Every rank's tensor in one call, if all are small."""
 

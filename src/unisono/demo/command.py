@@ -14,6 +14,7 @@ from rich.console import Console
 
 from unisono.errors import UnisonoError
 from unisono.launcher.command import check_writable
+from unisono.output_files import write_text
 from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def demo(ranks: int, race: bool, report: Path) -> None:
     console = Console()
     pictures = _show_pictures(ranks, console)
     laps = _show_race(console) if race else []
-    report.write_text(_report(pictures, laps, ranks), encoding="utf-8")
+    write_text(report, _report(pictures, laps, ranks))
     console.print(f"wrote {report} ({time.perf_counter() - start:.0f} s in all)")
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from unisono.errors import Misuse
 from unisono.launcher.command import check_writable
+from unisono.output_files import write_text
 from unisono.torch_support import require_torch
 from unisono.world.environment import read_rank_info
 
@@ -114,7 +115,7 @@ def _show_reports(files: tuple[Path, ...], stacks: bool, as_json: bool, html: Pa
         from unisono.doctor.incident_page import incident_page
 
         check_writable(html)
-        html.write_text(incident_page(reading), encoding="utf-8")
+        write_text(html, incident_page(reading))
         click.echo(f"wrote {html}", err=True)
     if as_json:
         print_json(reading)

@@ -22,6 +22,7 @@ from unisono.launcher.process import check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, standard_input
 from unisono.launcher.record_keeper import RecordKeeper
 from unisono.launcher.store import LazyStore
+from unisono.output_files import open_at_once
 from unisono.processes import describe_exit
 from unisono.torch_backend.autoload import backend_problem
 from unisono.variables import BACKEND, RECORD_KEEPER, REPLACE, SITES, WATCH, WATCH_EQUAL
@@ -92,7 +93,7 @@ class _Seconds(click.FloatRange):
     "--log-dir",
     "--log_dir",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False),
     help="Also write what each rank writes to DIR/RANK/stdout.log and stderr.log.",
 )
 @click.option("--watch", is_flag=True, help="Report hangs and more (UNISONO_WATCH=1).")
@@ -129,7 +130,7 @@ def run(
     timeout_s: float | None,
     no_prefix: bool,
     capture: bool,
-    log_dir: Path | None,
+    log_dir: str | None,
     watch: bool,
     watch_grace_s: float,
     check_equal: bool,
@@ -163,6 +164,8 @@ def run(
     if not module and not Path(program).is_file():
         there = "is not a file" if Path(program).exists() else "does not exist"
         raise Misuse(f"{program} {there}")
+    if log_dir == "":  # a variable of a script that is not set: not the current folder
+        raise Misuse("--log-dir is empty: name a folder, or leave it out")
     if trace is not None:
         check_writable(trace)
         trace = trace.absolute()
@@ -187,7 +190,7 @@ def run(
     report, exit_code = None, 0
     with ExitStack() as stack:
         try:
-            logs = [open_logs(log_dir, rank, stack) for rank in range(count) if log_dir]
+            logs = [open_logs(Path(log_dir), rank, stack) for rank in range(count) if log_dir]
         except OSError as error:
             raise Misuse(f"--log-dir: cannot write {error.filename}: {error.strerror}") from error
         instructions = Instructions(
@@ -257,10 +260,11 @@ def check_writable(path: Path) -> None:
         raise Misuse(f"the folder of {path} does not exist")
     existed = path.exists()
     try:
-        with path.open("ab"):
-            pass
+        descriptor = open_at_once(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError as error:
         raise Misuse(f"{path} cannot be written: {error.strerror}") from error
+    if not path.is_fifo():  # whose reader would take this for the end of the output
+        os.close(descriptor)
     if not existed:
         path.unlink()
 

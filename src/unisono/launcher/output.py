@@ -8,8 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import IO, Literal, TextIO
+
+from unisono.output_files import open_at_once
 
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
@@ -169,10 +172,10 @@ def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[byte
     """The log files of a rank, which `stack` closes. Raises OSError."""
     own = folder / str(rank)
     own.mkdir(parents=True, exist_ok=True)
-    files: dict[Stream, IO[bytes]] = {}
-    for stream in STREAMS:
-        files[stream] = stack.enter_context((own / f"{stream}.log").open("wb", buffering=0))
-    return files
+    return {
+        stream: stack.enter_context(FileIO(own / f"{stream}.log", "w", opener=open_at_once))
+        for stream in STREAMS
+    }
 
 
 Listener = Terminal | Callback

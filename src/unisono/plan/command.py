@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from unisono.errors import Misuse, name_choices, name_number
+from unisono.output_files import write_text
 from unisono.plan import nccl, tables
 from unisono.plan.catalog import Algorithm, catalog, find
 from unisono.plan.choose import Choice, Ranking, explain, rank_algorithms, rank_sizes
@@ -257,7 +258,7 @@ def _play(console: Console, request: _Request, path: Path) -> None:
     chosen = [request.schedule(find(collective, each), best) for each in names]
     for schedule in chosen:
         verify(schedule)
-    path.write_text(schedule_page(chosen, request.cluster, total), encoding="utf-8")
+    write_text(path, schedule_page(chosen, request.cluster, total))
     for schedule in chosen:
         console.print(f"{schedule.title()}; verified")
     console.print(f"Wrote {path}.")
@@ -386,5 +387,5 @@ def _show(console: Console, request: _Request) -> None:
         click.echo("\n".join(steps))
         console.print("0 -> 1 c2: rank 1 gets chunk 2 from rank 0.  0 +> 1 c2: and adds it.")
     if output is not None and drawing is not None:
-        output.write_text(drawing)
+        write_text(output, drawing)
         click.echo(f"Wrote {output}.", err=request.as_json)

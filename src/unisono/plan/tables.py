@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from unisono.errors import name_number
+from unisono.output_files import open_at_once
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
 from unisono.plan.nccl import VERSION, Estimate, Tuning
@@ -186,4 +187,5 @@ def save_chart(
         axes.grid(alpha=0.3)
         axes.legend()
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, dpi=120, metadata=metadata)
+        with open(path, "wb", opener=open_at_once) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=120, metadata=metadata)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from unisono.comm.shared_memory.records import GroupRecords
 from unisono.errors import UnisonoError, name_ranks
+from unisono.output_files import write_text
 from unisono.watch.calls import IN_FLIGHT, Wait, call_name, calls_of, line_of
 from unisono.watch.stacks import lines_of_site
 
@@ -171,7 +172,7 @@ class Report:
         ...     unisono.watch.load(file.name) == report
         True
         """
-        Path(path).write_text(self.to_text() + "\n", encoding="utf-8")
+        write_text(path, self.to_text() + "\n")
 
 
 def load(path: str | os.PathLike[str]) -> Report:

@@ -24,6 +24,7 @@ from typing import Any
 from unisono.comm.shared_memory.record_reader import RecordFollower
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.errors import UnisonoError
+from unisono.output_files import write_text
 from unisono.processes import state_of
 from unisono.watch.host_traces import HostTraces, TracePart
 
@@ -181,7 +182,7 @@ class Trace:
             other["missing_hosts"] = list(missing_hosts)
         text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
         try:
-            self.path.write_text(text, encoding="utf-8")
+            write_text(self.path, text)
         except OSError:
             with contextlib.suppress(OSError):
                 os.truncate(self.path, 0)  # half of it would look like a trace

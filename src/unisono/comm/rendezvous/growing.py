@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class Growing(Protocol):
     size: int
     timeout_s: float
 
-    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]: ...
+    def exchange_integers(self, integers: tuple[int, ...], limit_s: float) -> list[Any]: ...
     def raise_if_ended(self) -> None: ...
 
 
@@ -168,18 +168,6 @@ class NewcomerServer:
             visitor.dismiss({"error": "the group does not grow now", "again": True})
 
 
-@contextlib.contextmanager
-def _waiting_longer(group: Growing, limit_s: float) -> Iterator[None]:
-    """Raise the limit of the group's calls, unless another thread changes it meanwhile."""
-    before_s, raised_s = group.timeout_s, max(group.timeout_s, limit_s)
-    group.timeout_s = raised_s
-    try:
-        yield
-    finally:
-        if group.timeout_s == raised_s:
-            group.timeout_s = before_s
-
-
 def admit(
     group: Growing,
     server: RendezvousServer,
@@ -195,8 +183,8 @@ def admit(
     `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
     known_as, board = meeting
     with contextlib.ExitStack() as stack:
-        with _waiting_longer(group, limit_s + MEETING_S):
-            counts = {number for (number,) in group.exchange_integers((count,))}
+        exchange_s = max(group.timeout_s, limit_s + MEETING_S)  # the first member may take so long
+        counts = {number for (number,) in group.exchange_integers((count,), exchange_s)}
         if len(counts) > 1:
             text = f"its ranks called grow with different counts, {sorted(counts)}"
             raise RendezvousError(f"group {known_as}: {text}")
@@ -212,8 +200,7 @@ def admit(
                 plan = [1, int.from_bytes(os.urandom(7), "big"), *newcomers.wanted]
             except RendezvousError as error:
                 failed = error
-        with _waiting_longer(group, limit_s + MEETING_S):  # the first member may take so long
-            is_open, token, *wanted = group.exchange_integers(tuple(plan))[0]
+        is_open, token, *wanted = group.exchange_integers(tuple(plan), exchange_s)[0]
         if not is_open:
             raise failed or RendezvousError(
                 f"group {known_as}: not enough new processes reached rank 0"

@@ -191,12 +191,9 @@ class SharedMemory(Transport):
             if status:
                 raise self.call_error(status, Operation.BARRIER, None, None)
             return None
-        usual_s = self.timeout_s
-        self.timeout_s = usual_s if timeout_s is None else timeout_s
-        try:  # a work takes the group's timeout when it is begun
-            work = self.group.submit(self.exceptions, Operation.BARRIER, None, None, 0, None)
-        finally:
-            self.timeout_s = usual_s
+        limit_ns = 0 if timeout_s is None else max(1, engine_ns(timeout_s))
+        given = Operation.BARRIER, None, None, 0, None, 1.0, None, limit_ns
+        work = self.group.submit(self.exceptions, *given)
         if isinstance(work, int):
             raise self.call_error(work, Operation.BARRIER, None, None)
         if async_op:
@@ -464,8 +461,10 @@ class SharedMemory(Transport):
 
     # -- tensors whose shapes only their owners know ---------------------------------------------
 
-    def exchange_integers(self, integers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        everyone = self.group.exchange(integers)
+    def exchange_integers(
+        self, integers: tuple[int, ...], limit_s: float = 0.0
+    ) -> list[tuple[int, ...]]:
+        everyone = self.group.exchange(integers, engine_ns(limit_s))
         if isinstance(everyone, int):
             raise self.exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
         return everyone

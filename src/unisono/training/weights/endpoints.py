@@ -332,6 +332,7 @@ class WeightReceiver(_Endpoint):
         self._partial = partial
         self._alias = alias
         self._staging = WeightStaging()
+        self._writable: set[int] = set()  # addresses of weights
         self._served_by: Transfers | None = None
         """The plan by which the engine serves the trainer's memory. While its tensors are still
         there, an update with the same plan changes only the version."""
@@ -403,6 +404,8 @@ class WeightReceiver(_Endpoint):
             if self._commit is None:
                 self._staging.check_can_serve(mine)
             return
+        if own is not None and self._commit is None:
+            own.check_writable(self._writable)
         if plan.options.transactional:
             # `prepare` and `commit` get all new tensors
             waits = self._commit is None and self._prepare is None

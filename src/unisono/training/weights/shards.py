@@ -4,7 +4,7 @@ ranks."""
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -105,6 +105,26 @@ class Held(Mapping[str, HeldTensor]):
         """Whether all tensors are on devices of this type."""
         devices = {tensor.device for tensor in self.tensors.values()}
         return all(each.type == device.type for each in devices)
+
+    def check_writable(self, known: set[int]) -> None:
+        """Raise ValueError, with the name, for a tensor whose memory is mapped read-only: to write
+        there would kill the process. Later only addresses that are not `known` are looked up."""
+        memory = {name: t.untyped_storage() for name, t in self.tensors.items() if t.is_cpu}
+        where = {storage.data_ptr() for storage in memory.values()}
+        if where <= known:
+            return
+        with open("/proc/self/maps") as maps:  # a millisecond
+            lines = [line.split(maxsplit=2) for line in maps]
+        places = [place.split("-") for place, access, _ in lines if "w" not in access]
+        spans = [(int(begin, 16), int(end, 16)) for begin, end in places]
+        for name, storage in memory.items():
+            before = bisect_left(spans, (storage.data_ptr() + storage.nbytes(),))
+            if before and spans[before - 1][1] > storage.data_ptr():
+                why = "is in read-only memory, such as that of a file mapped with mode 'r'"
+                raise ValueError(f"the weight {name!r} {why}: pass a copy, tensor.clone()")
+        if len(known) > 2 * len(where):  # an engine has two copies of its weights
+            known.clear()
+        known |= where
 
 
 @dataclass(frozen=True)
