@@ -423,7 +423,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         it already has. For DDP's hooks; it behaves like the Futures of our works."""
         from unisono.torch_backend.futures import future_of
 
-        return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
+        return future_of(work or FinishedWork(), result, self._completer, is_over=False)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Any:
         """The reduction for one of torch's. torch averages integers by dividing their sum."""
