@@ -106,7 +106,9 @@ def test_after_wait_a_future_is_done_and_its_callbacks_have_run(
             future = work.get_future()
             chained = future.then(lambda done, sums=sums: sums.append(done.value()[0].mean()))
             work.wait()
-            assert future.done() and len(sums) == 1 and chained.done()
+            assert future.done()
+            assert len(sums) == 1
+            assert chained.done()
             chained.wait()  # this stream waits for the callback's
             assert sums[0].item() == 2
 

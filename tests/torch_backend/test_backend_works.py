@@ -144,7 +144,9 @@ def test_after_wait_a_future_is_done_and_its_callbacks_have_run(
         future.add_done_callback(called.append)
         chained = future.then(lambda done: done.value())
         work.wait()
-        assert future.done() and called == [future] and chained.done()
+        assert future.done()
+        assert called == [future]
+        assert chained.done()
 
 
 @pytest.mark.ranks(2)
@@ -188,7 +190,8 @@ def test_a_work_may_be_waited_for_in_its_own_callback(process_group: Any) -> Non
     work = dist.all_reduce(full(1), async_op=True)
     waited = work.get_future().then(lambda done: work.wait())
     work.wait()
-    assert waited.done() and waited.value()
+    assert waited.done()
+    assert waited.value()
 
 
 @pytest.mark.ranks(2)

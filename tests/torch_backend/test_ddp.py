@@ -234,7 +234,8 @@ def test_a_hook_may_wait_for_works_whose_futures_are_then_done(process_group: An
     wrapped.register_comm_hook(None, hook)
     for _ in range(50):
         wrapped(torch.ones(1, 2)).sum().backward()
-    assert len(done) == 1_000 and all(done)
+    assert len(done) == 1_000
+    assert all(done)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a torch with CUDA allows them")
