@@ -9,9 +9,9 @@ calls: `unisono bench` of collectives through torch.distributed, and of direct c
 Communicator, which shows what torch's own layers add. start: from init_process_group to
 the first finished all_reduce. layers: small calls through torch.distributed on a Python backend
 that does nothing, direct calls, and calls through torch.distributed on unisono; the last column is
-what unisono takes beyond the empty backend, data and all. Every figure is the median over turns; a turn takes as long as its
-slowest rank. The two backends take turns, in an order that is shuffled each time. steps.py measures
-whole training steps.
+what unisono takes beyond the empty backend, data and all. Every figure is the median over turns; a
+turn takes as long as its slowest rank. The backends take turns; those of calls in an order that is
+shuffled each time. steps.py measures whole training steps.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Rank(TwoBackends):
             },
         }
         if self.rank == 0:
-            heads = "".join(f"{head:>14}" for head in ("empty", "direct", "unisono", "ours - empty"))
+            heads = "".join(f"{head:>14}" for head in (*calls["barrier"], "ours - empty"))
             print(f"{'layers: median (min)':24}{'size':>9}{heads}", flush=True)
         return [self.layer(what, ways) for what, ways in calls.items()]
 

@@ -263,6 +263,32 @@ def test_a_timeout_of_one_call_is_not_that_of_the_next(process_group: Any) -> No
 
 
 @pytest.mark.ranks(2)
+def test_every_signature_of_barrier(process_group: Any) -> None:
+    blocking = dist.BarrierOptions()
+    blocking.asyncOp = False
+    group = process_group.comm.transport.group
+    before = group.calls
+    assert process_group.barrier(blocking) is None
+    assert process_group.barrier(opts=blocking) is None
+    process_group.barrier().wait()
+    process_group.barrier(timedelta(seconds=60)).wait()
+    process_group.barrier(dist.BarrierOptions()).wait()
+    assert group.calls == before + 5
+
+
+@pytest.mark.ranks(2)
+def test_a_blocking_barrier_may_have_a_timeout_of_its_own(process_group: Any) -> None:
+    group: Any = dist.new_group()
+    options = dist.BarrierOptions()
+    options.asyncOp = False
+    options.timeout = timedelta(seconds=1)
+    if dist.get_rank() == 0:
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            group.barrier(opts=options)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("how", ["new_group", "set_timeout"])
 def test_a_group_may_have_a_timeout_of_its_own(process_group: Any, how: str) -> None:
     limit = timedelta(seconds=1)
