@@ -2,13 +2,16 @@
 
     python benchmarks/backend.py                    2 ranks, everything, some minutes
     python benchmarks/backend.py --ranks 4 --only calls
+    python benchmarks/backend.py --only layers      what dist adds to a small call, some seconds
     python benchmarks/backend.py --goals --json backend.json
 
 calls: `unisono bench` of collectives through torch.distributed, and of direct calls on the
 Communicator, which shows what torch's own layers add. start: from init_process_group to
-the first finished all_reduce. Every figure is the median over turns; a turn takes as long as its
-slowest rank. The two backends take turns, in an order that is shuffled each time. steps.py measures
-whole training steps.
+the first finished all_reduce. layers: small calls through torch.distributed on a Python backend
+that does nothing, direct calls, and calls through torch.distributed on unisono; the last column is
+what unisono takes beyond the empty backend, data and all. Every figure is the median over turns; a
+turn takes as long as its slowest rank. The backends take turns; those of calls in an order that is
+shuffled each time. steps.py measures whole training steps.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ import unisono
 from unisono.bench import measure_run
 
 KIB, MIB = 1024, 1024**2
+LAYER_CALLS = 500
 BACKENDS = ("unisono", "gloo")
 CALLS = {
     ("all_reduce",): (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
@@ -88,10 +92,84 @@ class Rank(TwoBackends):
         medians = {name: statistics.median(ts) for name, ts in times_us.items()}
         return [self.show(Row("start", 0, medians))]
 
+    def layers(self) -> list[Row]:
+        """Small calls by turns: an empty Python backend, the Communicator, unisono in torch."""
+        import torch.distributed as dist
+
+        ours, comm, empty = self.groups["unisono"], self.comm, make_empty_group()
+        tensor = self.tensor(8)
+        calls: dict[str, dict[str, Callable[[], object]]] = {
+            "barrier": {
+                "empty": lambda: dist.barrier(empty),
+                "direct": comm.barrier,
+                "unisono": lambda: dist.barrier(ours),
+            },
+            "all_reduce": {
+                "empty": lambda: dist.all_reduce(tensor, group=empty),
+                "direct": lambda: comm.all_reduce(tensor),
+                "unisono": lambda: dist.all_reduce(tensor, group=ours),
+            },
+        }
+        if self.rank == 0:
+            heads = "".join(f"{head:>14}" for head in (*calls["barrier"], "ours - empty"))
+            print(f"{'layers: median (min)':24}{'size':>9}{heads}", flush=True)
+        return [self.layer(what, ways) for what, ways in calls.items()]
+
+    def layer(self, what: str, ways: dict[str, Callable[[], object]]) -> Row:
+        times_us: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(4 * self.turns):
+            for name, call in ways.items():
+                self.comm.barrier()
+                begin_s = time.perf_counter()
+                for _ in range(LAYER_CALLS):
+                    call()
+                took_s = time.perf_counter() - begin_s
+                times_us[name].append(self.slowest(took_s) * 1e6 / LAYER_CALLS)
+        medians = {name: statistics.median(ts) for name, ts in times_us.items()}
+        least = {name: min(ts) for name, ts in times_us.items()}
+        if self.rank == 0:
+            shown = [f"{medians[name]:.2f} ({least[name]:.2f})" for name in ways]
+            more = [figures["unisono"] - figures["empty"] for figures in (medians, least)]
+            shown.append(f"{more[0]:.2f} ({more[1]:.2f})")
+            print(f"{what:24}{'8 B':>9}" + "".join(f"{text:>14}" for text in shown), flush=True)
+        return Row(f"layers of {what}", 8, medians)
+
     def show(self, row: Row) -> Row:
         if self.rank == 0:
             print(line(row), flush=True)
         return row
+
+
+def make_empty_group() -> Any:
+    """A group on a Python backend that does nothing: the least that torch.distributed takes."""
+    import torch.distributed as dist
+
+    class EmptyGroup(dist.ProcessGroup):
+        name = "empty"
+
+        def allreduce(self, tensors: Any, opts: Any = None) -> None:
+            return None
+
+        def barrier(self, opts: Any = None) -> None:
+            return None
+
+        def getBackendName(self) -> str:
+            return "empty"
+
+        def getGroupName(self) -> str:
+            return self.name
+
+        def setGroupName(self, name: str) -> None:
+            self.name = name
+
+        def setGroupDesc(self, description: str) -> None:
+            pass
+
+    def make(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return EmptyGroup(rank, size)
+
+    dist.Backend.register_backend("empty", make, devices=["cpu"])
+    return dist.new_group(backend="empty")
 
 
 def line(row: Row) -> str:
@@ -150,6 +228,10 @@ def goals(rows: Sequence[Row], ranks: int) -> list[str]:
         for what, ratio, least in wanted
     ]
     for row in rows:
+        if row.what.startswith("layers") and ranks == 2:
+            more_us = row.median_us["unisono"] - row.median_us["empty"]
+            met = "met   " if more_us <= 4 else "MISSED"
+            lines.append(f"  {met} {row.what}: us beyond an empty backend {more_us:.1f}, at most 4")
         if row.what == "all_reduce" and row.bytes == 8 and ranks == 2:
             more_us = row.median_us["unisono"] - row.median_us["direct"]
             met = "met   " if more_us <= 6 else "MISSED"
@@ -163,12 +245,12 @@ def main(arguments: Sequence[str]) -> int:
         description=what, epilog=how, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=("calls", "start"))
+    parser.add_argument("--only", nargs="+", choices=("calls", "start", "layers"))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--goals", action="store_true", help="say which goals are met or missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save all measurements")
     options = parser.parse_args(arguments)
-    only = options.only or ["calls", "start"]
+    only = options.only or ["calls", "layers", "start"]
     print(f"{options.ranks} ranks, {os.cpu_count()} cores ({platform.machine()}), median us")
     heads = "".join(f"{head:>14}" for head in ("unisono", "gloo"))
     print(f"{'':24}{'size':>9}{heads}{'gloo/ours':>12}{'direct':>14}", flush=True)

@@ -96,6 +96,24 @@ class TestAsOneProcess:
 
 
 @pytest.mark.ranks(2)
+def test_after_wait_a_future_is_done_and_its_callbacks_have_run(
+    process_group: dist.ProcessGroup,
+) -> None:
+    for count in (3, 1 << 20):  # through the CPU, and by the conductor's kernel
+        tensor = torch.zeros(count, device="cuda")
+        for _ in range(500):
+            work, sums = dist.all_reduce(tensor.fill_(1), async_op=True), []
+            future = work.get_future()
+            chained = future.then(lambda done, sums=sums: sums.append(done.value()[0].mean()))
+            work.wait()
+            assert future.done()
+            assert len(sums) == 1
+            assert chained.done()
+            chained.wait()  # this stream waits for the callback's
+            assert sums[0].item() == 2
+
+
+@pytest.mark.ranks(2)
 def test_objects_and_plain_calls(process_group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
     told: list[object] = [None, None]

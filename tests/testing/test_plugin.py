@@ -65,13 +65,19 @@ def test_ranks_share_a_world_and_each_test_has_its_own(
     monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning")  # ranks start there, too
     pytester.makepyfile(
         test_world="""
-        import gc, os, pathlib, numpy, pytest, unisono
+        import gc, os, pathlib, sys, numpy, pytest, unisono
+        from unisono.comm.shared_memory.exceptions import NEEDED_LATER
         from unisono.comm.shared_memory.record_reader import read_process
 
         def everyone(comm, value):
             all_values = numpy.zeros(comm.size, dtype=numpy.int64)
             comm.all_gather(all_values, numpy.array([value]))
             return all_values.tolist()
+
+        @pytest.mark.ranks(2)
+        def test_no_module_is_left_to_load_during_tests(comm):
+            loaded = [vars(sys.modules[name]) for name in NEEDED_LATER]
+            assert not any(known is names for known in gc.get_objects() for names in loaded)
 
         @pytest.mark.ranks(3)
         def test_processes(comm):
@@ -127,7 +133,7 @@ def test_ranks_share_a_world_and_each_test_has_its_own(
         """
     )
     result = run(pytester, "-v", "-W", "error", "-W", "ignore:Module already imported")
-    result.assert_outcomes(passed=14)
+    result.assert_outcomes(passed=15)
     result.stdout.fnmatch_lines(["*::test_repeated[[]2ranks-3[]] PASSED*"])
     result.stdout.fnmatch_lines(["*::test_processes PASSED*"])
     left = {path.name for path in pytester.path.rglob("meeting-*")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -101,6 +102,98 @@ def test_callbacks_of_a_future_run_when_the_result_is_there(process_group: Any) 
     assert called.wait(10)
 
 
+def coalesced_sums() -> Any:
+    with dist._coalescing_manager(async_ops=True) as manager:  # type: ignore[attr-defined]
+        for tensor in (full(1), full(2)):
+            dist.all_reduce(tensor)
+    return manager.works[0]
+
+
+def message(process_group: Any) -> Any:
+    rank = dist.get_rank()
+    return (dist.irecv if rank else dist.isend)(full(1), 1 - rank)
+
+
+def joined_messages(process_group: Any) -> Any:
+    process_group._start_coalescing(torch.device("cpu"))
+    peer = 1 - dist.get_rank()
+    dist.isend(full(1), peer)
+    dist.irecv(full(0), peer)
+    return process_group._end_coalescing(torch.device("cpu"))
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "small": lambda group: dist.all_reduce(full(1), async_op=True),
+    "large": lambda group: dist.all_reduce(full(1, 20_000), async_op=True),
+    "wide": lambda group: dist.all_gather([full(0), full(0)], full(1), async_op=True),
+    "barrier": lambda group: dist.barrier(async_op=True),
+    "coalesced": lambda group: coalesced_sums(),
+    "message": message,
+    "joined": joined_messages,
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_after_wait_a_future_is_done_and_its_callbacks_have_run(
+    process_group: Any, form: str
+) -> None:
+    for _ in range(1_000):
+        work, called = FORMS[form](process_group), []
+        future = work.get_future()
+        future.add_done_callback(called.append)
+        chained = future.then(lambda done: done.value())
+        work.wait()
+        assert future.done()
+        assert called == [future]
+        assert chained.done()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_future_of_a_failed_work_is_done_after_wait(process_group: Any, before: bool) -> None:
+    groups = [dist.new_group() for _ in range(20)]
+    for group in groups:
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(full(1), group=group, async_op=True)
+            called: list[Any] = []
+            if before:
+                work.get_future().add_done_callback(called.append)
+            with pytest.raises(PeerLost):
+                work.wait()
+            assert work.get_future().done()
+            assert called == [work.get_future()] * before
+            with pytest.raises(PeerLost):
+                work.get_future().value()
+        else:
+            dist.destroy_process_group(group)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_after_a_limited_wait_a_future_still_follows_its_work(process_group: Any) -> None:
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(full(1), async_op=True)
+        future = work.get_future()
+        with pytest.raises(CollectiveTimeout):
+            work.wait(timedelta(milliseconds=50))
+        assert not future.done()
+        dist.send(full(0), 1)
+        assert future.wait()[0].eq(2).all()
+    else:
+        dist.recv(full(0), 0)
+        dist.all_reduce(full(1))
+
+
+@pytest.mark.ranks(2)
+def test_a_work_may_be_waited_for_in_its_own_callback(process_group: Any) -> None:
+    work = dist.all_reduce(full(1), async_op=True)
+    waited = work.get_future().then(lambda done: work.wait())
+    work.wait()
+    assert waited.done()
+    assert waited.value()
+
+
 @pytest.mark.ranks(2)
 def test_a_future_does_not_wait_for_another(process_group: Any) -> None:
     taken, summed = torch.zeros(3), full(1)
@@ -166,6 +259,32 @@ def test_a_timeout_of_one_call_is_not_that_of_the_next(process_group: Any) -> No
     process_group.barrier(options).wait()
     if dist.get_rank() == 1:
         time.sleep(2.0)
+    dist.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_every_signature_of_barrier(process_group: Any) -> None:
+    blocking = dist.BarrierOptions()
+    blocking.asyncOp = False
+    group = process_group.comm.transport.group
+    before = group.calls
+    assert process_group.barrier(blocking) is None
+    assert process_group.barrier(opts=blocking) is None
+    process_group.barrier().wait()
+    process_group.barrier(timedelta(seconds=60)).wait()
+    process_group.barrier(dist.BarrierOptions()).wait()
+    assert group.calls == before + 5
+
+
+@pytest.mark.ranks(2)
+def test_a_blocking_barrier_may_have_a_timeout_of_its_own(process_group: Any) -> None:
+    group: Any = dist.new_group()
+    options = dist.BarrierOptions()
+    options.asyncOp = False
+    options.timeout = timedelta(seconds=1)
+    if dist.get_rank() == 0:
+        with pytest.raises(CollectiveTimeout, match="rank 1"):
+            group.barrier(opts=options)
     dist.barrier()
 
 

@@ -213,6 +213,31 @@ def test_communication_hooks(process_group: Any, name: str) -> None:
     assert_learned(model, learned_alone(make_optimizer=sgd), atol=tolerance, rtol=tolerance)
 
 
+def first_of(future: Any) -> torch.Tensor:
+    tensor: torch.Tensor = future.value()[0]
+    return tensor
+
+
+def test_a_hook_may_wait_for_works_whose_futures_are_then_done(process_group: Any) -> None:
+    wrapped = DistributedDataParallel(torch.nn.Linear(2, 2))
+    done: list[bool] = []
+
+    def hook(_, bucket):  # type: ignore[no-untyped-def]  # torch looks at the annotations
+        for _ in range(20):
+            work, called = dist.all_reduce(torch.ones(3), async_op=True), []
+            future = work.get_future()
+            chained = future.then(called.append)
+            work.wait()
+            done.append(future.done() and len(called) == 1 and chained.done())
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(first_of)
+
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(50):
+        wrapped(torch.ones(1, 2)).sum().backward()
+    assert len(done) == 1_000
+    assert all(done)
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a torch with CUDA allows them")
 def test_hooks_that_torch_allows_on_nccl_alone_are_refused_by_torch(process_group: Any) -> None:
     wrapped = DistributedDataParallel(Net())

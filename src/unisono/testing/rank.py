@@ -24,6 +24,7 @@ import pytest
 
 from unisono import variables
 from unisono.comm.engine import compare_shapes
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.processes import STACK_SIGNAL
 from unisono.testing import assignment
 from unisono.testing.nursery import CHANNEL
@@ -94,7 +95,10 @@ class RankSession:
         with stacks_file(self._start.folder, self._start.rank).open("a") as file:
             faulthandler.enable(file)
             faulthandler.register(STACK_SIGNAL, file, all_threads=True)
-            importlib.import_module("unisono.world.world")  # outside the first test's time limit
+            # Outside the tests' time limits, and before the freeze. A thread that imported the rest
+            # after the first test would slow the next ones down, and every collection.
+            for name in ("unisono.world.world", *NEEDED_LATER):
+                importlib.import_module(name)
             if variables.WATCH.read_or_warn():
                 importlib.import_module("unisono.watch").start_if_asked()
             gc.freeze()  # keeps the collections after every test quick

@@ -1,5 +1,7 @@
 """Works for torch, and their Futures, for DDP and for `work.get_future()`.
 
+After `work.wait()` the work's Future is complete and its callbacks have run, as on gloo.
+
 DDP never calls `wait` on a work: it waits for the work's Future, in C++, where an exception of ours
 would crash the process and Ctrl-C would be ignored. So a Future that is requested inside a backward
 pass is completed by a callback of that pass, which waits in Python and may raise. If cores are idle
@@ -36,14 +38,15 @@ _LOOK_EVERY_S = 0.0002
 _LOOKS = 50
 
 
-def future_of(work: Work, result: Any, completer: Completer, was_awaited: bool) -> WorkFuture:
+def future_of(work: Work, result: Any, completer: Completer, is_over: bool) -> WorkFuture:
     """A Future that will hold `result`, queued for completion."""
     future = WorkFuture(work, result)
     in_backward = _in_backward()
     is_too_late = in_backward and torch._C._current_autograd_node() is None
-    is_over = was_awaited and (in_backward or (work.is_completed() and not work.exception()))
-    if isinstance(work, FinishedWork) or is_too_late or is_over:
+    if isinstance(work, FinishedWork) or is_too_late or (in_backward and is_over):
         future.finish()
+    elif is_over:
+        future.complete()
     elif not in_backward:
         completer.add(future)
     else:
@@ -106,6 +109,7 @@ class WorkFuture(torch.futures.Future[Any]):
         self._first = first or self
         self._lock = threading.RLock()  # two threads may try to complete it; callbacks may wait
         self._is_complete = False
+        self._may_fail = not _in_backward()
         self._error: BaseException | None = None
 
     def wait(self) -> Any:
@@ -143,12 +147,20 @@ class WorkFuture(torch.futures.Future[Any]):
     def finish(self, limit_s: float | None = None) -> None:
         """Wait for the work here, complete the Future, and raise the work's error."""
         self.work.wait(limit_s)
-        with self._lock:
-            if not self._is_complete:
-                self._is_complete = True
-                self.set_result(self._result)
+        self.settle()
         if self._error is not None:
             raise self._error
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Complete the Future, unless it is complete; then all its callbacks have run."""
+        with self._lock:
+            if self._is_complete or (error is not None and not self._may_fail):
+                return
+            self._is_complete = True
+            if error is None:
+                self.set_result(self._result)
+            else:
+                self.set_exception(error)
 
     def complete(self, limit_s: float | None = None, whatever_happens: bool = False) -> None:
         """The same in a background thread. `whatever_happens`: complete it even after an error,
@@ -156,13 +168,7 @@ class WorkFuture(torch.futures.Future[Any]):
         try:
             self.finish(limit_s)
         except BaseException as error:
-            with self._lock:
-                if not self._is_complete:
-                    self._is_complete = True
-                    if whatever_happens:
-                        self.set_result(self._result)
-                    else:
-                        self.set_exception(error)
+            self.settle(None if whatever_happens else error)
 
 
 class Completer:
@@ -223,13 +229,21 @@ class TorchWork(dist.Work):
         self._result = list(result)
         self._completer = completer
         self._future: Any = None
-        self._was_awaited = False
+        self._is_over = False
         completer.keep(self, self._result)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds()
-        self._was_awaited = True
-        self._work.wait(seconds if seconds > 0 else None)
+        try:
+            self._work.wait(seconds if seconds > 0 else None)
+        except BaseException:  # the work's own error, or it goes on
+            self._is_over = (failure := self._work.exception()) is not None
+            if failure is not None and self._future is not None:
+                self._future.settle(failure)
+            raise
+        self._is_over = True
+        if self._future is not None:
+            self._future.settle()
         return True
 
     def is_completed(self) -> bool:
@@ -254,6 +268,5 @@ class TorchWork(dist.Work):
 
     def get_future(self) -> Any:
         if self._future is None:
-            awaited = self._was_awaited
-            self._future = future_of(self._work, self._result, self._completer, awaited)
+            self._future = future_of(self._work, self._result, self._completer, self._is_over)
         return self._future

@@ -291,8 +291,14 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
             self.comm.reject_call("all_to_all", str(error))
         return self._run(self.comm.all_to_all, opts, [output], wide_output, wide_input)
 
+    def barrier(self, opts: Any = None, *more: Any, **named: Any) -> Any:
+        is_full = type(opts) is BarrierOptions
+        if is_full and not opts.asyncOp and opts.timeout.days < 0 and not _profiler_enabled():
+            return self.comm.barrier()  # without a timeout of its own
+        return self._barrier(opts, *more, **named)
+
     @accept_short_signatures(BarrierOptions)
-    def barrier(self, opts: Any) -> Any:
+    def _barrier(self, opts: Any) -> Any:
         limit_s = opts.timeout.total_seconds()
         if limit_s <= 0 or opts.asyncOp:
             return self._run(self.comm.barrier, opts, ())
@@ -432,7 +438,7 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         it already has. For DDP's hooks; it behaves like the Futures of our works."""
         from unisono.torch_backend.futures import future_of
 
-        return future_of(work or FinishedWork(), result, self._completer, was_awaited=False)
+        return future_of(work or FinishedWork(), result, self._completer, is_over=False)
 
     def _op_of(self, options: Any, tensors: Tensors) -> Any:
         """The reduction for one of torch's. torch averages integers by dividing their sum."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import socket
@@ -163,12 +164,17 @@ def about_me(address: str) -> Announcement:
         "host": socket.gethostname(),
         "boot": boot_id(),
         "pid": os.getpid(),
-        "started": start_time(os.getpid()),
+        **_about_process(os.getpid()),
         "layout": engine.native.LAYOUT_VERSION,
         "cpus": sorted(os.sched_getaffinity(0)),
-        "quota": engine.native.cpu_quota(),
         "net": namespace("net"),
     }
+
+
+@functools.cache
+def _about_process(pid: int) -> Announcement:
+    """What is read once: its many small files would take most of the time of `about_me`."""
+    return {"started": start_time(pid), "quota": engine.native.cpu_quota()}
 
 
 def is_over(error: OSError, announcement: Announcement, me: Announcement) -> bool:
