@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
+from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, making
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport
@@ -656,7 +657,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if self.rank not in members:
             self.transport.leave_out(members)
             return None
-        return Communicator(self.transport.split(members, self._name_split(members, label)))
+        name = self._name_split(members, label)
+        what = f"split({list(members)}{f', label={label!r}' if label else ''}) of group {self.name}"
+        try:
+            with making(what, f"split {name}", self.transport, members):
+                return Communicator(self.transport.split(members, name))
+        except GroupsDiffer:  # no member has it
+            self._splits[members, label] -= 1
+            raise
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The members of a new group; ValueError unless they are ranks of this one."""
@@ -728,7 +736,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
                     raise GroupClosed(f"group {self.name} continued as {text}", group=self.name)
                 return made
             following = self._next_name(), int(at_least), limit_s, store
-            made = Communicator(self.transport.shrink(*following))
+            cause = self.errored
+            recovers = cause is not None and getattr(cause, "reason", "") != SHRINKS
+            call = f"shrink() of group {self.name}", f"shrink {self.name}", self.transport
+            with making(*call, range(self.size), recovers):
+                made = Communicator(self.transport.shrink(*following))
             self._successor = weakref.ref(made)
             return made
 

@@ -17,6 +17,7 @@ from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, 
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, add_group
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
@@ -62,7 +63,7 @@ class SharedMemory(Transport):
         self.size = membership.size
         self.name = name
         self.global_ranks = global_ranks
-        self._membership = membership
+        self.membership = membership
         self._server: RendezvousServer | None = server.share()
         self.group: Group = membership.group
         self.fast_path = membership.group
@@ -78,6 +79,7 @@ class SharedMemory(Transport):
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
         announce_segment(self.group.descriptor)
+        add_group(membership)
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
@@ -118,12 +120,12 @@ class SharedMemory(Transport):
     @property
     def payloads(self) -> tuple[str, ...]:
         """What each rank published to the others when they met."""
-        return self._membership.payloads
+        return self.membership.payloads
 
     @property
     def host_names(self) -> list[str]:
         """The name of each rank's host."""
-        return [member.host or os.uname().nodename for member in self._membership.members]
+        return [member.host or os.uname().nodename for member in self.membership.members]
 
     @property
     def timeout_s(self) -> float:
@@ -273,7 +275,7 @@ class SharedMemory(Transport):
         """Meet these ranks of this host to make a group, or one host's part of it."""
         assert self._server is not None
         request = JoinRequest(
-            f"{self._membership.key}/{name.removeprefix(self.name)}",
+            f"{self.membership.key}/{name.removeprefix(self.name)}",
             members.index(self.rank),
             len(members),
             Deadline(self.timeout_s),
@@ -281,7 +283,7 @@ class SharedMemory(Transport):
             check=check,
             segments=segments,
         )
-        leader = self._membership.members[members[0]]
+        leader = self.membership.members[members[0]]
         check()
         return meet_at(leader.address, self._server, request)
 
@@ -289,7 +291,7 @@ class SharedMemory(Transport):
         from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
 
         self.end_for_survivors()
-        board = SegmentBoard(self._membership, self.name)
+        board = SegmentBoard(self.membership, self.name)
         made, members = go_on(board, at_least, timeout_s, self._meet_left)
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
@@ -315,7 +317,7 @@ class SharedMemory(Transport):
             return self.group.settle(serial, int(made)) == 1
 
         about = {"global_ranks": self.global_ranks, "generation": generation}
-        address = self._membership.members[0].address
+        address = self.membership.members[0].address
         try:
             membership, growth = admit(
                 self, self._server, address, name, meeting, count, limit_s, about, settle
@@ -335,7 +337,7 @@ class SharedMemory(Transport):
             raise self.exceptions.closed()
         if self.group.failure()[0] == Status.FORKED:
             raise self.exceptions.forked()
-        self.abort("it continues in a smaller group (shrink)")
+        self.abort(SHRINKS)
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
         """Meet the survivors; None: this rank is alone."""
@@ -344,7 +346,7 @@ class SharedMemory(Transport):
         if len(attempt.members) == 1:
             attempt.settle(True)
             return None
-        before = self._membership
+        before = self.membership
         request = JoinRequest(
             attempt.key,
             attempt.members.index(self.rank),
@@ -366,7 +368,7 @@ class SharedMemory(Transport):
     def _allocator(self) -> Allocator:
         from unisono.comm.shared_memory.allocation import Allocator  # rarely needed
 
-        return Allocator(self._membership, self.name)
+        return Allocator(self.membership, self.name)
 
     def allocate(self, size_bytes: int) -> Memory | None:
         if self._server is None:
@@ -497,6 +499,8 @@ def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
     """If ranks do not meet because one of them has died, raise that, by `check`."""
     try:
         yield
+    except GroupsDiffer:
+        raise
     except RendezvousError:
         for _ in range(50):  # a death is known in a moment
             check()
