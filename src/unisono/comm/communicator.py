@@ -160,7 +160,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
-        return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
+        what = f"Communicator.join({name!r}, rank={rank}, size={size})"
+        with making(what, f"join {name}"):
+            return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
 
     @property
     def timeout_s(self) -> float:

@@ -106,6 +106,9 @@ class Leader:
     def _let_in(self, visitor: Connection) -> None:
         """Accept a visitor as the rank that it claims, or dismiss it and raise."""
         hello, followers, size = visitor.hello, self._followers, self._request.size
+        if visitor.is_closed() and "error" not in hello:  # it gave up before we came
+            visitor.close()
+            return
         before = followers.get(visitor.rank)
         if before is not None and before.is_closed():  # it was restarted
             before.close()

@@ -41,7 +41,8 @@ _LAST_WORDS_S = 1.0
 """How long a rank that gives up waits until the others do, too."""
 _LONGEST_NOTE_BYTES = 247
 _MOST_SHOWN = 4
-_LIBRARIES = (*(os.path.dirname(file.__file__) + os.sep for file in (os, variables)), "<frozen ")
+_FILES = str(os.__file__), str(variables.__file__)
+_LIBRARIES = ("<frozen ", *(os.path.dirname(file) + os.sep for file in _FILES))
 _BUSY, _ALONE, _RECOVERS, _GIVES_UP = range(4)
 
 in_progress: dict[int, Making] = {}
@@ -87,24 +88,23 @@ class Making:
         members: Sequence[int] = (),
         recovers: bool = False,
     ) -> None:
-        self.what, self.parent, self.members, self.recovers = what, parent, members, recovers
+        self.what, self.parent, self.recovers = what, parent, recovers
+        self._group: Membership | None = parent.membership if parent else None
+        self._members = members if self._group else ()
         self.key = key_of(name)
-        self.since_s = time.monotonic()
         self._line = ""
         self._number, self._times, self._state = next(_numbers), 0, _BUSY
-        self._again_s = self.since_s + _LOOK_S
+        self._again_s = time.monotonic() + _LOOK_S
         self._first: dict[int, Published] = {}
 
     def look(self) -> None:
         """Tell the others what this rank waits for. Raises GroupsDiffer if that is in vain."""
         if time.monotonic() < self._again_s:
             return
-        parent = getattr(self.parent, "membership", None)
+        self._again_s = time.monotonic() + _LOOK_S
         is_alone = len(in_progress) == 1 and not _may_others_make_groups()
-        self._state = _ALONE if is_alone else _BUSY
-        losses = (parent.group.loss(rank) for rank in self.members if parent is not None)
-        if self.recovers or any(loss is not None for loss in losses):
-            self._state = _RECOVERS
+        is_whole = not self.recovers and len(self._living()) == len(self._members)
+        self._state = _RECOVERS if not is_whole else _ALONE if is_alone else _BUSY
         self._publish()
         stuck = self._find_stuck() if self._state == _ALONE else {}
         if _numbers_of(stuck) != _numbers_of(self._first):
@@ -114,7 +114,6 @@ class Making:
             for rank, note in stuck.items()
         ):
             self._give_up(stuck)
-        self._again_s = time.monotonic() + _LOOK_S
 
     def end(self) -> None:
         """It has returned, or raised; a note that says why stays until the next."""
@@ -128,28 +127,45 @@ class Making:
 
     def words_for(self, group: Membership) -> Published:
         """The note for a group, in terms of its ranks."""
-        needs, parent = 0, getattr(self.parent, "membership", None)
-        if parent is not None:
-            needed = {_process(parent.members[rank]) for rank in self.members}
-            places = enumerate(group.members)
-            needs = sum(1 << rank for rank, member in places if _process(member) in needed)
+        needed = {_process(self._group.members[rank]) for rank in self._members if self._group}
+        places = enumerate(group.members)
+        needs = sum(1 << rank for rank, member in places if _process(member) in needed)
         keys = [self.key, *(other.key for other in in_progress.values() if other is not self)][:4]
         what = f"{self.what} at {self._line}"
         return Published(self._number, self._times, self._state, keys, f"{needs:x}", what)
 
+    def _living(self) -> list[int]:
+        return [
+            rank for rank in self._members if self._group and self._group.group.loss(rank) is None
+        ]
+
+    def _read(self) -> dict[int, Published]:
+        """What the ranks of the parent say that they make; none if this one's own did not fit."""
+        if self._group is None or read(self._group, self._group.rank) is None:
+            return {}
+        ranks = range(self._group.size)
+        return {rank: note for rank in ranks if (note := read(self._group, rank))}
+
+    def peers(self) -> dict[int, tuple[Member, Published | None]]:
+        """The living members that it needs, by global rank, and what each says that it makes."""
+        notes = self._read()
+        if self.parent is None or self._group is None or not notes:
+            return {}
+        known, members = self.parent.global_ranks or range(self.parent.size), self._group.members
+        return {known[rank]: (members[rank], notes.get(rank)) for rank in self._living()}
+
     def _find_stuck(self) -> dict[int, Published]:
         """The ranks that wait for each other, if this is one of them."""
-        parent = getattr(self.parent, "membership", None)
-        if self.parent is None or parent is None:
+        found = self._read()
+        if self.parent is None or not found:
             return {}
-        found = {rank: note for rank in range(parent.size) if (note := read(parent, rank))}
-        mine = found.get(parent.rank)
-        for rank in mine.blockers(found) if mine else ():
-            shrinks = key_of(f"shrink {self.parent.name}") in found[rank].keys
-            is_left = found[rank].state == _RECOVERS and shrinks
-            if is_left and (ending := self.parent.ending(self.what)) is not None:
-                raise ending
-        known = _numbers_of(self._first)
+        me, known = self.parent.rank, _numbers_of(self._first)
+        shrink = key_of(f"shrink {self.parent.name}")
+        for rank in found[me].blockers(found):
+            if found[rank].state == _RECOVERS and shrink in found[rank].keys:
+                ending = self.parent.ending(self.what)
+                if ending is not None:
+                    raise ending
         for rank, note in list(found.items()):
             gave_up_now = note.state == _GIVES_UP and known.get(rank) == note.number
             if note.state != _ALONE and not gave_up_now:
@@ -157,33 +173,28 @@ class Making:
         while free := [rank for rank, note in found.items() if not note.blockers(found)]:
             for rank in free:
                 del found[rank]
-        reached = {parent.rank} & found.keys()
+        reached = {rank for rank, note in found.items() if me in found and self.key in note.keys}
         while more := {to for rank in reached for to in found[rank].blockers(found)} - reached:
             reached |= more
         return {rank: found[rank] for rank in sorted(reached)}
 
     def _give_up(self, stuck: dict[int, Published]) -> NoReturn:
         """Raise, once the others have seen this, too."""
-        assert self.parent is not None
         end = time.monotonic() + _LAST_WORDS_S
-        self._state, left = _GIVES_UP, stuck
+        self._state, left = _GIVES_UP, True
         while left and time.monotonic() < end:
             self._publish()
             time.sleep(_LOOK_S / 4)
-            notes = {rank: read(self.parent.membership, rank) for rank in stuck}
-            left = {
-                rank: note
-                for rank, note in notes.items()
-                if note and note.number == stuck[rank].number and note.state != _GIVES_UP
-            }
+            now = {rank: note for rank, note in self._read().items() if note.state == _ALONE}
+            left = any(_numbers_of(now).get(rank) == note.number for rank, note in stuck.items())
         calls: dict[str, list[int]] = {}
         for rank, note in stuck.items():
             calls.setdefault(note.what, []).append(rank)
         shown = [f"{name_ranks(ranks)} in {what}" for what, ranks in calls.items()][:_MOST_SHOWN]
         raise GroupsDiffer(
-            f"these groups cannot all be made, for their members wait for each other: "
-            f"{'; '.join(shown)}. All members of a group make it with the same ranks in the same "
-            "order and the same label, and a rank makes its groups in the order of the others"
+            f"ranks wait for each other in calls that make different groups: {'; '.join(shown)}. "
+            "All members make a group with the same ranks, in the same order, and the same label, "
+            "and all ranks make their groups in the same order"
         )
 
 
@@ -219,7 +230,7 @@ def say(group: Membership, note: Published | tuple[()] = ()) -> None:
     """Leave a note in a group; or none, but which attempt to continue it this rank joins."""
     text = _encode([*group.said, *note])
     if (excess := len(text.encode()) - _LONGEST_NOTE_BYTES) > 0 and note:
-        text = _encode([*group.said, *note[:-1], f"{note.what[:-excess-3]}..."])
+        text = _encode([*group.said, *note[:-1], f"{note.what[: -excess - 3]}..."])
     if len(text.encode()) <= _LONGEST_NOTE_BYTES:  # otherwise only the watch can tell
         group.group.write_note(Note.COMING, next(_numbers), text)
 

@@ -154,9 +154,9 @@ class Connection:
             if not left_s:
                 raise TimeoutError("the other side did not answer in time")
             if not poller.poll(1000 * min(_GLANCE_S, left_s)):
+                look()
                 try:
                     check()
-                    look()
                 except Exception:
                     if not poller.poll(0):
                         raise
