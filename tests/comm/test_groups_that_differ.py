@@ -24,11 +24,6 @@ def make_one_more(comm: Communicator) -> None:
     comm.split([0, 1], label="" if comm.rank else "other")
 
 
-def make_in_parent_and_child(comm: Communicator) -> None:
-    child = subgroup(comm, [1, 0])
-    (child if comm.rank else comm).split([0, 1])
-
-
 def make_managers(comm: Communicator) -> None:
     tp_size = 2 if comm.rank == 0 else 4
     manager = unisono.ProcessGroupManager(tp_size=tp_size, dp_size=4 // tp_size, group=comm)
@@ -58,11 +53,6 @@ CASES: dict[str, tuple[int, Calls, list[str]]] = {
         ["split([0, 1])", "split([1, 2])", "split([2, 0])"],
     ),
     "one more": (2, make_one_more, ["split([0, 1])", "split([0, 1], label='other')"]),
-    "parent and child": (
-        2,
-        make_in_parent_and_child,
-        ["split([0, 1]) of group world at", "split([0, 1]) of group world[1,0] at"],
-    ),
     "managers": (
         4,
         make_managers,

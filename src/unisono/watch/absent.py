@@ -99,28 +99,34 @@ class Making:
 
 @dataclass(frozen=True)
 class OwnMaking(Making):
-    """A call of ours, which says itself what it makes."""
+    """A call of ours, which says itself what it makes: `members` are ranks of its parent."""
 
     own: makings.Making
 
     def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
-        here, peers = own_host(), self.own.peers().items()
-        return {rank: (here if peer.is_here else peer.host, peer.pid) for rank, (peer, _) in peers}
+        if self.own.parent is None or self.own.parent.rank not in self.own.notes():
+            return {}  # the note is too long
+        here, peers = own_host(), self.own.parent.membership.members
+        ranks = self.own.living_members()
+        return {
+            rank: (here if peers[rank].is_here else peers[rank].host, peers[rank].pid)
+            for rank in ranks
+        }
 
     def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
+        name = self.function.partition("(")[0]
         if self.own.parent is not None:
             report = super().report(processes, ask)
-            name = self.function.partition("(")[0]
             return report and replace(report, backend="unisono", operation=name)
         me = describe_rank(RankRecords(0, 0, os.getpid(), ()), ask((own_host(), os.getpid())), True)
         verdict = f"{self.function} ({self.line}) waits for processes that have not joined"
         waited_s = time.monotonic() - self.since_s
-        call = "unisono", self.function, None, (), self.line
+        call = "unisono", name, None, (), self.line
         return Report("elsewhere", verdict, "?", *call, waited_s=waited_s, ranks=(me,))
 
     def _describe(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
         member = RankRecords(rank, rank, process[1], records=(), host=process[0])
-        _, says = self.own.peers().get(rank, (None, None))
+        says = self.own.notes().get(rank)
         call = says.what.rpartition(" at ")[0] if says else ""
         return describe_rank(member, where, says is not None and self.own.key in says.keys, call)
 
@@ -176,7 +182,7 @@ def _maker(frame: FrameType | None) -> FrameType | None:
 def _making(thread: int, call: FrameType | makings.Making, since_s: float) -> Making:
     if isinstance(call, makings.Making):
         line = calling_line(sys._current_frames().get(thread)) or "?"
-        return OwnMaking(call.what, line, since_s, tuple(call.peers()), call)
+        return OwnMaking(call.what, line, since_s, tuple(call.living_members()), call)
     frame = call
     name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:

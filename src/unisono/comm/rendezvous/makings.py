@@ -1,9 +1,9 @@
 """Calls of this process that make a group, and whether they fit those of its peers.
 
-While a rank waits in such a call, it leaves a note in every group that it is in, again and again:
-which group it makes, which ranks it needs, and whether another of its threads could make a group
-meanwhile. If none can, and it needs a rank that waits for another group, which in turn needs ...,
-until the first is needed again, then all of them wait in vain: each raises GroupsDiffer.
+While a rank waits in such a call, it leaves a note in the group that its peers come from, again and
+again: which group it makes, which ranks it needs, and whether another of its threads could make a
+group meanwhile. If none can, and it needs a rank that waits for another group, which in turn needs
+..., until the first is needed again, then all of them wait in vain: each raises GroupsDiffer.
 
 A note may be out of date: its rank has its group, and has not run since. So the notes count only
 once each of these ranks has written its own twice more: in between it has looked for its peers,
@@ -20,7 +20,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -32,7 +31,7 @@ from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
 if TYPE_CHECKING:
-    from unisono.comm.rendezvous.membership import Member, Membership
+    from unisono.comm.rendezvous.membership import Membership
 
 SHRINKS = "it continues in a smaller group (shrink)"
 """Why a rank that calls shrink ends its group."""
@@ -41,15 +40,13 @@ _LAST_WORDS_S = 1.0
 """How long a rank that gives up waits until the others do, too."""
 _LONGEST_NOTE_BYTES = 247
 _MOST_SHOWN = 4
-_FILES = str(os.__file__), str(variables.__file__)
-_LIBRARIES = ("<frozen ", *(os.path.dirname(file) + os.sep for file in _FILES))
+_FOLDERS = (os.path.dirname(str(module.__file__)) + os.sep for module in (os, variables))
+_LIBRARIES = ("<frozen ", *_FOLDERS)
 _BUSY, _ALONE, _RECOVERS, _GIVES_UP = range(4)
 
 in_progress: dict[int, Making] = {}
 """The calls of this process that make a group, by thread."""
 _numbers = itertools.count(1)
-_memberships: weakref.WeakSet[Membership] = weakref.WeakSet()
-_lock = threading.Lock()
 
 
 class GroupsDiffer(RendezvousError):
@@ -57,9 +54,8 @@ class GroupsDiffer(RendezvousError):
 
 
 class Published(NamedTuple):
-    """What a rank says about its call: its number in the process, how often it was said, what the
-    rank's threads may do; the keys of all groups that it makes, the ranks that it needs as bits,
-    and the call in words."""
+    """What a rank says about its call: the call's number in its process, how often it was said,
+    what its threads may do; the keys of all groups that it makes, the ranks needed, as bits."""
 
     number: int
     times: int
@@ -68,17 +64,16 @@ class Published(NamedTuple):
     needs: str
     what: str
 
-    def blockers(self, all_notes: Mapping[int, Published]) -> list[int]:
+    def blockers(self, notes: Mapping[int, Published]) -> list[int]:
         """The ranks that it needs, and that wait for another group."""
-        bits = int(self.needs, 16)
-        others = [rank for rank in all_notes if bits >> rank & 1]
-        return [rank for rank in others if self.keys[0] not in all_notes[rank].keys]
+        others = [rank for rank in notes if int(self.needs, 16) >> rank & 1]
+        return [rank for rank in others if self.keys[0] not in notes[rank].keys]
 
 
 class Making:
     """A call that makes a group: `what` it is, the `name` that only its members' calls have, and
-    which ranks of the `parent`, if it has one, are needed. `recovers`: it goes on without those
-    that do not come."""
+    the `members`, ranks of its `parent`, if it has one. `recovers`: it goes on without those that
+    do not come."""
 
     def __init__(
         self,
@@ -91,102 +86,83 @@ class Making:
         self.what, self.parent, self.recovers = what, parent, recovers
         self._group: Membership | None = parent.membership if parent else None
         self._members = members if self._group else ()
-        self.key = key_of(name)
-        self._line = ""
+        self.key, self._line = key_of(name), ""
         self._number, self._times, self._state = next(_numbers), 0, _BUSY
         self._again_s = time.monotonic() + _LOOK_S
         self._first: dict[int, Published] = {}
 
     def look(self) -> None:
         """Tell the others what this rank waits for. Raises GroupsDiffer if that is in vain."""
-        if time.monotonic() < self._again_s:
+        if self._group is None or time.monotonic() < self._again_s:
             return
         self._again_s = time.monotonic() + _LOOK_S
+        is_whole = not self.recovers and len(self.living_members()) == len(self._members)
         is_alone = len(in_progress) == 1 and not _may_others_make_groups()
-        is_whole = not self.recovers and len(self._living()) == len(self._members)
-        self._state = _RECOVERS if not is_whole else _ALONE if is_alone else _BUSY
-        self._publish()
-        stuck = self._find_stuck() if self._state == _ALONE else {}
-        if _numbers_of(stuck) != _numbers_of(self._first):
+        self._publish(_RECOVERS if not is_whole else _ALONE if is_alone else _BUSY)
+        stuck, first = self._find_stuck() if self._state == _ALONE else {}, self._first
+        if _numbers_of(stuck) != _numbers_of(first):
             self._first = stuck
         elif stuck and all(
-            note.state == _GIVES_UP or note.times >= self._first[rank].times + 2
+            note.state == _GIVES_UP or note.times >= first[rank].times + 2
             for rank, note in stuck.items()
         ):
             self._give_up(stuck)
 
     def end(self) -> None:
-        """It has returned, or raised; a note that says why stays until the next."""
-        if self._times and self._state != _GIVES_UP:
-            _say_to_all()
+        """It has returned, or raised; a note that it gives up stays until the next."""
+        if self._group is not None and self._times and self._state != _GIVES_UP:
+            say(self._group)
 
-    def _publish(self) -> None:
-        self._times += 1
+    def living_members(self) -> list[int]:
+        group = self._group
+        return [rank for rank in self._members if group and group.group.loss(rank) is None]
+
+    def notes(self) -> dict[int, Published]:
+        """What the ranks of the parent say that they make."""
+        group = self._group
+        ranks = range(group.size if group else 0)
+        return {rank: note for rank in ranks if group and (note := _read(group, rank))}
+
+    def _publish(self, state: int) -> None:
+        self._state, self._times = state, self._times + 1
         self._line = self._line or native.site_of(sys._getframe()) or "an unknown line"
-        _say_to_all(self)
-
-    def words_for(self, group: Membership) -> Published:
-        """The note for a group, in terms of its ranks."""
-        needed = {_process(self._group.members[rank]) for rank in self._members if self._group}
-        places = enumerate(group.members)
-        needs = sum(1 << rank for rank, member in places if _process(member) in needed)
+        needs = f"{sum(1 << rank for rank in self._members):x}"
         keys = [self.key, *(other.key for other in in_progress.values() if other is not self)][:4]
         what = f"{self.what} at {self._line}"
-        return Published(self._number, self._times, self._state, keys, f"{needs:x}", what)
-
-    def _living(self) -> list[int]:
-        return [
-            rank for rank in self._members if self._group and self._group.group.loss(rank) is None
-        ]
-
-    def _read(self) -> dict[int, Published]:
-        """What the ranks of the parent say that they make; none if this one's own did not fit."""
-        if self._group is None or read(self._group, self._group.rank) is None:
-            return {}
-        ranks = range(self._group.size)
-        return {rank: note for rank in ranks if (note := read(self._group, rank))}
-
-    def peers(self) -> dict[int, tuple[Member, Published | None]]:
-        """The living members that it needs, by global rank, and what each says that it makes."""
-        notes = self._read()
-        if self.parent is None or self._group is None or not notes:
-            return {}
-        known, members = self.parent.global_ranks or range(self.parent.size), self._group.members
-        return {known[rank]: (members[rank], notes.get(rank)) for rank in self._living()}
+        if self._group is not None:
+            say(self._group, Published(self._number, self._times, state, keys, needs, what))
 
     def _find_stuck(self) -> dict[int, Published]:
         """The ranks that wait for each other, if this is one of them."""
-        found = self._read()
-        if self.parent is None or not found:
+        found, parent = self.notes(), self.parent
+        if parent is None or parent.rank not in found:
             return {}
-        me, known = self.parent.rank, _numbers_of(self._first)
-        shrink = key_of(f"shrink {self.parent.name}")
-        for rank in found[me].blockers(found):
-            if found[rank].state == _RECOVERS and shrink in found[rank].keys:
-                ending = self.parent.ending(self.what)
-                if ending is not None:
-                    raise ending
+        shrink, blockers = key_of(f"shrink {parent.name}"), found[parent.rank].blockers(found)
+        if any(found[rank].state == _RECOVERS and shrink in found[rank].keys for rank in blockers):
+            ending = parent.ending(self.what)  # they leave out those who do not shrink, too
+            if ending is not None:
+                raise ending
+        known = _numbers_of(self._first)
         for rank, note in list(found.items()):
-            gave_up_now = note.state == _GIVES_UP and known.get(rank) == note.number
-            if note.state != _ALONE and not gave_up_now:
+            gives_up_now = note.state == _GIVES_UP and known.get(rank) == note.number
+            if note.state != _ALONE and not gives_up_now:
                 del found[rank]
         while free := [rank for rank, note in found.items() if not note.blockers(found)]:
             for rank in free:
                 del found[rank]
-        reached = {rank for rank, note in found.items() if me in found and self.key in note.keys}
+        reached = {rank for rank in found if parent.rank in found and self.key in found[rank].keys}
         while more := {to for rank in reached for to in found[rank].blockers(found)} - reached:
             reached |= more
         return {rank: found[rank] for rank in sorted(reached)}
 
     def _give_up(self, stuck: dict[int, Published]) -> NoReturn:
         """Raise, once the others have seen this, too."""
-        end = time.monotonic() + _LAST_WORDS_S
-        self._state, left = _GIVES_UP, True
+        end, left = time.monotonic() + _LAST_WORDS_S, True
         while left and time.monotonic() < end:
-            self._publish()
+            self._publish(_GIVES_UP)
             time.sleep(_LOOK_S / 4)
-            now = {rank: note for rank, note in self._read().items() if note.state == _ALONE}
-            left = any(_numbers_of(now).get(rank) == note.number for rank, note in stuck.items())
+            wait = {rank: note for rank, note in self.notes().items() if note.state == _ALONE}
+            left = bool(_numbers_of(wait).items() & _numbers_of(stuck).items())
         calls: dict[str, list[int]] = {}
         for rank, note in stuck.items():
             calls.setdefault(note.what, []).append(rank)
@@ -202,14 +178,11 @@ class Making:
 def making(*call: Any) -> Iterator[None]:
     """This thread is in a call that makes a group, until this ends; arguments as of Making."""
     thread = threading.get_ident()
-    if thread in in_progress:  # a part of another
-        yield
-        return
     made = in_progress[thread] = Making(*call)
     try:
         yield
     finally:
-        del in_progress[thread]
+        in_progress.pop(thread, None)
         made.end()
 
 
@@ -220,58 +193,39 @@ def look() -> None:
         found.look()
 
 
-def add_group(group: Membership) -> None:
-    """The members of this group can be told what this rank makes."""
-    with _lock:
-        _memberships.add(group)
-
-
-def say(group: Membership, note: Published | tuple[()] = ()) -> None:
-    """Leave a note in a group; or none, but which attempt to continue it this rank joins."""
-    text = _encode([*group.said, *note])
-    if (excess := len(text.encode()) - _LONGEST_NOTE_BYTES) > 0 and note:
+def say(group: Membership, note: Published | None = None) -> None:
+    """Leave a note in a group: which attempt to continue it this rank joins, and what it makes."""
+    text = _encode([*group.said, *(note or ())])
+    if note and (excess := len(text.encode()) - _LONGEST_NOTE_BYTES) > 0:
         text = _encode([*group.said, *note[:-1], f"{note.what[: -excess - 3]}..."])
     if len(text.encode()) <= _LONGEST_NOTE_BYTES:  # otherwise only the watch can tell
         group.group.write_note(Note.COMING, next(_numbers), text)
-
-
-def read(group: Membership, rank: int) -> Published | None:
-    """What a rank says that it makes, if anything."""
-    for _ in range(3):  # it may be writing
-        text = group.group.read_note(rank, Note.COMING, 0)
-        if text:
-            _, _, *note = json.loads(text)
-            return Published(*note) if note else None
-    return None
 
 
 def key_of(name: str) -> str:
     return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
 
 
+def _read(group: Membership, rank: int) -> Published | None:
+    for _ in range(3):  # it may be writing
+        if text := group.group.read_note(rank, Note.COMING, 0):
+            _, _, *note = json.loads(text)
+            return Published(*note) if note else None
+    return None
+
+
 def _encode(note: list[Any]) -> str:
     return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
-
-
-def _say_to_all(made: Making | None = None) -> None:
-    with _lock:
-        for group in list(_memberships):
-            say(group, made.words_for(group) if made else ())
 
 
 def _numbers_of(notes: Mapping[int, Published]) -> dict[int, int]:
     return {rank: note.number for rank, note in notes.items()}
 
 
-def _process(member: Member) -> tuple[str, int]:
-    return "" if member.is_here else member.host, member.pid
-
-
 def _may_others_make_groups() -> bool:
     """Whether code of the program runs in another thread."""
-    me = threading.get_ident()
     for thread, frame in sys._current_frames().items():
-        at: FrameType | None = frame if thread != me else None
+        at: FrameType | None = None if thread == threading.get_ident() else frame
         while at is not None:
             file = at.f_code.co_filename
             if not file.startswith(_LIBRARIES) and f"-packages{os.sep}" not in file:

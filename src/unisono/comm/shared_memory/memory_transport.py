@@ -17,7 +17,7 @@ from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, 
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, add_group
+from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
@@ -80,7 +80,6 @@ class SharedMemory(Transport):
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
         announce_segment(self.group.descriptor)
-        add_group(membership)
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
