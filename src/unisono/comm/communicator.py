@@ -647,7 +647,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
         Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
         with its rank in this group, as soon as a member has died; RendezvousError if one does not
-        join in time, or waits for this rank in another group meanwhile. On one host, survivors can still split a group that a death has ended.
+        join in time, or if members wait for each other in calls that make different groups. On one
+        host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank

@@ -40,8 +40,8 @@ _LAST_WORDS_S = 1.0
 """How long a rank that gives up waits until the others do, too."""
 _LONGEST_NOTE_BYTES = 247
 _MOST_SHOWN = 4
-_FOLDERS = (os.path.dirname(str(module.__file__)) + os.sep for module in (os, variables))
-_LIBRARIES = ("<frozen ", *_FOLDERS)
+_OURS = os.path.dirname(variables.__file__) + os.sep
+_LIBRARIES = (_OURS, os.path.dirname(os.__file__) + os.sep, "<frozen ")
 _BUSY, _ALONE, _RECOVERS, _GIVES_UP = range(4)
 
 in_progress: dict[int, Making] = {}
@@ -223,12 +223,15 @@ def _numbers_of(notes: Mapping[int, Published]) -> dict[int, int]:
 
 
 def _may_others_make_groups() -> bool:
-    """Whether code of the program runs in another thread."""
+    """Whether code of the program, or of a package that may be the program, runs in another
+    thread: packages run their own services in daemons."""
+    daemons = {thread.ident for thread in threading.enumerate() if thread.daemon}
     for thread, frame in sys._current_frames().items():
         at: FrameType | None = None if thread == threading.get_ident() else frame
         while at is not None:
             file = at.f_code.co_filename
-            if not file.startswith(_LIBRARIES) and f"-packages{os.sep}" not in file:
+            is_package = f"-packages{os.sep}" in file and not file.startswith(_OURS)
+            if not (thread in daemons if is_package else file.startswith(_LIBRARIES)):
                 return True
             at = at.f_back
     return False

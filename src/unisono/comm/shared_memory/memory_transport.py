@@ -502,10 +502,10 @@ def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
     """If ranks do not meet because one of them has died, raise that, by `check`."""
     try:
         yield
-    except GroupsDiffer:
-        raise
-    except RendezvousError:
-        for _ in range(50):  # a death is known in a moment
+    except RendezvousError as error:
+        for _ in range(
+            0 if isinstance(error, GroupsDiffer) else 50
+        ):  # a death is known in a moment
             check()
             time.sleep(0.01)
         raise
