@@ -90,6 +90,10 @@ class Making:
         self._number, self._times, self._state = next(_numbers), 0, _BUSY
         self._again_s = time.monotonic() + _LOOK_S
         self._first: dict[int, Published] = {}
+        self._closed: list[int] = []
+        self._stuck: dict[int, int] = {}
+        shrinks = what.startswith("shrink")
+        self._heeds_closing = parent is not None and parent.is_on_one_host and not shrinks
 
     def look(self) -> None:
         """Tell the others what this rank waits for. Raises GroupsDiffer if that is in vain."""
@@ -99,6 +103,7 @@ class Making:
         is_whole = not self.recovers and len(self.living_members()) == len(self._members)
         is_alone = len(in_progress) == 1 and not _may_others_make_groups()
         self._publish(_RECOVERS if not is_whole else _ALONE if is_alone else _BUSY)
+        self._look_for_closed(self._group)
         stuck, first = self._find_stuck() if self._state == _ALONE else {}, self._first
         if _numbers_of(stuck) != _numbers_of(first):
             self._first = stuck
@@ -132,6 +137,17 @@ class Making:
         if self._group is not None:
             say(self._group, Published(self._number, self._times, state, keys, needs, what))
 
+    def _look_for_closed(self, group: Membership) -> None:
+        """Raise if a member has closed the parent, and not because its process ends, nor because it
+        has the new group: none has it before the first member."""
+        before, needed = self._closed, self._members
+        needed = needed if group.rank == needed[0] else needed[:1]
+        gone = [rank for rank in needed if group.group.has_closed(rank)]
+        self._closed = [rank for rank in gone if group.group.loss(rank) is None]
+        if before and before == self._closed and self._heeds_closing:
+            who = name_ranks(before)
+            raise GroupsDiffer(f"{who} closed the group that it comes from before {self.what}")
+
     def _find_stuck(self) -> dict[int, Published]:
         """The ranks that wait for each other, if this is one of them."""
         found, parent = self.notes(), self.parent
@@ -150,19 +166,20 @@ class Making:
         while free := [rank for rank, note in found.items() if not note.blockers(found)]:
             for rank in free:
                 del found[rank]
+        self._stuck = _numbers_of(found)
         reached = {rank for rank in found if parent.rank in found and self.key in found[rank].keys}
         while more := {to for rank in reached for to in found[rank].blockers(found)} - reached:
             reached |= more
         return {rank: found[rank] for rank in sorted(reached)}
 
     def _give_up(self, stuck: dict[int, Published]) -> NoReturn:
-        """Raise, once the others have seen this, too."""
+        """Raise, once the others have seen this, too, and those that wait for any of them."""
         end, left = time.monotonic() + _LAST_WORDS_S, True
         while left and time.monotonic() < end:
             self._publish(_GIVES_UP)
             time.sleep(_LOOK_S / 4)
             wait = {rank: note for rank, note in self.notes().items() if note.state == _ALONE}
-            left = bool(_numbers_of(wait).items() & _numbers_of(stuck).items())
+            left = bool(_numbers_of(wait).items() & self._stuck.items())
         calls: dict[str, list[int]] = {}
         for rank, note in stuck.items():
             calls.setdefault(note.what, []).append(rank)
@@ -203,7 +220,7 @@ def say(group: Membership, note: Published | None = None) -> None:
 
 
 def key_of(name: str) -> str:
-    return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return hashlib.blake2b(name.encode(errors="replace"), digest_size=4).hexdigest()
 
 
 def _read(group: Membership, rank: int) -> Published | None:

@@ -95,8 +95,10 @@ class SegmentBoard:
         self._membership, self._group = membership, membership.group
 
     def say(self, text: str) -> None:
-        self._membership.said = json.loads(text)
-        makings.say(self._membership)
+        said = json.loads(text)
+        if said[0] != self._membership.said[0]:  # what it first required counts
+            self._membership.said = said
+            makings.say(self._membership)
 
     def heard(self, rank: int) -> str:
         text = self._group.read_note(rank, Note.COMING, 0)

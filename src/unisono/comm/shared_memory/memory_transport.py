@@ -25,7 +25,7 @@ from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import address_of, count, dtype_name
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 from unisono.comm.work import Work, join_works
-from unisono.errors import GroupError, RendezvousError, SegmentError, name_ranks
+from unisono.errors import GroupError, RendezvousError, SegmentError
 from unisono.failures import load_soon
 
 if TYPE_CHECKING:
@@ -254,17 +254,14 @@ class SharedMemory(Transport):
         """A check that raises if a member of a new group will not join. Followers may wait long
         for a live leader."""
         late_s = time.monotonic() + LATECOMERS_S
-        doing = f"split({list(members)})"
 
         def check() -> None:
-            error = self.loss_among(members, doing)
+            error = self.loss_among(members, f"split({list(members)})")
             is_late = self.rank == members[0] and time.monotonic() > late_s
             if error is None and (self._server is None or is_late):
                 error = self.ending("no call")
             if error is not None:
                 raise error
-            if closed := [rank for rank in members if self.group.has_closed(rank)]:
-                raise GroupsDiffer(f"{name_ranks(closed)} closed group {self.name} before {doing}")
 
         return check
 
