@@ -416,7 +416,7 @@ typedef enum un_note {
                   of what arrived (zeros for a send), and its shape */
     UN_ANSWER, /* where it was when a peer asked */
     UN_REASON, /* why it ended the group */
-    UN_COMING, /* whether it joins a group of the survivors, */
+    UN_COMING, /* which group it makes, or whether it joins one of the survivors, */
     UN_CHOICE, /* and who it thinks they are */
     UN_NOTES,
 } un_note;

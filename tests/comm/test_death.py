@@ -151,7 +151,7 @@ def leave_in_order(rank: int, size: int, path: str) -> str:
     if rank == 2:
         comm.close()
         os._exit(0)
-    pid = comm.transport._membership.members[2].pid
+    pid = comm.transport.membership.members[2].pid
     ended = select.poll()
     ended.register(os.pidfd_open(pid), select.POLLIN)
     assert ended.poll(30_000)

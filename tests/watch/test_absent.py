@@ -53,6 +53,20 @@ OF_MEMBERS = """
         dist.barrier(pair)
     dist.destroy_process_group()
 """
+OF_SPLIT = """
+    import unisono
+    comm = unisono.init()
+    if RANK == 1:
+        come_late("split", waiting=1)
+    comm.split([0, 1])
+"""
+OF_JOIN = """
+    import unisono
+    if RANK:
+        while not list(Path("reports").glob("seen-elsewhere*")):
+            time.sleep(0.05)
+    unisono.Communicator.join(f"late-{os.getppid()}", RANK, 2).barrier()
+"""
 
 
 def test_a_call_is_news_once_and_until_it_returns() -> None:
@@ -94,13 +108,40 @@ def test_who_does_not_come(
     assert done.returncode == 0, done.stderr
     line = late.path.read_text().splitlines().index("        time.sleep(0.05)") + 1
     lines = {f"program.py:{line - 1}", f"program.py:{line}"}  # of the loop that waits
-    verdict = rf"rank {rank} never reached {call} (program.py:"
+    group = "([1, 2])" if (call, backend) == ("new_group", "unisono") else ""
+    verdict = rf"rank {rank} never reached {call}{group} (program.py:"
     assert done.stderr.count(verdict) == 1, done.stderr
     about = call, (rank,)  # other ranks may have been late, too
     reports = [watch.load(path) for path in (tmp_path / "reports").iterdir()]
     found = [report for report in reports if (report.operation, report.culprits) == about]
     assert {report.kind for report in found} == {"hang"}, reports
     assert {report.site for report in found} <= lines, found
+
+
+def test_who_does_not_come_to_a_split(tmp_path: Path) -> None:
+    done = _run_late(tmp_path, OF_SPLIT)
+    verdict = r"rank 1 never reached split\(\[0, 1\]\) of group world \(program.py:\d+\): it is in "
+    assert re.search(verdict + r"program.py:\d+", done.stderr), done.stderr
+    (report,) = [watch.load(path) for path in (tmp_path / "reports").glob("seen-hang-*")]
+    assert (report.operation, report.culprits, report.backend) == ("split", (1,), "unisono")
+
+
+def test_nobody_comes_to_join(tmp_path: Path) -> None:
+    done = _run_late(tmp_path, OF_JOIN)
+    verdict = (
+        r"Communicator.join\('late-\d+', rank=0, size=2\) \(program.py:\d+\) waits for processes"
+    )
+    assert re.search(verdict, done.stderr), done.stderr
+
+
+def _run_late(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+    late = write_program(folder, LATE + program)
+    (folder / "reports").mkdir()
+    settings = {"UNISONO_WATCH_HANG_S": "1", "UNISONO_WATCH_FOLDER": str(folder / "reports")}
+    run = ("-m", "unisono", "run", "--watch", "-n", "2")
+    done = late.run("unisono", "01", before=run, environment=settings)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def test_a_rank_that_has_ended_does_not_come(tmp_path: Path) -> None:

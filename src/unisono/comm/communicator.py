@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.reductions import AnyReduction
+from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, making
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport
@@ -159,7 +160,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
-        return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
+        what = f"Communicator.join({name!r}, rank={rank}, size={size})"
+        with making(what, f"join {name}"):
+            return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
 
     @property
     def timeout_s(self) -> float:
@@ -644,7 +647,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
         Raises ValueError for ranks that are not in this group, or twice in the new one; PeerLost,
         with its rank in this group, as soon as a member has died; RendezvousError if one does not
-        join in time. On one host, survivors can still split a group that a death has ended.
+        join in time, or if members wait for each other in calls that make different groups. On one
+        host, survivors can still split a group that a death has ended.
 
         >>> turned = comm.split([1, 0], label="turned")
         >>> turned.rank == 1 - comm.rank
@@ -656,7 +660,14 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if self.rank not in members:
             self.transport.leave_out(members)
             return None
-        return Communicator(self.transport.split(members, self._name_split(members, label)))
+        name = self._name_split(members, label)
+        what = f"split({list(members)}{f', label={label!r}' if label else ''}) of group {self.name}"
+        try:
+            with making(what, f"split {name}", self.transport, members):
+                return Communicator(self.transport.split(members, name))
+        except GroupsDiffer:  # no member has it
+            self._splits[members, label] -= 1
+            raise
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The members of a new group; ValueError unless they are ranks of this one."""
@@ -728,7 +739,11 @@ class Communicator(SharedTensors, WithoutTorchNames):
                     raise GroupClosed(f"group {self.name} continued as {text}", group=self.name)
                 return made
             following = self._next_name(), int(at_least), limit_s, store
-            made = Communicator(self.transport.shrink(*following))
+            cause = self.errored
+            recovers = cause is not None and getattr(cause, "reason", "") != SHRINKS
+            call = f"shrink() of group {self.name}", f"shrink {self.name}", self.transport
+            with making(*call, range(self.size), recovers):
+                made = Communicator(self.transport.shrink(*following))
             self._successor = weakref.ref(made)
             return made
 

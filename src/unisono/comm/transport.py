@@ -133,6 +133,8 @@ class Transport(ABC):
         """The memory of this number, as long as a rank has a tensor there."""
         return None
 
+    membership: Any = None
+    """Who its ranks are, in a group of the engine."""
     process_group: Any = None
     """The process group of another library, if it moves the data."""
     exchange_integers: Callable[..., list[tuple[int, ...]]] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, fresh_part, solo
 from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.makings import GroupsDiffer, key_of, making
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -66,10 +68,10 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     elif in_world:
         store = fresh_part(store, rank, size, Deadline(timeout_s), name)
     end = time.monotonic() + LATECOMERS_S
+    doing = f"new_group([{', '.join(map(str, ranks))}])"
 
     def check() -> None:
         """Wait for the members: raises if one has died, or if the world has ended."""
-        doing = f"new_group([{', '.join(map(str, ranks))}])"
         error = world.loss_among(ranks, doing) if world is not None else None
         if error is None and world is not None and time.monotonic() > end:
             error = world.ending(doing)
@@ -77,6 +79,11 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             raise error
 
     check()  # hosts without the dead rank would not notice
+    meeting, stack = store, contextlib.ExitStack()
+    if world is not None:
+        unique = f"{options.group_id} of {ranks}"  # ranks with different lists must not meet
+        meeting = dist.PrefixStore(key_of(unique), store)  # type: ignore[attr-defined]
+        stack.enter_context(making(doing, unique, world, ranks))
     try:
         if world is not None and world.backend == NAME and not world.is_on_one_host:
             from unisono.comm.hosts.hosts_transport import HostsTransport
@@ -85,11 +92,11 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             assert isinstance(world, HostsTransport)
 
             transport = connect_beside(
-                world, store, ranks, name=name, timeout_s=timeout_s, check=check
+                world, meeting, ranks, name=name, timeout_s=timeout_s, check=check
             )
             return Communicator(transport), store
         comm = connect(
-            store,
+            meeting,
             rank,
             size,
             name=name,
@@ -100,7 +107,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             on_one_host=world is not None and world.is_on_one_host,
             in_world=in_world,
         )
-    except GroupError:
+    except (GroupError, GroupsDiffer):
         raise
     except (RuntimeError, OSError):
         end = 0.0
@@ -108,6 +115,8 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             check()
             time.sleep(0.01)
         raise
+    finally:
+        stack.close()
     return comm, store
 
 

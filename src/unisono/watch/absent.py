@@ -1,8 +1,9 @@
 """Ranks that do not come when a group is made.
 
-A group that is being made has no records yet, so the stacks tell: this process has been in a call
-that makes one for too long, and another rank is not in it. Who the other ranks are is known from
-the launcher's variables for the world, and from the records of the world for other groups.
+A group that is being made has no records yet. unisono's own calls say what they make and whom they
+wait for (makings.py). In others the stacks tell: this process has been in a call that makes a group
+for too long, and another rank is not in it. Who the other ranks are is known from the launcher's
+variables for the world, and from the records of the world for other groups.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from unisono.comm.rendezvous import makings
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
@@ -95,6 +97,40 @@ class Making:
         return describe_rank(member, where, has_come)
 
 
+@dataclass(frozen=True)
+class OwnMaking(Making):
+    """A call of ours, which says itself what it makes: `members` are ranks of its parent."""
+
+    own: makings.Making
+
+    def processes(self, groups: Iterable[GroupRecords]) -> dict[int, Process]:
+        if self.own.parent is None or self.own.parent.rank not in self.own.notes():
+            return {}  # the note is too long
+        here, peers = own_host(), self.own.parent.membership.members
+        ranks = self.own.living_members()
+        return {
+            rank: (here if peers[rank].is_here else peers[rank].host, peers[rank].pid)
+            for rank in ranks
+        }
+
+    def report(self, processes: Mapping[int, Process], ask: Ask) -> Report | None:
+        name = self.function.partition("(")[0]
+        if self.own.parent is not None:
+            report = super().report(processes, ask)
+            return report and replace(report, backend="unisono", operation=name)
+        me = describe_rank(RankRecords(0, 0, os.getpid(), ()), ask((own_host(), os.getpid())), True)
+        verdict = f"{self.function} ({self.line}) waits for processes that have not joined"
+        waited_s = time.monotonic() - self.since_s
+        call = "unisono", name, None, (), self.line
+        return Report("elsewhere", verdict, "?", *call, waited_s=waited_s, ranks=(me,))
+
+    def _describe(self, rank: int, process: Process, where: Whereabouts) -> RankReport:
+        member = RankRecords(rank, rank, process[1], records=(), host=process[0])
+        says = self.own.notes().get(rank)
+        call = says.what.rpartition(" at ")[0] if says else ""
+        return describe_rank(member, where, says is not None and self.own.key in says.keys, call)
+
+
 class Makings:
     """The calls of this process that make a group and have not returned."""
 
@@ -110,7 +146,7 @@ class Makings:
         self._again_s = {key: self._again_s.get(key, now + limit_s) for key in found}
         late = [key for key, again_s in self._again_s.items() if now > again_s]
         self._again_s |= dict.fromkeys(late, now + limit_s)
-        return [_making(found[key], self._since[key]) for key in late]
+        return [_making(key[0], found[key], self._since[key]) for key in late]
 
     def is_news(self, making: Making, absent: tuple[int, ...]) -> bool:
         """Whether these ranks were not told of before, and it has still not returned: asking all
@@ -120,9 +156,14 @@ class Makings:
         self._told.add((making.since_s, absent))
         return is_new and making.since_s in self._since.values()
 
-    def _look(self) -> dict[tuple[int, int], FrameType]:
-        now, frames = time.monotonic(), sys._current_frames().items()
-        found = {(thread, id(at)): at for thread, top in frames if (at := _maker(top)) is not None}
+    def _look(self) -> dict[tuple[int, int], FrameType | makings.Making]:
+        now, found = time.monotonic(), {}
+        for thread, top in sys._current_frames().items():
+            at, own = _maker(top), makings.in_progress.get(thread)
+            is_recorded = at is None and own is not None and own.what.startswith("new_group(")
+            call = None if is_recorded else own or at
+            if call is not None:
+                found[thread, id(call)] = call
         self._since = {key: self._since.get(key, now) for key in found}
         return found
 
@@ -138,7 +179,11 @@ def _maker(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def _making(frame: FrameType, since_s: float) -> Making:
+def _making(thread: int, call: FrameType | makings.Making, since_s: float) -> Making:
+    if isinstance(call, makings.Making):
+        line = calling_line(sys._current_frames().get(thread)) or "?"
+        return OwnMaking(call.what, line, since_s, tuple(call.living_members()), call)
+    frame = call
     name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:
         return Making(name, line, since_s, None)

@@ -20,6 +20,7 @@ from unisono.comm.hosts.network import open_store
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline, in_seconds
 from unisono.comm.rendezvous.growing import MEETING_S, number_newcomers, places_after
+from unisono.comm.rendezvous.makings import making
 from unisono.comm.rendezvous.roll_call import call_roll
 from unisono.comm.rendezvous.survivors import await_outcome
 from unisono.comm.rendezvous.unix_socket import Departed
@@ -122,8 +123,10 @@ def grow(
     if group.rank == 0:
         growth_store.open(about)
     check, limit = group.raise_if_ended, Deadline(limit_s)
+    what = f"grow({known_as!r}, count={count}) of group {group.name}"
     try:
-        return growth_store.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
+        with making(what, f"grow {name}", group, range(group.size)):
+            return growth_store.pass_through(about, group.rank, -1, group.timeout_s, limit, check)
     except StoreGone as error:
         if growth_store.is_passed:  # and it is unknown what the others have learned
             group.abort(f"growing failed: {error}")

@@ -19,6 +19,7 @@ from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.rendezvous.deadline import Deadline, in_seconds
+from unisono.comm.rendezvous.makings import look
 from unisono.comm.rendezvous.membership import Member, Membership
 from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.group_parts import Part, name_part
@@ -135,7 +136,7 @@ class HostsTransport(SharedMemory):
         return made
 
     def _reach_others(self, deadline: Deadline, check: Callable[[], None]) -> None:
-        inner = self._membership.inner
+        inner = self.membership.inner
         assert inner is not None
         try:
             self.links.connect(self.placement.neighbours(), deadline.left_s())
@@ -155,11 +156,12 @@ class HostsTransport(SharedMemory):
         self.links.add(self)
         while missing := self.group.meet(min(_GLANCE_S, deadline.left_s())):
             check()
+            look()
             ending = self.ending("no call")
             if ending is not None:
                 raise Departed(f"a member of group {self.name} left while it was made ({ending})")
             if not deadline.left_s():
-                away = [rank for rank in missing if not self._membership.members[rank].is_here]
+                away = [rank for rank in missing if not self.membership.members[rank].is_here]
                 rank = (away or missing)[0]
                 limit = in_seconds(deadline.timeout_s)
                 why = f"{name_ranks(missing)} did not join group {self.name} by UCX within {limit}"
@@ -199,7 +201,7 @@ class HostsTransport(SharedMemory):
 
     def find_stopped(self) -> list[int]:
         """The ranks whose processes are stopped, according to their hosts."""
-        return self._membership.find_stopped()
+        return self.membership.find_stopped()
 
     grow = Transport.grow
 

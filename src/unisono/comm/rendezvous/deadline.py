@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from unisono.comm.rendezvous import makings
 from unisono.errors import RendezvousError, name_ranks
 
 JOIN_TIMEOUT_S = 300.0
@@ -90,5 +91,6 @@ class Waiting:
 
     def pause(self) -> None:
         """Sleep before the next check, a little longer each time."""
+        makings.look()
         time.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)

@@ -9,11 +9,12 @@ from typing import Any
 
 from unisono.comm import engine
 from unisono.comm.rendezvous.announcements import Announcement, Announcements
+from unisono.comm.rendezvous.makings import GroupsDiffer, look
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, own_pidfd
 from unisono.comm.rendezvous.unix_socket import Connection, Departed, RendezvousServer
 from unisono.errors import RendezvousError, UnisonoError
 
-_QUIET_S = 0.2
+_QUIET_S = 0.1
 """After so long without a visitor, a leader checks where the missing ranks are."""
 
 _MOST_PIDFDS = 250
@@ -45,6 +46,7 @@ class Leader:
         except BaseException as error:
             reason = str(error) if isinstance(error, UnisonoError) else f"rank 0 failed: {error!r}"
             answer = {"error": reason, "again": isinstance(error, Departed)}
+            answer["differs"] = isinstance(error, GroupsDiffer)
             self._server.use_spare()
             for follower in self._followers.values():
                 follower.dismiss(answer)
@@ -83,6 +85,7 @@ class Leader:
                     raise
             if nobody:
                 request.check()
+                look()
                 self._look_at_board()
 
     def _absent(self) -> list[int]:
@@ -103,6 +106,9 @@ class Leader:
     def _let_in(self, visitor: Connection) -> None:
         """Accept a visitor as the rank that it claims, or dismiss it and raise."""
         hello, followers, size = visitor.hello, self._followers, self._request.size
+        if visitor.is_closed() and "error" not in hello:  # it gave up before we came
+            visitor.close()
+            return
         before = followers.get(visitor.rank)
         if before is not None and before.is_closed():  # it was restarted
             before.close()

@@ -72,7 +72,10 @@ class Member:
 
 class Membership:
     """What one rank has once the group is made. `payloads` is what each rank published to the
-    others. `inner` is the engine's group of the members on this host, in a group over several."""
+    others. `inner` is the engine's group of the members on this host, in a group over several.
+    `said` is which attempt to continue the group this rank has joined, and how many it needs."""
+
+    said: Sequence[int] = (0, 1)
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from unisono.comm.engine.numbers import Note, Status
+from unisono.comm.rendezvous import makings
 from unisono.comm.rendezvous.bounded_store import StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.membership import Membership
@@ -92,14 +93,16 @@ class SegmentBoard:
     def __init__(self, membership: Membership, name: str) -> None:
         self.rank, self.size, self.name = membership.rank, membership.size, name
         self._membership, self._group = membership, membership.group
-        self._said = 0
 
     def say(self, text: str) -> None:
-        self._said += 1
-        self._group.write_note(Note.COMING, self._said, text)
+        said = json.loads(text)
+        if said[0] != self._membership.said[0]:  # what it first required counts
+            self._membership.said = said
+            makings.say(self._membership)
 
     def heard(self, rank: int) -> str:
-        return self._group.read_note(rank, Note.COMING, 0) or ""
+        text = self._group.read_note(rank, Note.COMING, 0)
+        return json.dumps(json.loads(text)[:2]) if text else ""
 
     def choose(self, attempt: int, text: str | None) -> str | None:
         if text is None:
@@ -264,6 +267,7 @@ def _await_choice(board: Board, number: int, timeout_s: float) -> str:
                 "refusal": board.refusal(present, silent) if silent else "",
             }
             return board.choose(number, json.dumps(proposal)) or ""
+        makings.look()
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 

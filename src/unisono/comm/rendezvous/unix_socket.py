@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.rendezvous.makings import GroupsDiffer, look
 from unisono.errors import RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 19
@@ -29,7 +30,7 @@ _SEND_S = 10.0
 """How long the other side may take to read earlier messages."""
 _HELLO_S = 10.0
 """How long a connection may stay silent before it is closed."""
-_GLANCE_S = 0.2
+_GLANCE_S = 0.1
 """How often a wait for a message checks that it can still arrive."""
 
 
@@ -153,13 +154,15 @@ class Connection:
             if not left_s:
                 raise TimeoutError("the other side did not answer in time")
             if not poller.poll(1000 * min(_GLANCE_S, left_s)):
+                look()
                 try:
                     check()
                 except Exception:
                     if not poller.poll(0):
                         raise
         if "error" in message:
-            raise (Departed if message.get("again") else RendezvousError)(str(message["error"]))
+            kind = GroupsDiffer if message.get("differs") else RendezvousError
+            raise (Departed if message.get("again") else kind)(str(message["error"]))
         return message
 
     def is_closed(self) -> bool:

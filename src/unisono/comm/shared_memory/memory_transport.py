@@ -17,6 +17,7 @@ from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, 
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
+from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
 from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
@@ -46,6 +47,7 @@ for _kind in works:
 class SharedMemory(Transport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
+    membership: Membership
     tags = range(-(2**63), 2**63)
     _growths = 0
     is_on_one_host = True
@@ -62,7 +64,7 @@ class SharedMemory(Transport):
         self.size = membership.size
         self.name = name
         self.global_ranks = global_ranks
-        self._membership = membership
+        self.membership = membership
         self._server: RendezvousServer | None = server.share()
         self.group: Group = membership.group
         self.fast_path = membership.group
@@ -118,12 +120,12 @@ class SharedMemory(Transport):
     @property
     def payloads(self) -> tuple[str, ...]:
         """What each rank published to the others when they met."""
-        return self._membership.payloads
+        return self.membership.payloads
 
     @property
     def host_names(self) -> list[str]:
         """The name of each rank's host."""
-        return [member.host or os.uname().nodename for member in self._membership.members]
+        return [member.host or os.uname().nodename for member in self.membership.members]
 
     @property
     def timeout_s(self) -> float:
@@ -270,7 +272,7 @@ class SharedMemory(Transport):
         """Meet these ranks of this host to make a group, or one host's part of it."""
         assert self._server is not None
         request = JoinRequest(
-            f"{self._membership.key}/{name.removeprefix(self.name)}",
+            f"{self.membership.key}/{name.removeprefix(self.name)}",
             members.index(self.rank),
             len(members),
             Deadline(self.timeout_s),
@@ -278,7 +280,7 @@ class SharedMemory(Transport):
             check=check,
             segments=segments,
         )
-        leader = self._membership.members[members[0]]
+        leader = self.membership.members[members[0]]
         check()
         return meet_at(leader.address, self._server, request)
 
@@ -286,7 +288,7 @@ class SharedMemory(Transport):
         from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
 
         self.end_for_survivors()
-        board = SegmentBoard(self._membership, self.name)
+        board = SegmentBoard(self.membership, self.name)
         made, members = go_on(board, at_least, timeout_s, self._meet_left)
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
@@ -312,7 +314,7 @@ class SharedMemory(Transport):
             return self.group.settle(serial, int(made)) == 1
 
         about = {"global_ranks": self.global_ranks, "generation": generation}
-        address = self._membership.members[0].address
+        address = self.membership.members[0].address
         try:
             membership, growth = admit(
                 self, self._server, address, name, meeting, count, limit_s, about, settle
@@ -332,7 +334,7 @@ class SharedMemory(Transport):
             raise self.exceptions.closed()
         if self.group.failure()[0] == Status.FORKED:
             raise self.exceptions.forked()
-        self.abort("it continues in a smaller group (shrink)")
+        self.abort(SHRINKS)
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
         """Meet the survivors; None: this rank is alone."""
@@ -341,7 +343,7 @@ class SharedMemory(Transport):
         if len(attempt.members) == 1:
             attempt.settle(True)
             return None
-        before = self._membership
+        before = self.membership
         request = JoinRequest(
             attempt.key,
             attempt.members.index(self.rank),
@@ -363,7 +365,7 @@ class SharedMemory(Transport):
     def _allocator(self) -> Allocator:
         from unisono.comm.shared_memory.allocation import Allocator  # rarely needed
 
-        return Allocator(self._membership, self.name)
+        return Allocator(self.membership, self.name)
 
     def allocate(self, size_bytes: int) -> Memory | None:
         if self._server is None:
@@ -496,8 +498,10 @@ def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
     """If ranks do not meet because one of them has died, raise that, by `check`."""
     try:
         yield
-    except RendezvousError:
-        for _ in range(50):  # a death is known in a moment
+    except RendezvousError as error:
+        for _ in range(
+            0 if isinstance(error, GroupsDiffer) else 50
+        ):  # a death is known in a moment
             check()
             time.sleep(0.01)
         raise
