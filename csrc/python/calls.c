@@ -166,6 +166,7 @@ int read_tensors(call_arguments *a, Group *self) {
         (failed = check_owners(a->in_place ? &a->in : &a->out, self)))
         return failed;
     call->dtype = (a->in.tensors ? &a->in : &a->out)->tensor->dtype;
+    if (un_reduces(call->operation) && !un_reducible(call->dtype, call->reduction)) return REFUSED;
     call->input = a->in.streams;
     call->output = a->in_place ? a->in.streams : a->out.streams;
     if (a->coalesced) call->shape_hash = hash_of_tensors(wide_input ? &a->out : &a->in);

@@ -18,6 +18,7 @@ through `torch.distributed` do so themselves.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import weakref
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.forms import refused_by
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
@@ -626,12 +628,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 tensor, sends, peer, tag, self.transport, ("cuda",) if is_staged else devices
             )
         except (TypeError, ValueError) as error:
-            raise self._worded(what, error) from None
+            self._refuse_message(what, error, peer, tag)
         if not is_staged:
             return tensor
         from unisono.comm.cuda.staged_messages import fetch, make_room
 
         return fetch(tensor) if sends else make_room(tensor)
+
+    def _refuse_message(self, what: str, why: Exception, peer: Any, tag: Any) -> NoReturn:
+        """Tell the peer, if it is known, that this message will not come, then raise."""
+        error = self._worded(what, why)
+        transport = self.transport
+        is_known = type(peer) is int and 0 <= peer < self.size
+        if (is_known or (peer is None and what == "recv")) and tag in transport.tags:
+            if transport.ending(what) is None:
+                transport.refuse_message(what == "send", peer, tag, str(error))
+        raise error from None
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -820,20 +832,23 @@ class Communicator(SharedTensors, WithoutTorchNames):
             self._refuse(operation, error)
         except UnisonoError:
             raise
-        except Exception:  # from an object that cannot even be inspected
-            self.transport.refuse(operation)
+        except Exception as error:  # from an object that cannot even be inspected
+            self.transport.refuse(operation, f"{type(error).__name__}: {error}")
             raise
 
     def _refuse(self, operation: str, why: Exception) -> NoReturn:
         """Tell the peers that this call will not happen, then raise about our own arguments."""
-        self.transport.refuse(operation)
-        raise self._worded(operation, why) from None
+        error = self._worded(operation, why)
+        self.transport.refuse(operation, str(error).partition(": ")[2])
+        raise error from None
 
     def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
         """As `reject_call`, with an exception of another type; a ScheduleError keeps its text."""
         self._raise_if_ended(operation)
-        self.transport.refuse(operation)
-        raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None
+        if not isinstance(why, ScheduleError):
+            self._refuse(operation, why)
+        self.transport.refuse(operation, str(why))
+        raise why from None
 
     def _worded(self, operation: str, why: Exception) -> Exception:
         """The same exception with the group in its text: "all_reduce on group world: ..."."""
@@ -913,3 +928,22 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
 def _is_positive(number: Any, kind: type) -> bool:
     return isinstance(number, kind) and float(number) > 0  # type: ignore[arg-type]
+
+
+def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: str) -> NoReturn:
+    """Answer a call of a method in the wrong form."""
+    comm, error = given[0], TypeError(why)
+    operation = {"empty": "allocate", "zeros": "allocate"}.get(name, name.removeprefix("i"))
+    if operation not in ("send", "recv"):
+        comm._refuse_for(operation, error)
+    peer, tag = (*given[2:4], *(None, 0)[len(given[2:4]) :])
+    peer = named.get("dst" if operation == "send" else "src", peer)
+    comm._refuse_message(operation, error, peer, named.get("tag", tag))
+
+
+for _name in (
+    "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier send "
+    "recv isend irecv empty zeros"
+).split():
+    _refuse = functools.partial(_refuse_form, name=_name)
+    setattr(Communicator, _name, refused_by(_refuse, "comm")(getattr(Communicator, _name)))

@@ -92,8 +92,8 @@ class Transport(ABC):
         """A group of these ranks, one of which is ours; all of them call it."""
 
     @abstractmethod
-    def refuse(self, operation: str) -> None:
-        """Tell the peers that this rank will not take part in a call of this name."""
+    def refuse(self, operation: str, why: str) -> None:
+        """Tell the peers that this rank will not take part in a call of this name, and why."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -145,6 +145,9 @@ class Transport(ABC):
 
     def check_message(self, sends: bool, peer: int | None) -> None:  # noqa: B027
         """The same for a message."""
+
+    def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:  # noqa: B027
+        """Tell the peer that this rank will not send to it or receive from it, and why."""
 
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
         """Begin many messages of these tensors so that their order does not matter."""
