@@ -35,11 +35,12 @@ from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.communicator import Algorithm, Group
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.work import Work
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 _Tensor = torch.Tensor
 
 
+@well_formed
 def all_reduce(
     tensor: StructureT,
     op: Op = "sum",
@@ -84,6 +85,7 @@ def all_reduce(
     return tensor
 
 
+@well_formed
 def reduce(
     tensor: TensorT,
     dst: Rank = None,
@@ -115,6 +117,7 @@ def reduce(
     return result_or_work(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
 
 
+@well_formed
 def broadcast(
     tensor: StructureT,
     src: Rank = None,
@@ -325,6 +328,7 @@ def all_to_all(
 # -- for training loops; they also work in one process ---------------------------------------------
 
 
+@well_formed
 def reduce_tensor(
     tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
 ) -> TensorT | Work[TensorT]:

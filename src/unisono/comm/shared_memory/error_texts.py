@@ -111,8 +111,8 @@ def _dtype(code: int, bits: int) -> int:
     return code | (bits & 0xFF) << 8 | 1 << 16
 
 
-_REFUSED = dtype_code("complex256")
-"""The type of a message that its rank refused: no tensor has it."""
+_REFUSED = dtype_code("float128")
+"""The type of a message that its rank refused: torch has no such tensors."""
 
 
 def describe_post(group: Group, rank: int, call: int) -> str | None:

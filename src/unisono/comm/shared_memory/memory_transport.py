@@ -429,12 +429,12 @@ class SharedMemory(Transport):
             self.group.refuse(Operation[operation.upper()])
 
     def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:
-        """A message of a type that no other has: it fits only one that the peer refused, too."""
+        """An empty message of a type that hardly any has: it fits only one that the peer refused, too."""
         import numpy
 
         self._note_refusal(why)
         begin = self.group.isend if sends else self.group.irecv
-        nothing = numpy.empty(0, numpy.clongdouble)
+        nothing = numpy.empty(0, numpy.longdouble)
         given = self.exceptions, sys._getframe(1), nothing, peer, tag
         self._refused_messages.append(begin(*given))
 
