@@ -238,6 +238,9 @@ def scatter(
     src = check_rank(comm, "scatter", src, root)
     mine = None
     if comm.rank == src:
+        if tensors is None:
+            why = f"rank {src} is the source (src={src}), but passed None instead of tensors"
+            comm.reject_call("scatter", f"{why}: pass one for each rank, or one to cut")
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
         why = f"only rank {src}, the source, may pass tensors"

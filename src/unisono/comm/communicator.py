@@ -24,7 +24,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -34,7 +34,7 @@ from unisono.comm.forms import refused_by
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import NoFastPath, Transport
+from unisono.comm.transport import NoFastPath, Transport, check_seconds
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
@@ -161,6 +161,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
+        for limit, s in (("timeout_s", timeout_s), ("join_timeout_s", join_timeout_s)):
+            if s is not None:
+                check_seconds(s, limit)
         return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
 
     @property
@@ -170,7 +173,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self.transport.timeout_s = seconds
+        self.transport.timeout_s = check_seconds(seconds)
 
     @property
     def next(self) -> int:
@@ -419,8 +422,6 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 raise self.transport.call_error(status, _BARRIER, None, None)
         self._raise_if_ended("barrier")
         if timeout_s is not None:
-            from unisono.comm.arguments import check_seconds
-
             self._checked("barrier", check_seconds, timeout_s)
         return self.transport.barrier(timeout_s, async_op)
 
@@ -730,7 +731,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         (2, 1)
         """
         limit_s = self._limit_s(timeout_s)
-        if not _is_positive(at_least, Integral):
+        if not isinstance(at_least, Integral) or at_least < 1:
             raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -779,7 +780,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.factory import grow
 
         limit_s = self._limit_s(timeout_s)
-        if not _is_positive(count, Integral):
+        if not isinstance(count, Integral) or count < 1:
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
         return grow(self.transport, *following)
@@ -795,10 +796,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return int(number) if base and number.isdigit() else 0
 
     def _limit_s(self, timeout_s: float | None) -> float:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if not _is_positive(limit_s, Real):
-            raise ValueError(f"timeout_s={timeout_s!r} is not a positive number of seconds")
-        return float(limit_s)
+        return self.timeout_s if timeout_s is None else check_seconds(timeout_s)
 
     def _next_name(self) -> str:
         """The name of the group that this one shrinks to or grows into."""
@@ -924,10 +922,6 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
-
-
-def _is_positive(number: Any, kind: type) -> bool:
-    return isinstance(number, kind) and float(number) > 0  # type: ignore[arg-type]
 
 
 def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: str) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine.numbers import Operation, Status
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 1800.0
 """How long a call waits for its peers by default."""
+
+
+def check_seconds(seconds: Any, name: str = "timeout_s") -> float:
+    """A limit in seconds, which was passed as `name`; ValueError unless it is a positive number."""
+    if not isinstance(seconds, Real) or not float(seconds) > 0:  # type: ignore[arg-type]
+        raise ValueError(f"{name}={seconds!r} is not a positive number of seconds")
+    return float(seconds)  # type: ignore[arg-type]
 
 
 class NoFastPath:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 from unisono import variables
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.forms import Function, refused_by
+from unisono.comm.transport import check_seconds
 from unisono.comm.work import Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
@@ -80,6 +81,9 @@ def init(
             f"on {_world.backend}. unisono.get_world() returns that world; to start another one, "
             "call unisono.shutdown() first"
         )
+    variables.mention_misspelt()
+    if timeout_s is not None:
+        check_seconds(timeout_s)
     if (rank is None) != (size is None):
         raise ValueError("pass both rank and size, or neither")
     existing = None if with_torch is False else _default_group()
@@ -370,7 +374,10 @@ def get_backend_reason() -> str:
     >>> unisono.get_backend_reason()
     'it was asked for'
     """
-    return "no world has started" if _start is None else _start.reason
+    if _start is not None:
+        return _start.reason
+    started = _default_group() is not None
+    return "torch.distributed was started on it" if started else "no world has started"
 
 
 def get_device(rank: int | None = None) -> torch.device:

@@ -13,11 +13,6 @@ from typing import NamedTuple, TypeVar
 Value = TypeVar("Value", bound=Hashable)
 
 _MOST_SHOWN = 8
-ALGORITHMS = (
-    "binary_tree binomial double_tree recursive_doubling halving_doubling hierarchical lanes mates "
-    "nccl_tree ring ring_2d"
-)
-"""Those of all_reduce in plan's catalog, which is not imported just to word a failure."""
 
 
 def find_majority(values: Sequence[Value | None]) -> Value | None:
@@ -40,8 +35,11 @@ def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
     return 1 + zlib.crc32(algorithm.encode()) % most
 
 
-def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
-    named = (name for name in ALGORITHMS.split() if algorithm_mark(name, most) == mark)
+def algorithm_of(collective: str, mark: int, most: int = 0x7FFF) -> str:
+    """The algorithm of this mark: one of plan's, or one that this program registered."""
+    from unisono.plan.catalog import catalog
+
+    named = (each.name for each in catalog(collective) if algorithm_mark(each.name, most) == mark)
     return next(named, "a schedule of its own")
 
 

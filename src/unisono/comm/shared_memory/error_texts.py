@@ -150,9 +150,9 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if root == GPU_MARK and operation not in ROOTED:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(text, root)}, schedule with hash {others:08x}")
     elif operation is Operation.BROADCAST and reduction:
-        details.append(f"by {algorithm_of(reduction, 255)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(text, reduction, 255)}, schedule with hash {others:08x}")
     elif operation in REDUCING and others in _ORDERS:
         details += filter(None, [_ORDERS[others]])
     elif others and operation not in PAIRED:

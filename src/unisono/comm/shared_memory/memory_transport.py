@@ -13,7 +13,7 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, works
+from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
@@ -473,6 +473,7 @@ class SharedMemory(Transport):
     def close(self) -> None:
         server, self._server = self._server, None
         if server is not None:
+            self.exceptions.closed_at = native.site_of(sys._getframe(1)) or ""
             try:
                 absent = self.group.finish()
                 if absent is not None:
