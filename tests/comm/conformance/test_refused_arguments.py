@@ -135,7 +135,7 @@ def test_roots_ops_and_parts_that_make_no_sense_are_refused(comm: Communicator) 
     refused_for(too_many, comm.all_gather, [tensor] * (size + 1), tensor)
     refused_for(too_many, comm.reduce_scatter, tensor, [tensor] * (size + 1))
     refused_for(too_many, comm.all_to_all, wide, [tensor] * (size + 1))
-    dtypes = "input and output have different dtypes"
+    dtypes = "pass one dtype"
     refused_for(dtypes, comm.all_gather, wide.double(), tensor)
     refused_for(dtypes, comm.reduce_scatter, tensor.double(), wide)
     refused_for(dtypes, comm.all_to_all, wide, wide.int())
