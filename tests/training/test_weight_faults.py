@@ -137,7 +137,10 @@ def test_an_engine_that_dies_after_the_decision_keeps_nobody_back(fresh_pool: Ra
     for survivor in (sender, other):
         assert survivor["committed"]
         assert list(survivor["failed"]) == [FIRST]
-        assert "version 2 had been accepted: every engine that has not failed serves it" in survivor["error"]
+        assert (
+            "version 2 had been accepted: every engine that has not failed serves it"
+            in survivor["error"]
+        )
 
 
 def die_in_commit(rank: int, _: int, __: str, name: str) -> Any:

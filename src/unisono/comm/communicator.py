@@ -641,9 +641,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         error = self._worded(what, why)
         transport = self.transport
         is_known = type(peer) is int and 0 <= peer < self.size
-        if (is_known or (peer is None and what == "recv")) and tag in transport.tags:
-            if transport.ending(what) is None:
-                transport.refuse_message(what == "send", peer, tag, str(error))
+        is_known = is_known or (peer is None and what == "recv")
+        is_known = is_known and type(tag) is int and tag in transport.tags
+        if is_known and transport.ending(what) is None:
+            transport.refuse_message(what == "send", peer, tag, str(error))
         raise error from None
 
     # -- groups ----------------------------------------------------------------------------------
@@ -935,9 +936,8 @@ def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: 
     comm._refuse_message(operation, error, peer, named.get("tag", tag))
 
 
-for _name in (
-    "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier send "
-    "recv isend irecv empty zeros"
-).split():
+_FORMS = "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier "
+_FORMS += "send recv isend irecv empty zeros"
+for _name in _FORMS.split():
     _refuse = functools.partial(_refuse_form, name=_name)
     setattr(Communicator, _name, refused_by(_refuse, "comm")(getattr(Communicator, _name)))

@@ -429,7 +429,7 @@ class SharedMemory(Transport):
             self.group.refuse(Operation[operation.upper()])
 
     def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:
-        """An empty message of a type that hardly any has: it fits only one that the peer refused, too."""
+        """An empty message of a type that torch lacks: it fits only one that the peer refused."""
         import numpy
 
         self._note_refusal(why)
