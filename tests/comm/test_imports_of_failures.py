@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import unisono
+import unisono.plan.algorithms  # names the algorithm of a mismatch; without it there is no name
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 
 rank, folder = int(sys.argv[1]), sys.argv[2]

@@ -4,6 +4,7 @@ repeats that rank's own sentence; if all refuse it, the group goes on (docs/reli
 from __future__ import annotations
 
 import inspect
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -172,3 +173,5 @@ def test_the_real_signatures_are_seen() -> None:
     assert Communicator.all_reduce.__name__ == "all_reduce"
     assert (Communicator.barrier.__doc__ or "").startswith("Return once every rank")
     assert inspect.isroutine(Communicator.all_gather)
+    assert pickle.loads(pickle.dumps(unisono.all_reduce)) is unisono.all_reduce
+    assert pickle.loads(pickle.dumps(Communicator.send)) is Communicator.send

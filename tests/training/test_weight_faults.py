@@ -286,7 +286,7 @@ def test_all_learn_of_a_commit_that_fails(comm: Communicator) -> None:
         raise OSError("disk full")
 
     party = endpoint(comm, weights, receiver={"commit": fail if comm.rank == FIRST else None})
-    with pytest.raises(WeightUpdateError, match="serve version 1") as caught:
+    with pytest.raises(WeightUpdateError, match="version 1 had been accepted") as caught:
         party.update()
     assert caught.value.failed == {FIRST: "OSError: disk full"}
     assert caught.value.committed

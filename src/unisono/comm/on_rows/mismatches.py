@@ -5,6 +5,7 @@ The sizes are those of gather, scatter and all_to_all, which may differ from pai
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -37,10 +38,13 @@ def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
 
 def algorithm_of(collective: str, mark: int, most: int = 0x7FFF) -> str:
     """The algorithm of this mark: one of plan's, or one that this program registered."""
-    from unisono.plan.catalog import catalog
+    named: list[str] = []
+    with contextlib.suppress(ImportError, OSError):  # after a failure files may be unreachable
+        from unisono.plan.catalog import catalog
 
-    named = (each.name for each in catalog(collective) if algorithm_mark(each.name, most) == mark)
-    return next(named, "a schedule of its own")
+        names = (each.name for each in catalog(collective))
+        named = [name for name in names if algorithm_mark(name, most) == mark]
+    return named[0] if named else "a schedule of its own"
 
 
 class UnequalPair(NamedTuple):
