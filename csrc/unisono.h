@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 13u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 14u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -418,6 +418,7 @@ typedef enum un_note {
     UN_REASON, /* why it ended the group */
     UN_COMING, /* which group it makes, or whether it joins one of the survivors, */
     UN_CHOICE, /* and who it thinks they are */
+    UN_REFUSAL, /* why it refused its arguments of a call or message */
     UN_NOTES,
 } un_note;
 

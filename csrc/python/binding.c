@@ -453,6 +453,7 @@ static PyMethodDef module_methods[] = {
     {"describe_shapes", module_describe_shapes, METH_O, NULL},
     {"prepare_sites", module_prepare_sites, METH_VARARGS, NULL},
     {"site_of", module_site_of, METH_O, NULL},
+    {"form", module_form, METH_VARARGS, NULL},
     {"find_clash", module_find_clash, METH_VARARGS, NULL},
     {"overlaps_itself", module_overlaps_itself, METH_O, NULL},
     {"now", now_by_both_clocks, METH_NOARGS, NULL},

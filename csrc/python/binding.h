@@ -90,6 +90,9 @@ PyObject *group_barrier(PyObject *object, PyObject *ignored);
 PyObject *group_refuse(PyObject *object, PyObject *operation);
 int prepare_calls(void);
 
+/* forms.c */
+PyObject *module_form(PyObject *module, PyObject *arguments);
+
 /* given.c */
 PyObject *module_know_torch(PyObject *module, PyObject *arguments);
 int given_reduction(PyObject *options);

@@ -166,6 +166,7 @@ int read_tensors(call_arguments *a, Group *self) {
         (failed = check_owners(a->in_place ? &a->in : &a->out, self)))
         return failed;
     call->dtype = (a->in.tensors ? &a->in : &a->out)->tensor->dtype;
+    if (un_reduces(call->operation) && !un_reducible(call->dtype, call->reduction)) return REFUSED;
     call->input = a->in.streams;
     call->output = a->in_place ? a->in.streams : a->out.streams;
     if (a->coalesced) call->shape_hash = hash_of_tensors(wide_input ? &a->out : &a->in);
@@ -269,9 +270,9 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
     return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
-/* all_reduce(tensors, op): the same for the most common call, with nothing to parse */
+/* all_reduce(tensors, op="sum"): the same for the most common call, with nothing to parse */
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
+    int reduction = count == 2 ? find_reduction(arguments[1]) : count == 1 ? UN_SUM : -1;
     if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
     call_arguments a;
     a.call = (un_call){

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import signal
@@ -43,6 +44,12 @@ class _LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        likely = difflib.get_close_matches(args[0], COMMANDS, 1)
+        if args[0] not in COMMANDS and likely:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {likely[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -120,4 +120,4 @@ def test_a_worker_that_cannot_load_after_the_vote_ends(fresh_pool: RankPool, vll
     assert trainer.error is None, trainer.error
     committed, ended, ranks, text = trainer.value
     assert (committed, ended, ranks) == (True, True, [2]), text
-    assert "the other engines serve version 2" in text
+    assert "version 2 had been accepted: every engine that has not failed serves it" in text

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy
 import torch
 
 from unisono.comm.arguments import NotARank, describe_meaningless, describe_unknown_reduction
 from unisono.comm.communicator import Communicator
+from unisono.comm.forms import Function
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.reductions import PremulSum, has_meaning, known_reduction
 from unisono.comm.tensors import dtype_name
 from unisono.comm.work import FinishedWork, Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_output_first, may_be_output_first, name_type, one_root
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 _Tensor = torch.Tensor
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def is_tensor(tensor: Any) -> bool:
@@ -215,6 +215,7 @@ def inputs_first(function: Function) -> Function:
     """A decorator: reject torch's order of arguments, outputs before inputs."""
     name, code = function.__name__, function.__code__
     second, most = code.co_varnames[1], code.co_argcount
+    function = well_formed(function)
 
     @functools.wraps(function)
     def called(*given: Any, **named: Any) -> Any:

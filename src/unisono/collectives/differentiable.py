@@ -22,11 +22,12 @@ from unisono.collectives.types import Group, Op
 from unisono.comm.communicator import Communicator
 from unisono.comm.reductions import NamedReduction as Reduction
 from unisono.comm.reductions import PremulSum
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
 
 
+@well_formed
 def all_reduce(tensor: torch.Tensor, op: Op = "sum", group: Group = None) -> torch.Tensor:
     """The ranks' tensors combined, on every rank of `group` (None: the world); `tensor` stays as it
     is.
@@ -114,6 +115,7 @@ def all_to_all(
     return torch.cat(results) if isinstance(tensors, torch.Tensor) else results
 
 
+@well_formed
 def broadcast(tensor: torch.Tensor, src: int = 0, group: Group = None) -> torch.Tensor:
     """Rank `src`'s `tensor`, on every rank of `group` (None: the world); others pass one of the
     same shape, which stays as it is and gets a gradient of zero.

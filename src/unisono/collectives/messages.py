@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from unisono.collectives.arguments import ResultWork
 from unisono.collectives.types import Group, Tensor, TensorT
 from unisono.comm.work import Message, Work
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 
+@well_formed
 def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None:
     """Send `tensor` to rank `dst` of `group` with a `tag`; return once a receiver has matched it.
 
@@ -24,6 +25,7 @@ def send(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> None
     resolve(group).send(tensor, dst, tag)
 
 
+@well_formed
 def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0) -> TensorT:
     """Receive into `tensor` from rank `src` of `group`, or from anybody, the first message with
     that `tag`, and return it.
@@ -40,6 +42,7 @@ def recv(tensor: TensorT, src: int | None = None, group: Group = None, *, tag: i
     return tensor
 
 
+@well_formed
 def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Work:
     """Begin to send `tensor` to rank `dst` of `group` with a `tag`, and return a Work at once. Its
     `wait()` raises what went wrong on the way; do not change `tensor` before it returns. Raises
@@ -53,6 +56,7 @@ def isend(tensor: Tensor, dst: int, group: Group = None, *, tag: int = 0) -> Wor
     return resolve(group).isend(tensor, dst, tag)
 
 
+@well_formed
 def irecv(
     tensor: TensorT, src: int | None = None, group: Group = None, *, tag: int = 0
 ) -> Work[TensorT]:

@@ -16,13 +16,14 @@ from unisono.collectives.ragged import (
 )
 from unisono.comm.communicator import Communicator, Group
 from unisono.errors import name_ranks
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 Object = TypeVar("Object")
 
 _FINE, _WRONG_TYPE, _WRONG_VALUE = range(3)
 
 
+@well_formed
 def broadcast_object(
     obj: Any, src: int = 0, group: Group = None, *, allow_pickle: bool = False
 ) -> Any:

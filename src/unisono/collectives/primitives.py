@@ -35,11 +35,12 @@ from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
 from unisono.comm.communicator import Algorithm, Group
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.work import Work
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 _Tensor = torch.Tensor
 
 
+@well_formed
 def all_reduce(
     tensor: StructureT,
     op: Op = "sum",
@@ -84,6 +85,7 @@ def all_reduce(
     return tensor
 
 
+@well_formed
 def reduce(
     tensor: TensorT,
     dst: Rank = None,
@@ -115,6 +117,7 @@ def reduce(
     return result_or_work(comm.reduce(result, dst, op, async_op=async_op), async_op, result)
 
 
+@well_formed
 def broadcast(
     tensor: StructureT,
     src: Rank = None,
@@ -235,6 +238,9 @@ def scatter(
     src = check_rank(comm, "scatter", src, root)
     mine = None
     if comm.rank == src:
+        if tensors is None:
+            why = f"rank {src} is the source (src={src}), but passed None instead of tensors"
+            comm.reject_call("scatter", f"{why}: pass one for each rank, or one to cut")
         mine = parts(comm, "scatter", tensors)
     elif tensors is not None:
         why = f"only rank {src}, the source, may pass tensors"
@@ -325,6 +331,7 @@ def all_to_all(
 # -- for training loops; they also work in one process ---------------------------------------------
 
 
+@well_formed
 def reduce_tensor(
     tensor: TensorT, op: Op = "mean", group: Group = None, *, async_op: bool = False
 ) -> TensorT | Work[TensorT]:

@@ -11,12 +11,13 @@ import torch
 from unisono.collectives.types import Group, TensorT
 from unisono.comm.shared_tensors import check_shareable
 from unisono.torch_autograd import outlasting_inference_mode
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 _LINE_BYTES = 64
 
 
+@well_formed
 def share_tensor(tensor: TensorT, group: Group = None) -> TensorT:
     """A copy of `tensor`, a CPU tensor or array, in memory that every rank of `group` (None: the
     world) has mapped. All ranks call it, each with its own. The copy is contiguous and detached
@@ -41,6 +42,7 @@ def share_tensor(tensor: TensorT, group: Group = None) -> TensorT:
 
 
 @outlasting_inference_mode()
+@well_formed
 def share_module(module: ModuleT, group: Group = None) -> ModuleT:
     """Move the parameters and buffers of a `module` into memory that every rank of `group` (None:
     the world) has mapped; returns the module. All ranks call it, each with its own.

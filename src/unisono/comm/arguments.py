@@ -133,7 +133,7 @@ def _check_own_part(to: Any, source: Any, rank: int) -> None:
         for side in (source, to)
     )
     if its_dtype != dtype:
-        raise TypeError("input and output have different dtypes")
+        raise TypeError(f"the input is {its_dtype}, but the output is {dtype}: pass one dtype")
     if given != taken:
         raise ValueError(
             f"this rank's part has {given} elements in the input and {taken} in the output"
@@ -151,15 +151,6 @@ def check_message(
         raise ValueError(f"tag {tag} is not between {transport.tags[0]} and {transport.tags[-1]}")
     transport.check_message(sends, peer)
     check_tensor(tensor, not sends, devices)
-
-
-def check_seconds(seconds: Any) -> None:
-    try:
-        is_number = float(seconds) == float(seconds)
-    except (TypeError, ValueError):
-        is_number = False
-    if not is_number or isinstance(seconds, str):
-        raise ValueError(f"a timeout must be a number of seconds, not {seconds!r}")
 
 
 # -- reductions ------------------------------------------------------------------------------------
@@ -252,8 +243,9 @@ def check_coalesced(output: Any, input: Any) -> None:
 
 def check_parts(tensors: Sequence[Any], size: int, is_list: bool) -> tuple[int, ...]:
     """How many elements each rank's part of a wide side has: one tensor cut evenly, or a list."""
-    if len({dtype_name(tensor) for tensor in tensors}) > 1:
-        raise TypeError("the tensors of one call have different dtypes")
+    dtypes = sorted({dtype_name(tensor) for tensor in tensors})
+    if len(dtypes) > 1:
+        raise TypeError(f"the tensors of one call have different dtypes: {', '.join(dtypes)}")
     if is_list:
         if len(tensors) != size:
             raise ValueError(f"the list has {len(tensors)} tensors, but the group has {size} ranks")

@@ -18,22 +18,24 @@ through `torch.distributed` do so themselves.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from sys import _getframe as _caller
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
+from unisono.comm.forms import refused_by
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, making
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
-from unisono.comm.transport import NoFastPath, Transport
+from unisono.comm.transport import NoFastPath, Transport, check_seconds
 from unisono.comm.work import Message, Work, check_messages
 from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
 from unisono.torch_habits import (
@@ -160,6 +162,9 @@ class Communicator(SharedTensors, WithoutTorchNames):
         """
         from unisono.comm.factory import join
 
+        for limit, s in (("timeout_s", timeout_s), ("join_timeout_s", join_timeout_s)):
+            if s is not None:
+                check_seconds(s, limit)
         what = f"Communicator.join({name!r}, rank={rank}, size={size})"
         with making(what, f"join {name}"):
             return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
@@ -171,7 +176,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
 
     @timeout_s.setter
     def timeout_s(self, seconds: float) -> None:
-        self.transport.timeout_s = seconds
+        self.transport.timeout_s = check_seconds(seconds)
 
     @property
     def next(self) -> int:
@@ -420,8 +425,6 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 raise self.transport.call_error(status, _BARRIER, None, None)
         self._raise_if_ended("barrier")
         if timeout_s is not None:
-            from unisono.comm.arguments import check_seconds
-
             self._checked("barrier", check_seconds, timeout_s)
         return self.transport.barrier(timeout_s, async_op)
 
@@ -629,12 +632,23 @@ class Communicator(SharedTensors, WithoutTorchNames):
                 tensor, sends, peer, tag, self.transport, ("cuda",) if is_staged else devices
             )
         except (TypeError, ValueError) as error:
-            raise self._worded(what, error) from None
+            self._refuse_message(what, error, peer, tag)
         if not is_staged:
             return tensor
         from unisono.comm.cuda.staged_messages import fetch, make_room
 
         return fetch(tensor) if sends else make_room(tensor)
+
+    def _refuse_message(self, what: str, why: Exception, peer: Any, tag: Any) -> NoReturn:
+        """Tell the peer, if it is known, that this message will not come, then raise."""
+        error = self._worded(what, why)
+        transport = self.transport
+        is_known = type(peer) is int and 0 <= peer < self.size
+        is_known = is_known or (peer is None and what == "recv")
+        is_known = is_known and type(tag) is int and tag in transport.tags
+        if is_known and transport.ending(what) is None:
+            transport.refuse_message(what == "send", peer, tag, str(error))
+        raise error from None
 
     # -- groups ----------------------------------------------------------------------------------
 
@@ -729,7 +743,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         (2, 1)
         """
         limit_s = self._limit_s(timeout_s)
-        if not _is_positive(at_least, Integral):
+        if not isinstance(at_least, Integral) or at_least < 1:
             raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -782,7 +796,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.factory import grow
 
         limit_s = self._limit_s(timeout_s)
-        if not _is_positive(count, Integral):
+        if not isinstance(count, Integral) or count < 1:
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
         return grow(self.transport, *following)
@@ -798,10 +812,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return int(number) if base and number.isdigit() else 0
 
     def _limit_s(self, timeout_s: float | None) -> float:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        if not _is_positive(limit_s, Real):
-            raise ValueError(f"timeout_s={timeout_s!r} is not a positive number of seconds")
-        return float(limit_s)
+        return self.timeout_s if timeout_s is None else check_seconds(timeout_s)
 
     def _next_name(self) -> str:
         """The name of the group that this one shrinks to or grows into."""
@@ -835,20 +846,23 @@ class Communicator(SharedTensors, WithoutTorchNames):
             self._refuse(operation, error)
         except UnisonoError:
             raise
-        except Exception:  # from an object that cannot even be inspected
-            self.transport.refuse(operation)
+        except Exception as error:  # from an object that cannot even be inspected
+            self.transport.refuse(operation, f"{type(error).__name__}: {error}")
             raise
 
     def _refuse(self, operation: str, why: Exception) -> NoReturn:
         """Tell the peers that this call will not happen, then raise about our own arguments."""
-        self.transport.refuse(operation)
-        raise self._worded(operation, why) from None
+        error = self._worded(operation, why)
+        self.transport.refuse(operation, str(error).partition(": ")[2])
+        raise error from None
 
     def _refuse_for(self, operation: str, why: Exception) -> NoReturn:
         """As `reject_call`, with an exception of another type; a ScheduleError keeps its text."""
         self._raise_if_ended(operation)
-        self.transport.refuse(operation)
-        raise why if isinstance(why, ScheduleError) else self._worded(operation, why) from None
+        if not isinstance(why, ScheduleError):
+            self._refuse(operation, why)
+        self.transport.refuse(operation, str(why))
+        raise why from None
 
     def _worded(self, operation: str, why: Exception) -> Exception:
         """The same exception with the group in its text: "all_reduce on group world: ..."."""
@@ -926,5 +940,21 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
 
 
-def _is_positive(number: Any, kind: type) -> bool:
-    return isinstance(number, kind) and float(number) > 0  # type: ignore[arg-type]
+def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: str) -> NoReturn:
+    """Answer a call of a method in the wrong form."""
+    comm, error = given[0], TypeError(why)
+    operation = {"empty": "allocate", "zeros": "allocate"}.get(name, name.removeprefix("i"))
+    if operation not in ("send", "recv"):
+        comm._refuse_for(operation, error)
+    peer, tag = (*given[2:4], *(None, 0)[len(given[2:4]) :])
+    peer = named.get("dst" if operation == "send" else "src", peer)
+    comm._refuse_message(operation, error, peer, named.get("tag", tag))
+
+
+_FORMS = "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier "
+_FORMS += "send recv isend irecv empty zeros"
+_FAST = {"all_reduce": ("_all_reduce", 2, 3), "barrier": ("_barrier", 1, 1)}
+for _name in _FORMS.split():
+    _refuse = functools.partial(_refuse_form, name=_name)
+    _form = refused_by(_refuse, "comm", *_FAST.get(_name, ()))
+    setattr(Communicator, _name, _form(getattr(Communicator, _name)))

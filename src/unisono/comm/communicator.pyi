@@ -1,8 +1,8 @@
 # Written by tools/write_overloads.py from the module beside it.
 
 from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias
 from typing import Literal as _Literal
-from typing import NoReturn, TypeAlias
 from typing import overload as _overload
 
 from torch._C._distributed_c10d import Store
@@ -287,6 +287,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work: ...
     def irecv(self, tensor: Tensor, src: int | None = None, tag: int = 0) -> Work: ...
     def batch_isend_irecv(self, messages: Sequence[Message]) -> list[Work]: ...
+    def _refuse_message(self, what: str, why: Exception, peer: Any, tag: Any) -> NoReturn: ...
     def split(self, ranks: Sequence[int], label: str = "") -> Communicator | None: ...
     def shrink(
         self, *, at_least: int = 1, timeout_s: float | None = None, store: Store | None = None

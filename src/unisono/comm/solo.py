@@ -81,7 +81,7 @@ class Solo(Transport):
     def exchange_integers(self, integers: tuple[int, ...], _: float = 0) -> list[tuple[int, ...]]:
         return [integers]
 
-    def refuse(self, operation: str) -> None:
+    def refuse(self, operation: str, why: str) -> None:
         """There are no peers to tell."""
 
     def abort(self, reason: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine.numbers import Operation, Status
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 1800.0
 """How long a call waits for its peers by default."""
+
+
+def check_seconds(seconds: Any, name: str = "timeout_s") -> float:
+    """A limit in seconds, which was passed as `name`; ValueError unless it is a positive number."""
+    if not isinstance(seconds, Real) or not float(seconds) > 0:  # type: ignore[arg-type]
+        raise ValueError(f"{name}={seconds!r} is not a positive number of seconds")
+    return float(seconds)  # type: ignore[arg-type]
 
 
 class NoFastPath:
@@ -92,8 +100,8 @@ class Transport(ABC):
         """A group of these ranks, one of which is ours; all of them call it."""
 
     @abstractmethod
-    def refuse(self, operation: str) -> None:
-        """Tell the peers that this rank will not take part in a call of this name."""
+    def refuse(self, operation: str, why: str) -> None:
+        """Tell the peers that this rank will not take part in a call of this name, and why."""
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -147,6 +155,9 @@ class Transport(ABC):
 
     def check_message(self, sends: bool, peer: int | None) -> None:  # noqa: B027
         """The same for a message."""
+
+    def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:  # noqa: B027
+        """Tell the peer that this rank will not send to it or receive from it, and why."""
 
     def batch(self, tensors: Sequence[Any], begin: Callable[[], list[Work]]) -> list[Work]:
         """Begin many messages of these tensors so that their order does not matter."""

@@ -96,7 +96,8 @@ def self_test(
     verdicts, and rank 0 prints them unless `show` is False. A primitive with a wrong result or an
     exception is a check that is not `ok`; after a failure that ended the group the rest is not run.
 
-    Raises UnisonoError if there is no such group, and nothing else.
+    Raises UnisonoError if there is no such group, the group's GroupError if it has ended before,
+    and nothing else.
 
     >>> test = unisono.self_test(show=False)
     >>> [check.primitive for check in test.checks if not check.ok]
@@ -106,6 +107,8 @@ def self_test(
     import torch
 
     comm = resolve(group)
+    if comm.errored is not None:
+        raise comm.errored
     backend = getattr(comm, "backend", "unisono")
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"

@@ -14,8 +14,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from reprlib import repr as shorten
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from unisono.comm.forms import refused_by
 from unisono.errors import UnisonoError
 from unisono.launcher import share
 from unisono.launcher.crew import Crew
@@ -23,6 +24,7 @@ from unisono.launcher.interrupts import Interrupts
 from unisono.launcher.output import Callback, Listener, OnLine, Terminal
 from unisono.launcher.process import RankProcess, check_not_nested, ranks_here
 from unisono.launcher.protocol import Instructions, dumps, standard_input
+from unisono.torch_habits import name_type
 
 Result = TypeVar("Result")
 
@@ -30,6 +32,11 @@ _PATIENCE_S = 2.0
 """How long a rank may take to end before it is killed."""
 
 
+def _refuse_form(why: str, given: Any, named: Any) -> NoReturn:
+    raise TypeError(f"{why}. Arguments of the function go into args: launch(fn, 2, args=(5,))")
+
+
+@refused_by(_refuse_form, "unisono")
 def launch(
     fn: Callable[..., Result],
     ranks: int,
@@ -175,10 +182,31 @@ def _pickle(value: Any, what: str) -> bytes:
         return dumps(value)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
+        if found := _find_unsendable(value):
+            what += f" ({found})"
         raise TypeError(f"launch cannot send {what} to other processes: {reason}") from error
     finally:
         if module is not None:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _find_unsendable(value: Any) -> str:
+    """Which argument, or which variable that a function uses, cannot be pickled; "" if unknown."""
+    named: dict[str, Any] = {}
+    if isinstance(value, types.FunctionType):
+        used = inspect.getclosurevars(value)
+        variables = used.globals | used.nonlocals
+        named = {f"its variable {name}": each for name, each in variables.items()}
+    elif isinstance(value, tuple):
+        given, keywords = value
+        named = {f"args[{place}]": each for place, each in enumerate(given)}
+        named |= {f"kwargs[{name!r}]": each for name, each in keywords.items()}
+    for name, each in named.items():
+        try:
+            dumps(each)
+        except Exception:
+            return f"{name}, {name_type(each)}"
+    return ""
 
 
 def _can_be_imported(module: types.ModuleType) -> bool:

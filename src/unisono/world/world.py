@@ -8,10 +8,12 @@ import logging
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from unisono import variables
 from unisono.comm.communicator import Communicator, Group
+from unisono.comm.forms import Function, refused_by
+from unisono.comm.transport import check_seconds
 from unisono.comm.work import Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("unisono")
 _world: Communicator | None = None
 _start: StartedWorld | None = None
+
+_OPERATION_OF = {
+    "reduce_tensor": "all_reduce",
+    "monitored_barrier": "barrier",
+    "share_module": "allocate",
+    "share_tensor": "allocate",
+}
+"""The collective that a function begins with, if it has another name."""
 
 
 def init(
@@ -75,6 +85,9 @@ def init(
             f"on {_world.backend}. unisono.get_world() returns that world; to start another one, "
             "call unisono.shutdown() first"
         )
+    variables.mention_misspelt()
+    if timeout_s is not None:
+        check_seconds(timeout_s)
     if (rank is None) != (size is None):
         raise ValueError("pass both rank and size, or neither")
     existing = None if with_torch is False else _default_group()
@@ -277,6 +290,28 @@ def resolve(group: Group = None) -> Communicator:
     return _solo()
 
 
+def well_formed(function: Function) -> Function:
+    """A decorator: a call of the wrong form is refused on the group of the call, or the world."""
+    name = function.__name__
+    operation = _OPERATION_OF.get(name, name.removesuffix("_object")).removeprefix("i")
+
+    def refuse(why: str, given: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
+        group = next((each for each in (*given, *named.values()) if hasattr(each, "rank")), None)
+        error = TypeError(why)
+        try:
+            comm = resolve(group)
+        except UnisonoError:
+            raise error from None
+        if operation in ("send", "recv"):
+            side = "dst" if operation == "send" else "src"
+            peer = named.get(side, given[1] if len(given) > 1 else None)
+            comm._refuse_message(operation, error, peer, named.get("tag", 0))
+        comm._refuse_for(operation, error)
+
+    room = ".differentiable" if function.__module__.endswith("differentiable") else ""
+    return refused_by(refuse, f"unisono{room}")(function)
+
+
 def _communicator_of(group: Any) -> Communicator | None:
     """The Communicator of a torch process group; None where this process is in none."""
     if group is None:
@@ -407,6 +442,7 @@ def get_device(rank: int | None = None) -> torch.device:
 def barrier(group: Group = None, *, async_op: Literal[False] = False) -> None: ...
 @overload
 def barrier(group: Group = None, *, async_op: Literal[True]) -> Work: ...
+@well_formed
 def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     """Return once every rank of `group` has called it: a Communicator, a torch process group, or
     None for the world. With `async_op` a Work is returned at once, which is finished when every
@@ -437,6 +473,7 @@ def _existing(group: Group = None) -> Communicator | None:
     return _communicator_of(_default_group())
 
 
+@well_formed
 def monitored_barrier(
     group: Group = None, timeout_s: float | None = None, wait_all_ranks: bool = False
 ) -> None:

@@ -135,12 +135,13 @@ def test_roots_ops_and_parts_that_make_no_sense_are_refused(comm: Communicator) 
     refused_for(too_many, comm.all_gather, [tensor] * (size + 1), tensor)
     refused_for(too_many, comm.reduce_scatter, tensor, [tensor] * (size + 1))
     refused_for(too_many, comm.all_to_all, wide, [tensor] * (size + 1))
-    dtypes = "input and output have different dtypes"
+    dtypes = "the input is float32, but the output is float64: pass one dtype"
     refused_for(dtypes, comm.all_gather, wide.double(), tensor)
     refused_for(dtypes, comm.reduce_scatter, tensor.double(), wide)
-    refused_for(dtypes, comm.all_to_all, wide, wide.int())
+    swapped = "the input is int32, but the output is float32: pass one dtype"
+    refused_for(swapped, comm.all_to_all, wide, wide.int())
     mixed = [tensor.double() if r == rank else tensor.clone() for r in range(size)]
-    of_one_call = "the tensors of one call have different dtypes"
+    of_one_call = "the tensors of one call have different dtypes: float32, float64"
     refused_for(of_one_call if size > 1 else dtypes, comm.all_gather, mixed, tensor)
     refused_for("1 outputs were passed for 2 inputs", comm.all_gather, [wide], [tensor, tensor])
     lists = "a coalesced call needs a list on both sides"

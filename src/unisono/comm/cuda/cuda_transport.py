@@ -105,8 +105,8 @@ class Cuda(RowTransport):
     def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
         return self._engine.barrier(timeout_s, async_op)
 
-    def refuse(self, operation: str) -> None:
-        self._engine.refuse(operation)
+    def refuse(self, operation: str, why: str) -> None:
+        self._engine.refuse(operation, why)
 
     def abort(self, reason: str = "") -> None:
         self._engine.abort(reason)

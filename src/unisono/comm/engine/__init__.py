@@ -37,6 +37,9 @@ class _Missing:
     def _do_nothing(self, *_: Any) -> None:
         return None
 
+    def form(self, function: Any, *_: Any) -> Any:
+        return function
+
     find_clash = overlaps_itself = describe_shapes = _do_nothing
     know_torch = keep_sites = compare_shapes = prepare_sites = hold_aborts = _do_nothing
 

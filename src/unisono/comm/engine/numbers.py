@@ -56,6 +56,7 @@ class Note:
     REASON = 3
     COMING = 4
     CHOICE = 5
+    REFUSAL = 6
 
 
 REDUCTION_NUMBERS = {

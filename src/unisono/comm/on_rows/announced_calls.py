@@ -17,7 +17,7 @@ from unisono.comm.tensors import count
 from unisono.errors import CollectiveMismatch, name_ranks
 
 _DIGEST = 16
-_TEXT = 160
+_TEXT = 300
 _SITE = 160
 _ANY = -1
 
@@ -98,7 +98,7 @@ def find_mismatch(
     """What every member raises if their calls differ."""
     if all(call.refused for call in peer_calls):
         return None
-    kinds = [(call.digest, call.refused) for call in peer_calls]
+    kinds = [(b"" if call.refused else call.digest, call.refused) for call in peer_calls]
     if len(set(kinds)) > 1:
         return _mismatch(peer_calls, rank, group, find_minority(kinds))
     sizes = PairwiseSizes(
@@ -122,8 +122,7 @@ def _mismatch(
     culprits: Sequence[int],
     why: str = "",
 ) -> CollectiveMismatch:
-    refused = " (refused its arguments)"
-    calls = [call.text + (refused if call.refused else "") for call in peer_calls]
+    calls = [call.text for call in peer_calls]
     sites = [call.site or None for call in peer_calls]
     lines = [
         f"  rank {member}: {text}" + (f" at {site}" if site else "")

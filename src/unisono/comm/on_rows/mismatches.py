@@ -5,6 +5,7 @@ The sizes are those of gather, scatter and all_to_all, which may differ from pai
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -13,11 +14,6 @@ from typing import NamedTuple, TypeVar
 Value = TypeVar("Value", bound=Hashable)
 
 _MOST_SHOWN = 8
-ALGORITHMS = (
-    "binary_tree binomial double_tree recursive_doubling halving_doubling hierarchical lanes mates "
-    "nccl_tree ring ring_2d"
-)
-"""Those of all_reduce in plan's catalog, which is not imported just to word a failure."""
 
 
 def find_majority(values: Sequence[Value | None]) -> Value | None:
@@ -40,9 +36,15 @@ def algorithm_mark(algorithm: str, most: int = 0x7FFF) -> int:
     return 1 + zlib.crc32(algorithm.encode()) % most
 
 
-def algorithm_of(mark: int, most: int = 0x7FFF) -> str:
-    named = (name for name in ALGORITHMS.split() if algorithm_mark(name, most) == mark)
-    return next(named, "a schedule of its own")
+def algorithm_of(collective: str, mark: int, most: int = 0x7FFF) -> str:
+    """The algorithm of this mark: one of plan's, or one that this program registered."""
+    named: list[str] = []
+    with contextlib.suppress(ImportError, OSError):  # after a failure files may be unreachable
+        from unisono.plan.catalog import catalog
+
+        names = (each.name for each in catalog(collective))
+        named = [name for name in names if algorithm_mark(name, most) == mark]
+    return named[0] if named else "a schedule of its own"
 
 
 class UnequalPair(NamedTuple):

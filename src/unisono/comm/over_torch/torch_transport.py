@@ -218,10 +218,11 @@ class OverTorch(RowTransport):
             cause = self._faults.translate(error, doing)
             raise cause from cause.__cause__
 
-    def refuse(self, operation: str) -> None:
+    def refuse(self, operation: str, why: str) -> None:
         """The peers learn of it when they compare calls."""
         if self._checks and self._faults.cause is None:
-            call = AnnouncedCall(operation, refused=True, timeout_s=self.timeout_s)
+            text = f"{operation} with arguments that it refused: {why}"
+            call = AnnouncedCall(text, refused=True, timeout_s=self.timeout_s)
             self.carry_out(call, lambda: None, [], True)
 
     def check_call(self, call: Call) -> None:

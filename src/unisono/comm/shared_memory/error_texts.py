@@ -111,6 +111,10 @@ def _dtype(code: int, bits: int) -> int:
     return code | (bits & 0xFF) << 8 | 1 << 16
 
 
+_REFUSED = dtype_code("float128")
+"""The type of a message that its rank refused: torch has no such tensors."""
+
+
 def describe_post(group: Group, rank: int, call: int) -> str | None:
     """What `rank` posted for this call, in words; None if it has not arrived. Without the sizes
     of a gather, scatter or all_to_all, which may differ."""
@@ -125,7 +129,8 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if refused == Status.NO_MEMORY:
         return f"{text}, for which it has no room in shared memory"
     if refused:
-        return f"{text} with arguments that it refused"
+        why = group.read_note(rank, Note.REFUSAL, 0)
+        return f"{text} with arguments that it refused" + (f": {why}" if why else "")
     if operation is Operation.BARRIER:
         return text
     if operation is Operation.ALL_GATHER and root == GPU_MARK:
@@ -145,9 +150,9 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if root == GPU_MARK and operation not in ROOTED:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {algorithm_of(root)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(text, root)}, schedule with hash {others:08x}")
     elif operation is Operation.BROADCAST and reduction:
-        details.append(f"by {algorithm_of(reduction, 255)}, schedule with hash {others:08x}")
+        details.append(f"by {algorithm_of(text, reduction, 255)}, schedule with hash {others:08x}")
     elif operation in REDUCING and others in _ORDERS:
         details += filter(None, [_ORDERS[others]])
     elif others and operation not in PAIRED:
@@ -298,6 +303,10 @@ def read_unfit(
         group.read_note(rank, Note.SHAPE, ABOUT_MESSAGES) for rank in (sender, receiver)
     )
     tag, size_bytes, dtype, sent_bytes, sent_dtype, shape = (taken or "? ? 0 ? 0 ").split(" ", 5)
+    for rank, sends, its in ((sender, True, sent_dtype), (receiver, False, dtype)):
+        why = group.read_note(rank, Note.REFUSAL, 0) if int(its) == _REFUSED else None
+        if why:
+            return f"rank {rank} refused its {'send' if sends else 'recv'} (tag {tag}): {why}"
     is_own = sender == receiver  # it leaves one note for both sides
     sent_shape = "" if given is None or is_own else given.split(" ", 5)[5]
     sent = describe_side(dtype_name(int(sent_dtype)), sent_bytes, sent_shape, sites[0])

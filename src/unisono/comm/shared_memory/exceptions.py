@@ -53,6 +53,7 @@ class GroupExceptions:
         self.left_out_of: Sequence[int] = ()  # the members of the latest split without this rank
         self._is_worded = False
         self._why_unfinished = ""
+        self.closed_at = ""  # the line of the program that closed the group
 
     def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
         """The exception for a message to or from `peer` (-1: any rank) whose status is not OK."""
@@ -167,7 +168,9 @@ class GroupExceptions:
         )
 
     def closed(self) -> GroupClosed:
-        return self._of_group(GroupClosed, f"group {self._name} is closed{self._why_unfinished}")
+        at = f": this rank closed it at {self.closed_at}" if self.closed_at else ""
+        text = f"group {self._name} is closed{self._why_unfinished or at}"
+        return self._of_group(GroupClosed, text)
 
     def close_without(self, absent: Sequence[int]) -> str:
         """The group closes before these ranks have joined: what to tell the others."""

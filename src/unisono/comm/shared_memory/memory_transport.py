@@ -13,8 +13,8 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, works
-from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
+from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
+from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from unisono.plan.schedule import Schedule
 
 _LISTS = (list, tuple)
+_NOTE_BYTES = 248  # csrc/unisono.h: UN_TEXT_BYTES
 GROWTHS = 64  # one of the decisions that a segment keeps is for growing
 _MOST_BYTES = 2**63 - 1  # the most that a rank can ask for; none gets so much
 for _kind in works:
@@ -50,6 +51,7 @@ class SharedMemory(Transport):
     membership: Membership
     tags = range(-(2**63), 2**63)
     _growths = 0
+    _refusals = 0
     is_on_one_host = True
 
     def __init__(
@@ -69,6 +71,7 @@ class SharedMemory(Transport):
         self.group: Group = membership.group
         self.fast_path = membership.group
         self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
+        self._refused_messages: list[Work] = []
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
         self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
@@ -177,10 +180,9 @@ class SharedMemory(Transport):
             if not isinstance(status, int):
                 return status
             if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
-                self.refuse(call.name)
-                raise TypeError(
-                    f"{call.name} on group {self.name}: the engine cannot read this memory"
-                )
+                why = "the engine cannot read this memory"
+                self.refuse(call.name, why)
+                raise TypeError(f"{call.name} on group {self.name}: {why}")
             if status:
                 raise self.call_error(status, call.operation, op, input)
             return None
@@ -420,9 +422,26 @@ class SharedMemory(Transport):
 
     # -- life ------------------------------------------------------------------------------------
 
-    def refuse(self, operation: str) -> None:
+    def refuse(self, operation: str, why: str) -> None:
         if self.exceptions.cause is None:
+            self._note_refusal(why)
             self.group.refuse(Operation[operation.upper()])
+
+    def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:
+        """An empty message of a type that torch lacks: it fits only one that the peer refused."""
+        import numpy
+
+        self._note_refusal(why)
+        begin = self.group.isend if sends else self.group.irecv
+        nothing = numpy.empty(0, numpy.longdouble)
+        given = self.exceptions, sys._getframe(1), nothing, peer, tag
+        self._refused_messages.append(begin(*given))
+
+    def _note_refusal(self, why: str) -> None:
+        self._refusals += 1  # a note about the same would not be written
+        text = why.encode("utf-8", "replace")
+        text = text if len(text) < _NOTE_BYTES else text[: _NOTE_BYTES - 4] + b"..."
+        self.group.write_note(Note.REFUSAL, self._refusals, text.decode("utf-8", "ignore"))
 
     def abort(self, reason: str = "") -> None:
         self.group.abort(reason)
@@ -453,6 +472,7 @@ class SharedMemory(Transport):
     def close(self) -> None:
         server, self._server = self._server, None
         if server is not None:
+            self.exceptions.closed_at = native.site_of(sys._getframe(1)) or ""
             try:
                 absent = self.group.finish()
                 if absent is not None:

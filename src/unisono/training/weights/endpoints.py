@@ -275,8 +275,13 @@ class WeightSender(_Endpoint):
         counts = _write_counts(mine) if self._check_live else {}
         self._protocol.move(mine, mine, transfers.device_for(mine), self._progress)
         self._protocol.attempt(partial(_check_unwritten, mine, counts))
-        self._protocol.decide(partial(self._exported.keep, self._served(transfers, mine)))
-        self.version = self._protocol.version
+        served = self._served(transfers, mine)
+
+        def commit() -> None:
+            self.version = self._protocol.version  # also if the update fails after the decision
+            self._exported.keep(served)
+
+        self._protocol.decide(commit)
 
 
 class WeightReceiver(_Endpoint):

@@ -301,7 +301,7 @@ class UpdateProtocol:
         version = self.version
         if self.committed:
             served = "the new weights" if version < 0 else f"version {version}"
-            what = f"the other engines serve {served}"
+            what = f"{served} had been accepted: every engine that has not failed serves it"
         elif self._moving:
             moved = "the update" if version < 0 else f"version {version}"
             mixed = "serve different" if self._votes else "hold parts of two"

@@ -1,0 +1,47 @@
+"""Calls of the wrong form: an argument too many, missing, unknown, or passed twice.
+
+Python refuses such a call before the function runs, so no peer would hear of it: here it is refused
+as any invalid argument is, with the right form.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from unisono.comm.engine import native
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Refuse = Callable[[str, tuple[Any, ...], dict[str, Any]], NoReturn]
+
+
+def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], Function]:
+    """A decorator: `refuse(why, arguments, named_arguments)` answers calls of the wrong form. The
+    function is shown as one of `owner`. `fast`: an attribute of a method's object that runs a plain
+    call, or returns why not, and the least and most arguments of one, the object included."""
+
+    def decorate(function: Function) -> Function:
+        def answer(*given: Any, **named: Any) -> NoReturn:
+            refuse(_describe(function, owner, given, named), given, named)
+
+        return functools.wraps(function)(native.form(function, answer, *fast))  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _describe(function: Any, owner: str, given: tuple[Any, ...], named: dict[str, Any]) -> str:
+    signature = inspect.signature(function)
+    why = "wrong arguments"
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        why = str(error).replace("too many positional arguments", "too many arguments")
+    shown = [
+        each.replace(annotation=each.empty)
+        for each in signature.parameters.values()
+        if each.name != "self" and each.kind != each.VAR_POSITIONAL
+    ]
+    form = signature.replace(parameters=shown, return_annotation=signature.empty)
+    return f"{why}: call it as {owner}.{function.__name__}{form}"
