@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from unisono.comm.engine import native
 
@@ -26,7 +26,7 @@ def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], F
         def answer(*given: Any, **named: Any) -> NoReturn:
             refuse(_describe(function, owner, given, named), given, named)
 
-        return functools.wraps(function)(native.form(function, answer, *fast))  # type: ignore[no-any-return]
+        return cast(Function, functools.wraps(function)(native.form(function, answer, *fast)))
 
     return decorate
 
