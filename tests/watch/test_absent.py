@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from unisono import watch
-from unisono.watch.absent import Making, Makings
+from unisono.watch.absent import OverdueMaking, Makings
 from user_programs import eventually, plain_environment, write_program
 
 # The ranks that the second argument names wait until all of them have loaded torch, which takes
@@ -75,7 +75,7 @@ def test_a_call_is_news_once_and_until_it_returns() -> None:
     source = "def init_process_group(event): event.wait()"
     exec(compile(source, "torch/distributed/distributed_c10d.py", "exec"), of_torch)
     come, makings = threading.Event(), Makings()
-    found: list[Making] = []
+    found: list[OverdueMaking] = []
 
     def is_found() -> bool:
         found.extend(makings.overdue(0))

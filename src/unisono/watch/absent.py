@@ -37,7 +37,7 @@ _LAUNCHED = ("WORLD_SIZE", "MASTER_PORT", "UNISONO_RENDEZVOUS")
 
 
 @dataclass(frozen=True)
-class Making:
+class OverdueMaking:
     """A call of this process that makes a group: the function, the line of the program, since when;
     `members` are global ranks, none for all; None in the call that makes the world."""
 
@@ -98,7 +98,7 @@ class Making:
 
 
 @dataclass(frozen=True)
-class OwnMaking(Making):
+class OwnMaking(OverdueMaking):
     """A call of ours, which says itself what it makes: `members` are ranks of its parent."""
 
     own: makings.Making
@@ -139,7 +139,7 @@ class Makings:
         self._again_s: dict[tuple[int, int], float] = {}
         self._told: set[tuple[float, tuple[int, ...]]] = set()
 
-    def overdue(self, limit_s: float) -> list[Making]:
+    def overdue(self, limit_s: float) -> list[OverdueMaking]:
         """Those that have taken this long; again after as long."""
         now = time.monotonic()
         found = self._look()
@@ -148,7 +148,7 @@ class Makings:
         self._again_s |= dict.fromkeys(late, now + limit_s)
         return [_making(key[0], found[key], self._since[key]) for key in late]
 
-    def is_news(self, making: Making, absent: tuple[int, ...]) -> bool:
+    def is_news(self, making: OverdueMaking, absent: tuple[int, ...]) -> bool:
         """Whether these ranks were not told of before, and it has still not returned: asking all
         ranks takes time."""
         self._look()
@@ -179,16 +179,16 @@ def _maker(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def _making(thread: int, call: FrameType | makings.Making, since_s: float) -> Making:
+def _making(thread: int, call: FrameType | makings.Making, since_s: float) -> OverdueMaking:
     if isinstance(call, makings.Making):
         line = calling_line(sys._current_frames().get(thread)) or "?"
         return OwnMaking(call.what, line, since_s, tuple(call.living_members()), call)
     frame = call
     name, line = frame.f_code.co_name, calling_line(frame) or "?"
     if name in _OF_WORLD:
-        return Making(name, line, since_s, None)
+        return OverdueMaking(name, line, since_s, None)
     ranks = frame.f_locals.get("ranks") or frame.f_locals.get("my_group") or ()
-    return Making(name, line, since_s, tuple(ranks))
+    return OverdueMaking(name, line, since_s, tuple(ranks))
 
 
 def _launched_together() -> dict[int, int]:
