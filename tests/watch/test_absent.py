@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from unisono import watch
-from unisono.watch.absent import OverdueMaking, Makings
+from unisono.watch.absent import Makings, OverdueMaking
 from user_programs import eventually, plain_environment, write_program
 
 # The ranks that the second argument names wait until all of them have loaded torch, which takes
