@@ -732,7 +732,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         (2, 1)
         """
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(at_least, Integral) or at_least < 1:
+        if not _is_count(at_least):
             raise ValueError(f"at_least={at_least!r} is not a number of ranks")
         with self.__dict__.setdefault("_shrinking", threading.Lock()):
             if self._successor is not None:
@@ -781,7 +781,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         from unisono.comm.factory import grow
 
         limit_s = self._limit_s(timeout_s)
-        if not isinstance(count, Integral) or count < 1:
+        if not _is_count(count):
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
         return grow(self.transport, *following)
@@ -925,15 +925,20 @@ class Communicator(SharedTensors, WithoutTorchNames):
         return f"<{type(self).__name__} {self.name!r} rank {self.rank} of {self.size}>"
 
 
+def _is_count(number: Any) -> bool:
+    return isinstance(number, Integral) and int(number) > 0
+
+
 def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: str) -> NoReturn:
     """Answer a call of a method in the wrong form."""
-    comm, error = given[0], TypeError(why)
+    comm: Communicator = given[0]
+    error = TypeError(why)
     operation = {"empty": "allocate", "zeros": "allocate"}.get(name, name.removeprefix("i"))
     if operation not in ("send", "recv"):
         comm._refuse_for(operation, error)
-    peer, tag = (*given[2:4], *(None, 0)[len(given[2:4]) :])
-    peer = named.get("dst" if operation == "send" else "src", peer)
-    comm._refuse_message(operation, error, peer, named.get("tag", tag))
+    peer = named.get("dst" if operation == "send" else "src", given[2] if len(given) > 2 else None)
+    tag = named.get("tag", given[3] if len(given) > 3 else 0)
+    comm._refuse_message(operation, error, peer, tag)
 
 
 _FORMS = "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier "

@@ -26,7 +26,8 @@ def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], F
         def answer(*given: Any, **named: Any) -> NoReturn:
             refuse(_describe(function, owner, given, named), given, named)
 
-        return functools.wraps(function)(native.form(function, answer, *fast))  # type: ignore[no-any-return]
+        form: Function = native.form(function, answer, *fast)
+        return functools.update_wrapper(form, function)
 
     return decorate
 

@@ -24,9 +24,9 @@ DEFAULT_TIMEOUT_S = 1800.0
 
 def check_seconds(seconds: Any, name: str = "timeout_s") -> float:
     """A limit in seconds, which was passed as `name`; ValueError unless it is a positive number."""
-    if not isinstance(seconds, Real) or not float(seconds) > 0:  # type: ignore[arg-type]
+    if not isinstance(seconds, Real) or not float(seconds) > 0:
         raise ValueError(f"{name}={seconds!r} is not a positive number of seconds")
-    return float(seconds)  # type: ignore[arg-type]
+    return float(seconds)
 
 
 class NoFastPath:

@@ -107,8 +107,9 @@ def self_test(
     import torch
 
     comm = resolve(group)
-    if comm.errored is not None:
-        raise comm.errored
+    ending = comm.errored
+    if ending is not None:
+        raise ending
     backend = getattr(comm, "backend", "unisono")
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"

@@ -195,7 +195,7 @@ def _find_unsendable(value: Any) -> str:
     named: dict[str, Any] = {}
     if isinstance(value, types.FunctionType):
         used = inspect.getclosurevars(value)
-        variables = used.globals | used.nonlocals
+        variables = {**used.globals, **used.nonlocals}
         named = {f"its variable {name}": each for name, each in variables.items()}
     elif isinstance(value, tuple):
         given, keywords = value
