@@ -27,7 +27,8 @@ def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], F
             refuse(_describe(function, owner, given, named), given, named)
 
         form: Function = native.form(function, answer, *fast)
-        return functools.update_wrapper(form, function)
+        functools.update_wrapper(form, function)
+        return form
 
     return decorate
 
