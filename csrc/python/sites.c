@@ -35,7 +35,7 @@ static un_site sites[SITES_KEPT];
 static uint32_t sites_made;
 static PyObject *own_paths;     /* a tuple of str, */
 static PyObject *program_paths; /* and one of folders in there that count as user programs */
-static PyObject *get_frame, *one_up; /* sys._getframe and its argument */
+static PyObject *get_frame, *innermost; /* sys._getframe and its argument */
 /* The same in C, and its module; NULL if it is not the usual one, or called in another way. */
 static PyObject *(*get_frame_in_c)(PyObject *, PyObject *const *, Py_ssize_t);
 static PyObject *sys_module;
@@ -147,8 +147,8 @@ static const un_site *site_of_instruction(PyObject *code, PyObject *frame) {
     return site;
 }
 
-/* The innermost line that is not ours, from `frame` outwards; NULL: from the caller of the code
- * that called us, which is ours. Python makes an object of each frame that is looked at, so the
+/* The innermost line that is not ours, from `frame` outwards; NULL: from the frame that called us,
+ * which may be ours. Python makes an object of each frame that is looked at, so the
  * fewer the better. Leaves a pending exception alone. */
 const un_site *site_of_frame(PyObject *frame) {
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
@@ -158,8 +158,8 @@ const un_site *site_of_frame(PyObject *frame) {
     if (frame)
         Py_INCREF(frame);
     else
-        frame = get_frame_in_c ? get_frame_in_c(sys_module, &one_up, 1)
-                               : PyObject_CallFunctionObjArgs(get_frame, one_up, NULL);
+        frame = get_frame_in_c ? get_frame_in_c(sys_module, &innermost, 1)
+                               : PyObject_CallFunctionObjArgs(get_frame, innermost, NULL);
     while (frame && frame != Py_None) {
         PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
         bool own = code_is_own(code);
@@ -212,8 +212,8 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
         get_frame_in_c = (void *)PyCFunction_GetFunction(get_frame);
         sys_module = PyCFunction_GetSelf(get_frame);
     }
-    if (!one_up) one_up = PyLong_FromLong(1);
-    if (!get_frame || !one_up) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
+    if (!innermost) innermost = PyLong_FromLong(0);
+    if (!get_frame || !innermost) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
     forget_places(); /* which code is ours may have changed */
     Py_INCREF(paths);
     Py_XDECREF(own_paths);

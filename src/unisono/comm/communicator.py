@@ -951,8 +951,8 @@ def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: 
     operation = {"empty": "allocate", "zeros": "allocate"}.get(name, name.removeprefix("i"))
     if operation not in ("send", "recv"):
         comm._refuse_for(operation, error)
-    peer = given[2] if len(given) > 2 else named.get("dst" if operation == "send" else "src")
-    tag = given[3] if len(given) > 3 else named.get("tag", 0)
+    peer = named.get("dst" if operation == "send" else "src", given[2] if len(given) > 2 else None)
+    tag = named.get("tag", given[3] if len(given) > 3 else 0)
     comm._refuse_message(operation, error, peer, tag)
 
 

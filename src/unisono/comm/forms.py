@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from unisono.comm.engine import native
 
@@ -26,7 +26,9 @@ def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], F
         def answer(*given: Any, **named: Any) -> NoReturn:
             refuse(_describe(function, owner, given, named), given, named)
 
-        return cast(Function, functools.wraps(function)(native.form(function, answer, *fast)))
+        form: Function = native.form(function, answer, *fast)
+        functools.update_wrapper(form, function)
+        return form
 
     return decorate
 

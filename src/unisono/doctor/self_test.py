@@ -107,9 +107,9 @@ def self_test(
     import torch
 
     comm = resolve(group)
-    before = comm.errored
-    if before is not None:
-        raise before
+    ending = comm.errored
+    if ending is not None:
+        raise ending
     backend = getattr(comm, "backend", "unisono")
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else "cpu"
