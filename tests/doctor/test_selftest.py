@@ -11,6 +11,7 @@ import unisono
 from unisono.comm.communicator import Communicator
 from unisono.comm.solo import Solo
 from unisono.comm.work import Work
+from unisono.errors import GroupAborted
 
 PRIMITIVES = {
     "barrier", "broadcast", "reduce", "gather", "scatter", "all_gather", "all_to_all",
@@ -30,6 +31,18 @@ def test_a_sound_group_is_green(comm: Any, capsys: pytest.CaptureFixture[str]) -
     assert (result.rank, result.size) == (comm.rank, comm.size)
     printed = capsys.readouterr().out
     assert printed == (f"{result}\n" if comm.rank == 0 else "")
+
+
+@pytest.mark.ranks(2)
+def test_a_group_that_has_ended_says_so(comm: Communicator) -> None:
+    with comm.split([0, 1], label="soon ended") as group:
+        comm.barrier()
+        if comm.rank == 0:
+            group.abort("enough")
+        with pytest.raises(GroupAborted, match="enough"):
+            group.barrier()
+        with pytest.raises(GroupAborted, match="enough"):
+            unisono.self_test(group)
 
 
 def test_alone_without_a_world() -> None:

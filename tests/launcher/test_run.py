@@ -322,6 +322,25 @@ def test_a_timeout_shows_where_each_rank_was(program: WriteProgram) -> None:
     assert "in stuck" in done.stderr
 
 
+def test_a_timeout_begins_with_what_the_watch_has_said(program: WriteProgram) -> None:
+    script = program("""
+        import os, time, torch, unisono
+        comm = unisono.init()
+        if comm.rank:
+            time.sleep(600)
+        comm.all_reduce(torch.ones(4))
+    """)
+    for limit_s in (8, 30, 90):  # includes the start
+        before = (*RUN, "-n", "2", "--watch", "--timeout", str(limit_s))
+        done = script.run(before=before, environment={"UNISONO_WATCH_HANG_S": "1"})
+        if "unisono.watch: " in done.stderr:
+            break
+    assert done.returncode == 124
+    verdict = done.stderr[done.stderr.index("unisono run: ") :].splitlines()[0]
+    assert verdict.startswith("unisono run: rank 1 never reached all_reduce #1 "), done.stderr
+    assert verdict.endswith(f"; not done within {limit_s} s: ranks 0 and 1 of 2 ranks")
+
+
 def test_a_program_that_gives_signals_their_defaults_back_is_not_killed_by_the_question(
     program: WriteProgram,
 ) -> None:

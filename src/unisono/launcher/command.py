@@ -187,7 +187,7 @@ def run(
     variables |= share.memory_variables(os.environ)
     listener: Listener = Callback() if capture else Terminal(not no_prefix)
     failed: RanksFailed | None = None
-    report, exit_code = None, 0
+    report, cause, exit_code = None, "", 0
     with ExitStack() as stack:
         try:
             logs = [open_logs(Path(log_dir), rank, stack) for rank in range(count) if log_dir]
@@ -222,6 +222,7 @@ def run(
             exit_code = 128 + interrupts.noted[0]
         except RanksTimedOut as error:
             failed, exit_code = error, _TIMED_OUT_CODE
+            cause = _reported(crew)
         except RanksFailed as error:
             failed, exit_code = error, 1
             if any(rank.failed_at is not None for rank in crew.ranks):  # not given up
@@ -230,8 +231,15 @@ def run(
     if report is not None:
         print(f"\nunisono.watch: {report}", file=sys.stderr)
     if failed is not None:
-        print(f"\nunisono run: {failed}", file=sys.stderr)
+        print(f"\nunisono run: {cause}{failed}", file=sys.stderr)
     raise SystemExit(exit_code)
+
+
+def _reported(crew: Crew) -> str:
+    """The verdict that a rank's watch has printed last, as the beginning of a sentence."""
+    printed = (line for rank in crew.ranks for line in rank.lines["stderr"].tail.splitlines())
+    verdicts = [line.partition("unisono.watch: ")[2] for line in printed]
+    return next((f"{verdict}; " for verdict in reversed(verdicts) if verdict), "")
 
 
 def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
