@@ -128,7 +128,7 @@ def all_gather(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Sched
 
 @algorithm("reduce_scatter", "lanes", most_ranks=MOST_RANKS)
 def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    return backwards(all_gather(ranks, node_size, pieces), "lanes")
+    return backwards(all_gather(ranks, node_size, pieces))
 
 
 @algorithm("all_to_all", "lanes", most_ranks=512)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
@@ -48,7 +48,7 @@ def all_reduce_halving(ranks: int) -> Schedule:
     doubling = Schedule.from_steps(
         "all_gather", "", chunks, chunks, _doubling(np.arange(chunks), np.arange(chunks + 1))
     )
-    halving = backwards(doubling, "")
+    halving = backwards(doubling)
     steps = [
         Step.of(
             leader[phase.step.source],
@@ -66,7 +66,7 @@ def all_reduce_halving(ranks: int) -> Schedule:
     )
 
 
-@algorithm("all_gather", "recursive_doubling")
+@algorithm_both_ways("all_gather", "recursive_doubling", reversed_name="recursive_halving")
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends up with all chunks: partners exchange all that they have."""
     leader, folded = _fold(ranks)
@@ -77,12 +77,6 @@ def all_gather(ranks: int) -> Schedule:
     rest = [transfer for step in (below, above) for transfer in step if transfer.count]
     steps = [before, *_doubling(leader, np.append(leader, ranks)), Step.listing(rest)]
     return Schedule.from_steps("all_gather", "recursive_doubling", ranks, ranks, steps)
-
-
-@algorithm("reduce_scatter", "recursive_halving")
-def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends up with chunk r of the sum: partners send each other the other's half."""
-    return backwards(all_gather(ranks), "recursive_halving")
 
 
 def _fold(ranks: int) -> tuple[Ranks, Ranks]:
