@@ -67,11 +67,7 @@ RENAMED = {("all_reduce", "tree"): "binomial"}
 
 
 def algorithm(
-    collective: str,
-    name: str,
-    *,
-    most_ranks: int | None = None,
-    only_planned: str = "",
+    collective: str, name: str, *, most_ranks: int | None = None, only_planned: str = ""
 ) -> Callable[[Builder], Builder]:
     """Register a function from a number of ranks to a Schedule as an algorithm.
 

@@ -232,9 +232,7 @@ class Mesh:
             number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
             on_node = np.array([number_of[node] for node in nodes])
             filled = _filled(np.bincount(on_node).tolist())
-        lines = [
-            f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}",
-        ]
+        lines = [f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}"]
         asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
         head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
         lines += _aligned([head, *(self._row(axes, on_node) for axes in asked)])
@@ -245,12 +243,8 @@ class Mesh:
                     node: [rank for rank in range(self.size) if nodes[rank] == node]
                     for node in number_of
                 }
-                lines.append(
-                    "nodes: "
-                    + " | ".join(
-                        f"{node} {_listed(ranks, self.size)}" for node, ranks in named.items()
-                    )
-                )
+                listed = (f"{node} {_listed(on, self.size)}" for node, on in named.items())
+                lines.append(f"nodes: {' | '.join(listed)}")
             for axes in asked:
                 groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
                 lines.append(f"{'+'.join(axes)}: {groups}")

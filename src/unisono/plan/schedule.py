@@ -18,14 +18,7 @@ from unisono.errors import name_number
 Action = Literal["copy", "reduce"]
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    *ROOTED,
-    "all_to_all",
-    "barrier",
-)
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all", "barrier")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -362,11 +355,7 @@ class Schedule:
             return
         if shift and (within < 1 or self.chunks % within):
             raise ValueError(f"{self.chunks} chunks cannot be divided into blocks of {within}")
-        if shift and (
-            np.any(step.chunk % step.count)
-            or np.any(shift % step.count)
-            or np.any(within % step.count)
-        ):
+        if shift and any(np.any(each % step.count) for each in (step.chunk, shift, within)):
             raise ValueError("chunks that move together must stay together when they are shifted")
         for name in ("source", "destination"):
             ranks = getattr(step, name)

@@ -283,11 +283,6 @@ class _Ring(torch.autograd.Function):
                 ring_slopes = slopes if turn == 0 else ring_slopes.add_(slopes)
                 ring_slopes = outer.pass_on(ring_slopes, rings.source(turn + 1, 0))
         outer.wait()
-        key_slope, value_slope = ring_slopes.split_with_sizes(widths, -1)
-        return (
-            query_slope.to(query.dtype),
-            key_slope.to(key.dtype),
-            value_slope.to(value.dtype),
-            None,
-            None,
-        )
+        three = (query_slope, *ring_slopes.split_with_sizes(widths, -1))
+        given = (query, key, value)
+        return *(one.to(x.dtype) for one, x in zip(three, given, strict=True)), None, None

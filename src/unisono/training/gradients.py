@@ -115,9 +115,8 @@ class GradientSync:
         for parameter in self._parameters:
             hooks = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None) or {}
             methods = (getattr(hook, "func", None) for hook in hooks.values())
-            if any(
-                isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
-            ):
+            owners = (getattr(method, "__self__", None) for method in methods)
+            if any(isinstance(owner, GradientSync) for owner in owners):
                 why = f"{parameter.name} belongs to another GradientSync: close() that one first"
                 self._comm.reject_call("all_gather", why)
 
@@ -199,9 +198,8 @@ class GradientSync:
         self._reductions = []
         if self._unused == "error":
             buckets.check_used(missing, self._comm)
-        if (
-            not self._learned
-        ):  # only after a complete step: a rank that discards one does not take part
+        # Only after a complete step: a rank that discards one does not take part.
+        if not self._learned:
             self._adopt_order()
             self._check_for_newcomers()
         thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
@@ -219,9 +217,8 @@ class GradientSync:
 
     def _adopt_order(self) -> None:
         """Use the order in which rank 0 got its gradients on all ranks."""
-        numbers = dict.fromkeys(
-            [*self._seen, *(parameter.number for parameter in self._parameters)]
-        )
+        everyone = (parameter.number for parameter in self._parameters)
+        numbers = dict.fromkeys([*self._seen, *everyone])
         tensor = torch.tensor(list(numbers), device=device_of(self._comm))
         self._comm.broadcast(tensor)
         before = self._buckets

@@ -35,9 +35,8 @@ def all_reduce_doubling(ranks: int) -> Schedule:
     ]
     before = Step.of(folded, folded - 1, 0, "reduce")
     after = Step.of(folded - 1, folded, 0, "copy")
-    return Schedule.from_steps(
-        "all_reduce", "recursive_doubling", ranks, 1, [before, *steps, after]
-    )
+    steps = [before, *steps, after]
+    return Schedule.from_steps("all_reduce", "recursive_doubling", ranks, 1, steps)
 
 
 @algorithm("all_reduce", "halving_doubling")
@@ -50,20 +49,13 @@ def all_reduce_halving(ranks: int) -> Schedule:
     )
     halving = backwards(doubling)
     steps = [
-        Step.of(
-            leader[phase.step.source],
-            leader[phase.step.destination],
-            phase.step.chunk,
-            phase.step.reduces,
-            phase.step.count,
-        )
-        for phase in halving.phases + doubling.phases
+        Step.of(leader[step.source], leader[step.destination], step.chunk, step.reduces, step.count)
+        for step in (*halving.steps, *doubling.steps)
     ]
     before = Step.of(folded, folded - 1, 0, "reduce", chunks)
     after = Step.of(folded - 1, folded, 0, "copy", chunks)
-    return Schedule.from_steps(
-        "all_reduce", "halving_doubling", ranks, chunks, [before, *steps, after]
-    )
+    steps = [before, *steps, after]
+    return Schedule.from_steps("all_reduce", "halving_doubling", ranks, chunks, steps)
 
 
 @algorithm_both_ways("all_gather", "recursive_doubling", reversed_name="recursive_halving")
