@@ -86,11 +86,9 @@ class Mesh:
         >>> unisono.Mesh({"dp": 2, "tp": 4}).rank_at(dp=1, tp=1)
         5
         """
-        for axis, position in coordinates.items():
-            if not 0 <= position < self[axis]:
-                raise ValueError(
-                    f"{axis}={position} is outside the axis: it has {self[axis]} ranks"
-                )
+        for axis, at in coordinates.items():
+            if not 0 <= at < self[axis]:
+                raise ValueError(f"{axis}={at} is outside the axis: it has {self[axis]} ranks")
         where = tuple(coordinates.get(axis, 0) for axis in self.axes)
         return int(np.ravel_multi_index(where, self.shape))
 
@@ -303,9 +301,8 @@ def _filled(sizes: Sequence[int]) -> str:
     """ "2 nodes of 8 ranks", "3 nodes of 4 to 8 ranks"."""
     least, most = min(sizes), max(sizes)
     ranks = name_number(most, "rank")
-    return f"{name_number(len(sizes), 'node')} of " + (
-        ranks if least == most else f"{least:,} to {ranks}"
-    )
+    each = ranks if least == most else f"{least:,} to {ranks}"
+    return f"{name_number(len(sizes), 'node')} of {each}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -274,9 +274,8 @@ class _Model:
         self.machine, self.graphs, self.switches_add = machine, graphs, switches_add
         self.local = ranks // nodes
         self.channels = 2 * graphs["ring"].channels
-        self.steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}.get(
-            collective, ranks - 1
-        )
+        steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}
+        self.steps = steps.get(collective, ranks - 1)
 
     def has(self, algorithm: str, protocol: str) -> bool:
         """Whether NCCL considers the protocol by default; only LL128 depends on the graph."""

@@ -47,9 +47,8 @@ def schedule_page(
         + as_data("schedules", [recording.as_data() for recording in recordings])
         + "<noscript><p>This page needs JavaScript, which is off.</p></noscript>"
     )
-    return build_page(
-        heading, body, ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
-    )
+    assets = ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
+    return build_page(heading, body, assets)
 
 
 def schedule_frame(schedule: Schedule) -> str:

@@ -87,9 +87,7 @@ class Step:
         )
         if columns[0].ndim > 1:
             raise ValueError("the columns of a step must have one dimension")
-        source, destination, chunk, count, reduces = (
-            np.array(values, ndmin=1) for values in columns
-        )
+        source, destination, chunk, count, reduces = (np.array(each, ndmin=1) for each in columns)
         for values in (source, destination, chunk, count, reduces):
             values.setflags(write=False)
         return cls(source, destination, chunk, reduces, count)
@@ -203,9 +201,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
-            raise ValueError(
-                f"there is no collective {self.collective!r}, only {', '.join(COLLECTIVES)}"
-            )
+            known = ", ".join(COLLECTIVES)
+            raise ValueError(f"there is no collective {self.collective!r}, only {known}")
         if self.ranks < 1:
             raise ValueError(f"a schedule needs at least one rank, not {self.ranks}")
         if not 0 <= self.root < self.ranks:

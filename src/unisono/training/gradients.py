@@ -65,9 +65,8 @@ class GradientSync:
         src: int | None = 0,
     ) -> None:
         self._comm = resolve(group)
-        self._op = buckets.check_options(
-            BUCKET_BYTES if bucket_bytes is None else bucket_bytes, unused, op
-        )
+        asked = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+        self._op = buckets.check_options(asked, unused, op)
         self._overlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
@@ -82,9 +81,7 @@ class GradientSync:
         buckets.check_the_same_everywhere(self._comm, self._parameters, options)
         if not self._parameters:
             raise ValueError("no parameter requires a gradient")
-        self._bucket_bytes = (
-            _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
-        )
+        self._bucket_bytes = bucket_bytes or _default_bucket_bytes(self._comm)
         if src is not None:
             tensors = [parameter.tensor for parameter in self._parameters]
             if self._model is not None:
@@ -273,9 +270,9 @@ class GradientSync:
 
 def _default_bucket_bytes(comm: Communicator) -> int:
     """The default size of buckets, by rank 0's machine."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     crowded = comm.backend == "unisono" and cores < 2 * comm.size
     usual = torch.tensor([_BUCKET_BYTES_WITHOUT_ROOM if crowded else BUCKET_BYTES])
     usual = usual.to(device_of(comm))
@@ -305,9 +302,8 @@ def sync_gradients(
     """
     known = buckets.check_options(bucket_bytes, unused, op)
     comm = resolve(group)
-    made = buckets.buckets_of(
-        buckets.named_parameters_of(parameters), comm, bucket_bytes, known, kept=False
-    )
+    named = buckets.named_parameters_of(parameters)
+    made = buckets.buckets_of(named, comm, bucket_bytes, known, kept=False)
     reductions = [bucket.begin() for bucket in made]
     missing: list[buckets.MissingGradient] = []
     for reduction in reductions:

@@ -41,10 +41,8 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
         sender = np.arange(0, ranks - distance, 2 * distance)
         receiver = sender + distance
         count = np.minimum(distance, ranks - receiver)
-        chunk = (receiver + root) % ranks
-        steps.append(
-            Step.wrapping((sender + root) % ranks, chunk, chunk, "copy", count, chunks=ranks)
-        )
+        source, chunk = (sender + root) % ranks, (receiver + root) % ranks
+        steps.append(Step.wrapping(source, chunk, chunk, "copy", count, chunks=ranks))
     return Schedule.from_steps("scatter", "binomial", ranks, ranks, steps, root)
 
 

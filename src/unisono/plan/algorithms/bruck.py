@@ -41,9 +41,8 @@ def all_to_all(ranks: int) -> Schedule:
         distance = np.flatnonzero(np.arange(ranks) & far)
         position = (origin + distance % far) % ranks
         chunk = origin * ranks + (origin + distance) % ranks
-        steps.append(
-            Step.of(position.ravel(), ((position + far) % ranks).ravel(), chunk.ravel(), "copy")
-        )
+        to = (position + far) % ranks
+        steps.append(Step.of(position.ravel(), to.ravel(), chunk.ravel(), "copy"))
     return Schedule.from_steps("all_to_all", "bruck", ranks, ranks * ranks, steps)
 
 

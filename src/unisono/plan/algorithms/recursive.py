@@ -29,10 +29,8 @@ Ranks = NDArray[np.int64]
 def all_reduce_doubling(ranks: int) -> Schedule:
     """Every rank ends up with the sum: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
-    position = np.arange(len(leader))
-    steps = [
-        Step.of(leader, leader[position ^ far], 0, "reduce") for far in _distances(len(leader))
-    ]
+    place = np.arange(len(leader))
+    steps = [Step.of(leader, leader[place ^ far], 0, "reduce") for far in _distances(len(leader))]
     before = Step.of(folded, folded - 1, 0, "reduce")
     after = Step.of(folded - 1, folded, 0, "copy")
     steps = [before, *steps, after]
