@@ -312,9 +312,8 @@ def shard_of(
     if dim is None:
         return x.unsqueeze(0), 0
     if not -x.dim() <= dim < x.dim():
-        comm.reject_call(
-            "all_reduce", f"{operation}: a tensor of shape {tuple(x.shape)} has no {dim=}"
-        )
+        shape = tuple(x.shape)
+        comm.reject_call("all_reduce", f"{operation}: a tensor of shape {shape} has no {dim=}")
     return x, dim % x.dim()
 
 

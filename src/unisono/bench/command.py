@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from unisono.bench.settings import (
-    DEFAULT_SIZES,
-    DEFAULT_SWEEP,
-    DEVICES,
-    SWEEP_FACTOR,
-    check_settings,
-)
+from unisono.bench import settings
 from unisono.errors import Misuse, UnisonoError
 from unisono.launcher.command import check_writable
 from unisono.output_files import write_text
@@ -61,8 +55,8 @@ class _Bench(click.Command):
 @click.option(
     "--sizes",
     metavar="LIST",
-    help=f"Bytes: 8,1K,64M or a range 8:256M, by powers of {SWEEP_FACTOR}.  [default: "
-    f"{DEFAULT_SIZES}; with COLLECTIVES {DEFAULT_SWEEP}]",
+    help=f"Bytes: 8,1K,64M or a range 8:256M, by powers of {settings.SWEEP_FACTOR}.  [default: "
+    f"{settings.DEFAULT_SIZES}; with COLLECTIVES {settings.DEFAULT_SWEEP}]",
 )
 @click.option(
     "--backends",
@@ -75,7 +69,7 @@ class _Bench(click.Command):
 )
 @click.option(
     "--device",
-    type=click.Choice(DEVICES),
+    type=click.Choice(settings.DEVICES),
     default="cpu",
     show_default=True,
     help="Where the tensors are. Ranks share the available GPUs; nccl, which needs one per rank, "
@@ -125,7 +119,7 @@ def bench(
     try:
         here = session.find_ranks()
         there = None if here is None else here.size
-        settings = check_settings(collectives, there=there, floor=not no_floor, **asked)
+        checked = settings.check_settings(collectives, there=there, floor=not no_floor, **asked)
     except (UnisonoError, ValueError) as error:
         raise Misuse(str(error)) from error
     is_first = here is None or here.rank == 0
@@ -140,7 +134,7 @@ def bench(
     failure: UnisonoError | None = None
     with show, nullcontext() if here is None else _ended_by_signals():
         try:
-            session.run(settings, show.handle_event, show.print_line)
+            session.run(checked, show.handle_event, show.print_line)
         except KeyboardInterrupt:
             interrupted = True
         except UnisonoError as error:

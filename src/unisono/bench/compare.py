@@ -62,11 +62,9 @@ class Comparison:
 
 def compare_runs(old: Run, new: Run, threshold: float = THRESHOLD) -> Comparison:
     """Match rows by what was measured; a threshold of 0.1 ignores changes below 10%."""
-    devices = [run.settings.get("device", "cpu") for run in (old, new)]
-    if devices[0] != devices[1]:
-        raise UnisonoError(
-            f"the old run measured tensors on {devices[0]}, the new one on {devices[1]}"
-        )
+    was, now = (run.settings.get("device", "cpu") for run in (old, new))
+    if was != now:
+        raise UnisonoError(f"the old run measured tensors on {was}, the new one on {now}")
     before = {row.key: row for row in old.rows}
     after = {row.key: row for row in new.in_order}
     changes = [Change(before[key], row, threshold) for key, row in after.items() if key in before]
@@ -88,10 +86,8 @@ def lines(comparison: Comparison) -> list[str]:
         mean = geometric_mean([change.ratio for change in comparison.changes])
         found.append(f"geometric mean of new / old: {mean:.3f}")
     if comparison.only_old or comparison.only_new:
-        found.append(
-            f"{comparison.only_old} rows are only in the old run, {comparison.only_new} only "
-            "in the new"
-        )
+        old, new = comparison.only_old, comparison.only_new
+        found.append(f"{old} rows are only in the old run, {new} only in the new")
     return found
 
 

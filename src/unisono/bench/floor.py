@@ -113,9 +113,7 @@ def measure_link_limit(comm: Communicator) -> LinkLimit | None:
     hosts = comm.transport.links.hosts
     speeds = measure_links(comm, _STREAM_S)
     return LinkLimit(
-        tuple(
-            (name, len(members)) for name, members in zip(hosts.names, hosts.members, strict=True)
-        ),
+        tuple(zip(hosts.names, map(len, hosts.members), strict=True)),
         find_interface(hosts.address),
         min(min(speed.there, speed.back) for speed in speeds),
         min(speed.latency_s for speed in speeds),

@@ -60,9 +60,8 @@ def duels(run: Run) -> list[Duel]:
 def headline(run: Run) -> str:
     against = duels(run)
     if not against:
-        return (
-            f"{', '.join(run.backends) or 'Nothing'}: {name_number(len(run.rows), 'measurement')}"
-        )
+        names = ", ".join(run.backends) or "Nothing"
+        return f"{names}: {name_number(len(run.rows), 'measurement')}"
     first, *rivals = sorted(run.backends, key=lambda name: (name != _first(run), name))
     others = rivals[0]
     if len(rivals) > 1:
@@ -132,9 +131,8 @@ def _verdicts(run: Run) -> str:
     if slow or disturbed or not run.finished:
         kind = "slow"
     times = name_number(len(judged), "time")
-    told = [
-        "Every result was exact" if any(row.count for row in run.rows) else "No result to check"
-    ]
+    has_results = any(row.count for row in run.rows)
+    told = ["Every result was exact" if has_results else "No result to check"]
     if slow:
         told[0] += f"; {slow} of {times} slower than expected"
     elif judged:

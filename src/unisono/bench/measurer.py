@@ -220,10 +220,8 @@ class Measurer:
                     fit = min(calls_at_most, round(BATCH_S / estimate_s))
                     contestant.batch = fit if estimate_s < SHORT_S else 1
                     estimate_s = self._estimate_s(contestant, contestant.batch)
-            sample_s = estimate_s * contestant.batch
-            contestant.repeat = (
-                max(1, min(TURN_CALLS, round(TURN_S / sample_s))) if contestant.batch == 1 else 1
-            )
+            if contestant.batch == 1:
+                contestant.repeat = max(1, min(TURN_CALLS, round(TURN_S / estimate_s)))
 
     def _estimate_s(self, contestant: _Contestant, batch: int) -> float:
         """The least of three tries, of the slowest rank; the same on every rank."""
@@ -261,9 +259,8 @@ class Measurer:
         """One contestant's samples of a block, from all ranks: (ranks, samples, 3)."""
         contestant.calls[0]()  # brings the backend's memory back into the caches
         contestant.synchronise()
-        mine = numpy.array(
-            [self._sample(contestant, contestant.batch) for _ in range(contestant.repeat)]
-        )
+        repeat, batch = range(contestant.repeat), contestant.batch
+        mine = numpy.array([self._sample(contestant, batch) for _ in repeat])
         self.control.meet()
         return self.control.gather(mine.reshape(-1)).reshape(self.control.size, -1, 3)
 

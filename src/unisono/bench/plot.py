@@ -151,9 +151,8 @@ def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
         colour = colour_of(backend)
         medians = [row.time_us.p50 for row in mine]
         plot(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4, label=backend)
-        low, high = (
-            [value(row, getattr(row.time_us, name)) for row in mine] for name in ("p25", "p75")
-        )
+        low = [value(row, row.time_us.p25) for row in mine]
+        high = [value(row, row.time_us.p75) for row in mine]
         sizes = [row.size_bytes for row in mine]
         axis.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, clip_on=False)
         if any(row.expected_us for row in mine):  # through the rows that the model was fitted to

@@ -59,19 +59,14 @@ def summarise(samples: Sequence[float] | Any) -> SampleSummary:
     count = len(ordered)
     if count == 0:
         raise ValueError("a summary needs at least one sample")
-    p25, p50, p75, p95, p99 = (
-        float(value) for value in numpy.percentile(ordered, (25, 50, 75, 95, 99))
-    )
+    percents = (25, 50, 75, 95, 99)
+    percentiles = numpy.percentile(ordered, percents).tolist()
     # The number of samples below the median is binomial: these two order statistics enclose it.
     reach = _TWO_SIDED_95 * math.sqrt(count) / 2
     low = max(0, math.floor(count / 2 - reach) - 1)
     high = min(count - 1, math.ceil(count / 2 + reach))
     return SampleSummary(
-        p50=p50,
-        p25=p25,
-        p75=p75,
-        p95=p95,
-        p99=p99,
+        **{f"p{percent}": at for percent, at in zip(percents, percentiles, strict=True)},
         min=float(ordered[0]),
         max=float(ordered[-1]),
         mean=float(ordered.mean()),

@@ -67,20 +67,14 @@ def run(
         run_rank(settings, listener, everywhere=everywhere)
         return
 
-    def handle_line(text: str) -> None:
+    def handle_line(rank: int, stream: str, text: str) -> None:
         before, mark, event = text.partition(MARK)
         if mark:
             listener(json.loads(event))
         if before:
             others(before)
 
-    launch(
-        _run_new_rank,
-        settings.ranks,
-        (settings,),
-        threads=1,
-        on_line=lambda rank, stream, text: handle_line(text),
-    )
+    launch(_run_new_rank, settings.ranks, (settings,), threads=1, on_line=handle_line)
 
 
 def _run_new_rank(settings: BenchSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import compress
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -94,17 +95,14 @@ def table(rows: Sequence[Row], width: int) -> Table:
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    for column, keep in zip(text.COLUMNS, kept, strict=True):
-        if keep:
-            left = column.heading in ("backend", "verdict")
-            shown.add_column(column.heading, justify="left" if left else "right", no_wrap=True)
+    for column in compress(text.COLUMNS, kept):
+        left = column.heading in ("backend", "verdict")
+        shown.add_column(column.heading, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         first = text.first_of(rows, row)
         values = [shown for _, shown in text.cells(row, first)]
         if first is not row:
             values[0] = values[1] = ""
         style = "bold red" if row.wrong else "yellow" if row.verdict.startswith("slow") else ""
-        shown.add_row(
-            *(value for value, keep in zip(values, kept, strict=True) if keep), style=style
-        )
+        shown.add_row(*compress(values, kept), style=style)
     return shown

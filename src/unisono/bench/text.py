@@ -116,16 +116,12 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
         times.p50 / row.floor_us if row.floor_us else None,
         times.p50 / first.time_us.p50 if first else None,
     ]
-    texts = {"expected": _expected_text(row)}
+    # A range if the samples do not agree on a number.
+    texts = {"expected": "" if row.expected_us is None or row.agrees else _range_text(row)}
     return [
         (value, "-" if value is None else texts.get(column.heading) or column.show(value))
         for column, value in zip(COLUMNS, values, strict=True)
     ]
-
-
-def _expected_text(row: Row) -> str:
-    """A range if the samples do not agree on a number; "" otherwise."""
-    return "" if row.expected_us is None or row.agrees else _range_text(row)
 
 
 def _range_text(row: Row) -> str:

@@ -126,9 +126,7 @@ def _ends_of_patience(by_rank: Mapping[int, Sequence[Entry]]) -> dict[int, float
 
 def _in_time(entries: Sequence[Entry], end_s: Mapping[int, float]) -> list[Entry]:
     """The calls of a rank, without those that it reached after another rank's had timed out."""
-    return [
-        entry for entry in entries if entry["is_p2p"] or _since_s(entry) <= end_s[_number(entry)]
-    ]
+    return [call for call in entries if call["is_p2p"] or _since_s(call) <= end_s[_number(call)]]
 
 
 def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Record, ...]:

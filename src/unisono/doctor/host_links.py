@@ -117,18 +117,16 @@ def judge(links: Sequence[LinkFacts]) -> tuple[list[LinkFacts], list[str]]:
     usual_us = statistics.median_low([link.latency_us for link in links])
     judged, slow = [], []
     for link in links:
+        one, other = link.first, link.second
         problems = [
             f"{begin} to {end} carries {mbit:,.0f} Mbit/s where {usual_mbit:,.0f} is usual"
-            for begin, end, mbit in (
-                (link.first, link.second, link.there_mbit),
-                (link.second, link.first, link.back_mbit),
-            )
+            for begin, end, mbit in ((one, other, link.there_mbit), (other, one, link.back_mbit))
             if mbit < SLOW * usual_mbit
         ]
         if link.latency_us > max(FAR * usual_us, usual_us + FAR_US):
             problems.append(
-                f"{link.first} to {link.second} takes {link.latency_us:,.0f} us for the shortest "
-                f"message where {usual_us:,.0f} is usual"
+                f"{one} to {other} takes {link.latency_us:,.0f} us for the shortest message "
+                f"where {usual_us:,.0f} is usual"
             )
         slow += problems
         judged.append(replace(link, verdict="slow" if problems else ""))

@@ -66,14 +66,8 @@ NCCL = {
     "NCCL_SHM_DISABLE": "1: no shared memory between GPUs of one machine; slow",
 }
 OURS: dict[str, Variable[Any]] = {variable.name: variable for variable in variables.ALL}
-KNOWN = {
-    **{name: variable.meaning for name, variable in OURS.items()},
-    **STARTING,
-    **TORCH,
-    **GLOO,
-    **UCX,
-    **NCCL,
-}
+KNOWN = {name: variable.meaning for name, variable in OURS.items()}
+KNOWN |= STARTING | TORCH | GLOO | UCX | NCCL
 """The meaning of every variable, in the order of the table."""
 
 VALUES = {

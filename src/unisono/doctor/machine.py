@@ -212,14 +212,11 @@ def infiniband(adapters: Path = INFINIBAND) -> Iterator[Finding]:
     for (state, physical, rate, layer), ports in alike.items():
         seen = ", ".join(filter(None, (state, physical, rate, layer)))
         text = f"{', '.join(ports)}: {seen or 'nothing can be read'}"
-        if state.upper() == "ACTIVE":
-            yield ok("infiniband", text)
-        elif physical.upper() == "LINKUP":
+        advice = "Check the cable and the other end; NCCL_IB_HCA names the ports to use."
+        if physical.upper() == "LINKUP":
             advice = "Start a subnet manager (opensm), or have one started: the link is up, unused."
-            yield warn("infiniband", text, advice)
-        else:
-            advice = "Check the cable and the other end; NCCL_IB_HCA names the ports to use."
-            yield warn("infiniband", text, advice)
+        is_active = state.upper() == "ACTIVE"
+        yield ok("infiniband", text) if is_active else warn("infiniband", text, advice)
 
 
 def _read(path: Path) -> str:

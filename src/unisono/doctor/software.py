@@ -46,11 +46,9 @@ def _torch() -> Iterator[Finding]:
     backends = known_backends()
     text = f"torch {version}, torch.distributed with {', '.join(backends)}"
     if is_newer(version, than=NEWEST_TRIED_TORCH):
-        yield warn(
-            "torch",
-            f"{text}; unisono was tested with versions up to {NEWEST_TRIED_TORCH}",
-            f"If something fails, install a newer unisono or torch {NEWEST_TRIED_TORCH}.",
-        )
+        text += f"; unisono was tested with versions up to {NEWEST_TRIED_TORCH}"
+        advice = f"If something fails, install a newer unisono or torch {NEWEST_TRIED_TORCH}."
+        yield warn("torch", text, advice)
     else:
         yield ok("torch", text)
     if "unisono" not in backends:
@@ -145,10 +143,8 @@ def find_sharing(address: int) -> Finding:
     except DriverError as error:
         advice = "MIG and sandboxes are known reasons: see docs/cuda.md."
         return warn(_SHARED_GPU, f"{slow}: the driver exports no memory ({error})", advice)
-    turns = (
-        "compute side by side by MPS"
-        if mps
-        else "take turns (`nvidia-cuda-mps-control -d` lets them compute side by side)"
-    )
+    turns = "take turns (`nvidia-cuda-mps-control -d` lets them compute side by side)"
+    if mps:
+        turns = "compute side by side by MPS"
     text = f"ranks that share a GPU open each other's memory (CUDA IPC), and {turns}"
     return ok(_SHARED_GPU, text)

@@ -47,9 +47,8 @@ class Algorithm:
         if ranks < 1:
             raise ValueError(f"{self.name} needs at least 1 rank, not {ranks}")
         if ranks > (self.most_ranks or ranks):
-            raise ValueError(
-                f"the schedule of {self.name} is too large beyond {self.most_ranks:,} ranks"
-            )
+            most = f"{self.most_ranks:,} ranks"
+            raise ValueError(f"the schedule of {self.name} is too large beyond {most}")
         known = {name: value for name, value in options.items() if name in self.options}
         schedule = self.make(ranks, **known)
         if (schedule.collective, schedule.algorithm) != (self.collective, self.name):
@@ -67,11 +66,7 @@ RENAMED = {("all_reduce", "tree"): "binomial"}
 
 
 def algorithm(
-    collective: str,
-    name: str,
-    *,
-    most_ranks: int | None = None,
-    only_planned: str = "",
+    collective: str, name: str, *, most_ranks: int | None = None, only_planned: str = ""
 ) -> Callable[[Builder], Builder]:
     """Register a function from a number of ranks to a Schedule as an algorithm.
 
@@ -142,9 +137,8 @@ def find(collective: str, name: str) -> Algorithm:
     now = RENAMED.get((collective, name.casefold()), name.casefold())
     found = entries.get(name) or by_folded_name.get(name.casefold()) or by_folded_name.get(now)
     if found is None:
-        raise ValueError(
-            f"{collective} has no algorithm {name!r}, only {name_choices(entries, name)}"
-        )
+        choices = name_choices(entries, name)
+        raise ValueError(f"{collective} has no algorithm {name!r}, only {choices}")
     return found
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from unisono.errors import name_number
 from unisono.plan.catalog import Algorithm, catalog, find
@@ -126,10 +127,7 @@ def rank_sizes(
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     found: list[tuple[Algorithm, Schedule, dict[str, int]]] = []
     left_out: list[tuple[str, str]] = []
-    tried = {
-        "pieces": pieces_to_try,
-        "channels": channels_to_try or _channels(ranks, topology),
-    }
+    tried = {"pieces": pieces_to_try, "channels": channels_to_try or _channels(ranks, topology)}
     for entry in [find(collective, name) for name in names] or catalog(collective):
         known = {option: values for option, values in tried.items() if option in entry.options}
         made, reason = 0, ""
@@ -218,24 +216,17 @@ def _without(topology: Topology, timeline: Timeline) -> dict[str, Topology]:
         topology, inside_latency_s=0.0, between_latency_s=0.0, overhead_s=0.0, call_s=0.0
     )
     limits = {
-        _PORTS: (
-            timeline.most_bytes("port") / topology.inside_bytes_per_s,
-            dataclasses.replace(topology, inside_bytes_per_s=math.inf),
-        ),
-        "speed of reduction": (
-            float(timeline.reducing_s.max()),
-            dataclasses.replace(topology, reduce_bytes_per_s=math.inf),
-        ),
-        _CARDS: (
-            timeline.most_bytes("card") / topology.card_bytes_per_s,
-            dataclasses.replace(topology, card_bytes_per_s=math.inf),
-        ),
+        _PORTS: (timeline.most_bytes("port") / topology.inside_bytes_per_s, "inside_bytes_per_s"),
+        "speed of reduction": (float(timeline.reducing_s.max()), "reduce_bytes_per_s"),
+        _CARDS: (timeline.most_bytes("card") / topology.card_bytes_per_s, "card_bytes_per_s"),
     }
     most_s = max(busy_s for busy_s, _ in limits.values())
-    causes = {"latency": free}
-    busy = [cause for cause, (busy_s, _) in limits.items() if 0 < most_s <= 2 * busy_s]
-    causes |= {cause: limits[cause][1] for cause in busy}
-    if {_PORTS, _CARDS} <= {*busy}:
-        both = limits[_PORTS][1]
-        causes[_BOTH] = dataclasses.replace(both, card_bytes_per_s=math.inf)
-    return causes
+    busy: dict[str, dict[str, Any]] = {
+        cause: {limit: math.inf}
+        for cause, (busy_s, limit) in limits.items()
+        if 0 < most_s <= 2 * busy_s
+    }
+    if _PORTS in busy and _CARDS in busy:
+        busy[_BOTH] = busy[_PORTS] | busy[_CARDS]
+    unlimited = {cause: dataclasses.replace(topology, **fields) for cause, fields in busy.items()}
+    return {"latency": free} | unlimited

@@ -163,11 +163,7 @@ class _Request:
         return rank_sizes(collective, self.ranks, sizes, self.cluster, say, names, pieces, channels)
 
     def schedule(self, entry: Algorithm, chosen: Choice | None = None) -> Schedule:
-        if (
-            chosen is not None
-            and chosen.algorithm is entry
-            and not {"--pieces", "--channels"} & self.given
-        ):
+        if chosen and chosen.algorithm is entry and not {"--pieces", "--channels"} & self.given:
             return chosen.schedule
         try:
             return entry.schedule(self.ranks, **{"root": self.root} | self.options)

@@ -150,13 +150,7 @@ def _colour(chunk: int, chunks: int) -> str:
 
 
 def _line(
-    x1: float,
-    y1: float,
-    x2: float,
-    y2: float,
-    colour: str,
-    dash: bool = False,
-    head: bool = False,
+    x1: float, y1: float, x2: float, y2: float, colour: str, dash: bool = False, head: bool = False
 ) -> str:
     style = ' stroke-dasharray="5 3"' if dash else ""
     line = (

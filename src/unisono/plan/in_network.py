@@ -147,10 +147,8 @@ class _Model:
             card_bytes = self.total / self.cards
         stages = [*up, *between, *down]
         time_s = self.topology.call_s + _pipelined_s(stages, self.pieces)
-        sent_bytes, added_bytes = self.total * sent, self.total * added
-        return InNetwork(
-            way, time_s, self.pieces, levels, switches, card_bytes, sent_bytes, added_bytes
-        )
+        moved_bytes = (card_bytes, self.total * sent, self.total * added)
+        return InNetwork(way, time_s, self.pieces, levels, switches, *moved_bytes)
 
     # Inside a node: (stages up, stages down, tensors that a rank sends, tensors that it adds).
 

@@ -98,9 +98,7 @@ def _tidy(tree: Tree, depth: list[int]) -> tuple[Point, ...]:
             below = [across[child] for child in children[rank]]
             across[rank] = (min(below) + max(below)) / 2
     levels = max(depth) or 1
-    return tuple(
-        ((across[rank] + 0.5) / leaves, depth[rank] / levels) for rank in range(len(depth))
-    )
+    return tuple(((across[rank] + 0.5) / leaves, down / levels) for rank, down in enumerate(depth))
 
 
 def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:

@@ -86,11 +86,9 @@ class Mesh:
         >>> unisono.Mesh({"dp": 2, "tp": 4}).rank_at(dp=1, tp=1)
         5
         """
-        for axis, position in coordinates.items():
-            if not 0 <= position < self[axis]:
-                raise ValueError(
-                    f"{axis}={position} is outside the axis: it has {self[axis]} ranks"
-                )
+        for axis, at in coordinates.items():
+            if not 0 <= at < self[axis]:
+                raise ValueError(f"{axis}={at} is outside the axis: it has {self[axis]} ranks")
         where = tuple(coordinates.get(axis, 0) for axis in self.axes)
         return int(np.ravel_multi_index(where, self.shape))
 
@@ -232,9 +230,7 @@ class Mesh:
             number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
             on_node = np.array([number_of[node] for node in nodes])
             filled = _filled(np.bincount(on_node).tolist())
-        lines = [
-            f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}",
-        ]
+        lines = [f"{name_number(self.size, 'rank')}: {self}, {self.axes[-1]} fastest; {filled}"]
         asked = [*((axis,) for axis in reversed(self.axes)), *(tuple(axes) for axes in joint)]
         head = ("axis", "size", "groups", "stride", "reach", "with rank 0")
         lines += _aligned([head, *(self._row(axes, on_node) for axes in asked)])
@@ -245,12 +241,8 @@ class Mesh:
                     node: [rank for rank in range(self.size) if nodes[rank] == node]
                     for node in number_of
                 }
-                lines.append(
-                    "nodes: "
-                    + " | ".join(
-                        f"{node} {_listed(ranks, self.size)}" for node, ranks in named.items()
-                    )
-                )
+                listed = (f"{node} {_listed(on, self.size)}" for node, on in named.items())
+                lines.append(f"nodes: {' | '.join(listed)}")
             for axes in asked:
                 groups = " | ".join(_listed(group, self.size) for group in self.groups(*axes))
                 lines.append(f"{'+'.join(axes)}: {groups}")
@@ -309,9 +301,8 @@ def _filled(sizes: Sequence[int]) -> str:
     """ "2 nodes of 8 ranks", "3 nodes of 4 to 8 ranks"."""
     least, most = min(sizes), max(sizes)
     ranks = name_number(most, "rank")
-    return f"{name_number(len(sizes), 'node')} of " + (
-        ranks if least == most else f"{least:,} to {ranks}"
-    )
+    each = ranks if least == most else f"{least:,} to {ranks}"
+    return f"{name_number(len(sizes), 'node')} of {each}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -80,10 +80,6 @@ class _Machine:
     nodes_of: Mapping[int, Mapping[str, Graph]]
 
 
-def _same_graph(*kinds: str, graph: Graph) -> dict[str, Graph]:
-    return dict.fromkeys(kinds, graph)
-
-
 _MACHINES = {
     "h100": _Machine(
         ll=(141.0, 39.0, 20.4),
@@ -96,13 +92,13 @@ _MACHINES = {
         post_us=1.0,
         one_node={
             2: {"ring": Graph(12, 30, 30), "tree": Graph(12, 60, 60), "nvls": Graph(2, 60, 60)},
-            4: _same_graph("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(4, 60, 60)},
-            8: _same_graph("ring", "tree", graph=Graph(12, 30, 30)) | {"nvls": Graph(8, 40, 60)},
+            4: dict.fromkeys(("ring", "tree"), Graph(12, 30, 30)) | {"nvls": Graph(4, 60, 60)},
+            8: dict.fromkeys(("ring", "tree"), Graph(12, 30, 30)) | {"nvls": Graph(8, 40, 60)},
         },
         nodes_of={
             1: {"ring": Graph(2, 24, 24), "direct": Graph(1, 48, 48)}
-            | _same_graph("tree", "chain", graph=Graph(2, 48, 24, is_plain=True)),
-            8: _same_graph("ring", "chain", "direct", graph=Graph(8, 48, 48))
+            | dict.fromkeys(("tree", "chain"), Graph(2, 48, 24, is_plain=True)),
+            8: dict.fromkeys(("ring", "chain", "direct"), Graph(8, 48, 48))
             | {"tree": Graph(8, 48, 48, is_plain=True), "nvls": Graph(8, 40, 48)},
         },
     ),
@@ -117,13 +113,13 @@ _MACHINES = {
         post_us=2.0,
         one_node={
             2: {"ring": Graph(12, 20, 20), "tree": Graph(12, 40, 40)},
-            4: _same_graph("ring", "tree", graph=Graph(12, 20, 20)),
-            8: _same_graph("ring", "tree", graph=Graph(12, 20, 20)),
+            4: dict.fromkeys(("ring", "tree"), Graph(12, 20, 20)),
+            8: dict.fromkeys(("ring", "tree"), Graph(12, 20, 20)),
         },
         nodes_of={
             1: {"ring": Graph(1, 24, 24)}
-            | _same_graph("tree", "chain", "direct", graph=Graph(1, 48, 24, is_plain=True)),
-            8: _same_graph("ring", "tree", graph=Graph(8, 24, 24, has_ll128=False))
+            | dict.fromkeys(("tree", "chain", "direct"), Graph(1, 48, 24, is_plain=True)),
+            8: dict.fromkeys(("ring", "tree"), Graph(8, 24, 24, has_ll128=False))
             | {"chain": Graph(8, 30, 24), "direct": Graph(8, 48, 24)},
         },
     ),
@@ -185,10 +181,7 @@ class Tuning:
 
 
 def tune(
-    collective: str,
-    ranks: int,
-    topology: Topology,
-    environment: Mapping[str, str] | None = None,
+    collective: str, ranks: int, topology: Topology, environment: Mapping[str, str] | None = None
 ) -> Tuning:
     """NCCL's estimates for `collective` on `ranks` ranks of `topology`: h100 or a100, or either
     with switches that reduce. `environment` (by default os.environ) has NCCL_ALGO and NCCL_PROTO.
@@ -281,9 +274,8 @@ class _Model:
         self.machine, self.graphs, self.switches_add = machine, graphs, switches_add
         self.local = ranks // nodes
         self.channels = 2 * graphs["ring"].channels
-        self.steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}.get(
-            collective, ranks - 1
-        )
+        steps = {"all_reduce": 2 * (ranks - 1), "broadcast": ranks, "reduce": ranks}
+        self.steps = steps.get(collective, ranks - 1)
 
     def has(self, algorithm: str, protocol: str) -> bool:
         """Whether NCCL considers the protocol by default; only LL128 depends on the graph."""

@@ -17,7 +17,7 @@ from unisono.pages import as_data, build_page, escape, in_frame
 from unisono.plan.layout import Layout, arrange
 from unisono.plan.proof import holds_after, holds_before
 from unisono.plan.schedule import Schedule
-from unisono.plan.simulate import Timeline, simulate
+from unisono.plan.simulate import Indices, Seconds, Timeline, simulate
 from unisono.plan.sizes import format_bytes
 from unisono.plan.topology import PRESETS, Topology
 
@@ -47,9 +47,8 @@ def schedule_page(
         + as_data("schedules", [recording.as_data() for recording in recordings])
         + "<noscript><p>This page needs JavaScript, which is off.</p></noscript>"
     )
-    return build_page(
-        heading, body, ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
-    )
+    assets = ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
+    return build_page(heading, body, assets)
 
 
 def schedule_frame(schedule: Schedule) -> str:
@@ -76,12 +75,7 @@ class _Recording:
         self.timeline: Timeline = simulate(schedule, topology, total_bytes, on_step=self._note_step)
 
     def _note_step(
-        self,
-        source: NDArray[np.int64],
-        destination: NDArray[np.int64],
-        sending_s: NDArray[np.float64],
-        ready_s: NDArray[np.float64],
-        done_s: NDArray[np.float64],
+        self, source: Indices, to: Indices, sending_s: Seconds, ready_s: Seconds, done_s: Seconds
     ) -> None:
         """Record when each message of a step leaves and when it is in its buffer. A port sends its
         messages one after the other, in the order listed."""
@@ -93,7 +87,7 @@ class _Recording:
         begin = np.empty_like(sending_s)
         begin[order] = ready_s[source[order]] + before
         # A message that arrives early is buffered once its receiver reaches this step.
-        kept = np.maximum(done_s, ready_s[destination])
+        kept = np.maximum(done_s, ready_s[to])
         self._times.append(np.stack([begin, kept], axis=1).astype("<f4"))
 
     def as_data(self) -> dict[str, Any]:

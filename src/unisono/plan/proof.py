@@ -12,6 +12,7 @@ from unisono.plan.schedule import Schedule, Step
 # What a buffer holds: the ranks whose contributions are in it, and those whose are in it more than
 # once, as bits of two integers. "More than once" is not counted further.
 _Held = tuple[int, int]
+_Numbers = dict[tuple[int, int], int]  # of steps, by rank and chunk
 
 
 def verify(schedule: Schedule) -> None:
@@ -26,8 +27,8 @@ def verify(schedule: Schedule) -> None:
         dict.fromkeys(holds_before(schedule, rank), (1 << rank, 0))
         for rank in range(schedule.ranks)
     ]
-    written: dict[tuple[int, int], int] = {}
-    doubled: dict[tuple[int, int], int] = {}
+    written: _Numbers = {}
+    doubled: _Numbers = {}
     for number, step in enumerate(schedule.steps):
         _apply(step, number, held, written, doubled)
     for rank, chunk, wanted in _after(schedule):
@@ -35,14 +36,9 @@ def verify(schedule: Schedule) -> None:
 
 
 def owner(schedule: Schedule, chunk: int) -> int:
-    """The rank that owns `chunk` in reduce_scatter, all_gather, scatter and gather."""
+    """The rank that owns `chunk` in reduce_scatter, all_gather, scatter and gather; in all_to_all,
+    the rank that has it first."""
     return chunk // (schedule.chunks // schedule.ranks)
-
-
-def ends(schedule: Schedule, chunk: int) -> tuple[int, int]:
-    """The source and destination of `chunk` in all_to_all."""
-    pair = chunk // (schedule.chunks // schedule.ranks**2)
-    return pair // schedule.ranks, pair % schedule.ranks
 
 
 def holds_before(schedule: Schedule, rank: int) -> range:
@@ -82,20 +78,14 @@ def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
         for chunk in holds_after(schedule, rank):
             if schedule.collective in ("broadcast", "scatter"):
                 yield rank, chunk, 1 << schedule.root
-            elif schedule.collective in ("all_gather", "gather"):
+            elif schedule.collective in ("all_gather", "gather", "all_to_all"):
                 yield rank, chunk, 1 << owner(schedule, chunk)
-            elif schedule.collective == "all_to_all":
-                yield rank, chunk, 1 << ends(schedule, chunk)[0]
             else:
                 yield rank, chunk, everyone
 
 
 def _apply(
-    step: Step,
-    number: int,
-    held: list[dict[int, _Held]],
-    written: dict[tuple[int, int], int],
-    doubled: dict[tuple[int, int], int],
+    step: Step, number: int, held: list[dict[int, _Held]], written: _Numbers, doubled: _Numbers
 ) -> None:
     """Apply one step: first read everything, then write everything."""
     arriving: dict[tuple[int, int], tuple[_Held, bool]] = {}
@@ -135,8 +125,8 @@ def _compare(
     chunk: int,
     wanted: int,
     got: _Held | None,
-    written: dict[tuple[int, int], int],
-    doubled: dict[tuple[int, int], int],
+    written: _Numbers,
+    doubled: _Numbers,
 ) -> None:
     step = written.get((rank, chunk), -1)
     if got is None:

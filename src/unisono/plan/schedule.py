@@ -18,14 +18,7 @@ from unisono.errors import name_number
 Action = Literal["copy", "reduce"]
 
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-COLLECTIVES = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    *ROOTED,
-    "all_to_all",
-    "barrier",
-)
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all", "barrier")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,9 +87,7 @@ class Step:
         )
         if columns[0].ndim > 1:
             raise ValueError("the columns of a step must have one dimension")
-        source, destination, chunk, count, reduces = (
-            np.array(values, ndmin=1) for values in columns
-        )
+        source, destination, chunk, count, reduces = (np.array(each, ndmin=1) for each in columns)
         for values in (source, destination, chunk, count, reduces):
             values.setflags(write=False)
         return cls(source, destination, chunk, reduces, count)
@@ -210,9 +201,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
-            raise ValueError(
-                f"there is no collective {self.collective!r}, only {', '.join(COLLECTIVES)}"
-            )
+            known = ", ".join(COLLECTIVES)
+            raise ValueError(f"there is no collective {self.collective!r}, only {known}")
         if self.ranks < 1:
             raise ValueError(f"a schedule needs at least one rank, not {self.ranks}")
         if not 0 <= self.root < self.ranks:
@@ -362,11 +352,7 @@ class Schedule:
             return
         if shift and (within < 1 or self.chunks % within):
             raise ValueError(f"{self.chunks} chunks cannot be divided into blocks of {within}")
-        if shift and (
-            np.any(step.chunk % step.count)
-            or np.any(shift % step.count)
-            or np.any(within % step.count)
-        ):
+        if shift and any(np.any(each % step.count) for each in (step.chunk, shift, within)):
             raise ValueError("chunks that move together must stay together when they are shifted")
         for name in ("source", "destination"):
             ranks = getattr(step, name)

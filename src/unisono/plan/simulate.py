@@ -68,10 +68,8 @@ class Timeline:
     def most_bytes(self, kind: Literal["port", "card"]) -> float:
         """The bytes that went through the busiest direction of a port or card."""
         parts = self._parts
-        of_kind = (
-            slice(0, parts.card_out) if kind == "port" else slice(parts.card_out, parts.reducer)
-        )
-        return float(self._bytes[of_kind].max(initial=0.0))
+        begin, end = (0, parts.card_out) if kind == "port" else (parts.card_out, parts.reducer)
+        return float(self._bytes[begin:end].max(initial=0.0))
 
 
 def simulate(
@@ -97,16 +95,13 @@ def simulate(
     """
     if total_bytes < 0:
         raise ValueError(f"a tensor cannot have {total_bytes} bytes")
-    parts = Parts(schedule.ranks, topology)
-    slowness = parts.slowness(slow_ranks or {})
-    simulation = _Simulation(schedule, topology, parts, slowness, schedule.chunk_bytes(total_bytes))
-    simulation.on_step = on_step
+    simulation = _Simulation(schedule, topology, total_bytes, slow_ranks or {}, on_step)
     for rank, seconds in (late_s or {}).items():
-        parts.check_rank(rank)
+        simulation.parts.check_rank(rank)
         simulation.ready[rank] += seconds
     for step, times in schedule.counted():
         simulation.run(step, times)
-    return simulation.timeline(total_bytes)
+    return simulation.timeline()
 
 
 class _Simulation:
@@ -116,22 +111,24 @@ class _Simulation:
         self,
         schedule: Schedule,
         topology: Topology,
-        parts: Parts,
-        slowness: Seconds,
-        chunk_bytes: float,
+        total_bytes: float,
+        slow_ranks: Mapping[int, float],
+        on_step: OnStep | None,
     ) -> None:
-        self.schedule, self.topology, self.parts = schedule, topology, parts
-        self.slowness, self.chunk_bytes = slowness, chunk_bytes
+        self.schedule, self.topology, self.total_bytes = schedule, topology, total_bytes
+        self.parts = parts = Parts(schedule.ranks, topology)
+        self.slowness = parts.slowness(slow_ranks)
         self.ready = np.full(schedule.ranks, topology.call_s)
         self.free = np.zeros(parts.total)
         self.busy_s, self.bytes = np.zeros(parts.total), np.zeros(parts.total)
         self.latest: tuple[Step, Messages] | None = None
-        self.on_step: OnStep | None = None
+        self.on_step = on_step
 
     def run(self, step: Step, times: int) -> None:
         # A pipeline repeats a step with other chunks each time.
         if self.latest is None or not _same_but_for_chunks(step, self.latest[0]):
-            made = Messages(step, self.topology, self.parts, self.slowness, self.chunk_bytes)
+            chunk_bytes = self.schedule.chunk_bytes(self.total_bytes)
+            made = Messages(step, self.topology, self.parts, self.slowness, chunk_bytes)
             self.latest = step, made
         messages = self.latest[1]
         self._count(messages, times)
@@ -179,16 +176,15 @@ class _Simulation:
                 else:
                     np.add.at(counted, stage.part, each * times)
 
-    def timeline(self, total_bytes: float) -> Timeline:
-        parts = self.parts
+    def timeline(self) -> Timeline:
         return Timeline(
             schedule=self.schedule,
             topology=self.topology,
-            total_bytes=total_bytes,
+            total_bytes=self.total_bytes,
             time_s=float(self.ready.max()),
             finish_s=self.ready,
-            reducing_s=self.busy_s[parts.reducer :],
-            _parts=parts,
+            reducing_s=self.busy_s[self.parts.reducer :],
+            _parts=self.parts,
             _busy_s=self.busy_s,
             _bytes=self.bytes,
         )

@@ -33,13 +33,8 @@ def where(ranking: Ranking, with_size: bool = True) -> str:
 def ranking_table(ranking: Ranking) -> Table:
     """The algorithms, the fastest first, and with them the switches if they reduce."""
     rows = [
-        (
-            choice.time_s,
-            choice.label,
-            f"{choice.schedule.rounds:,}",
-            choice.busiest_rank_sends_bytes,
-        )
-        for choice in ranking.choices
+        (each.time_s, each.label, f"{each.schedule.rounds:,}", each.busiest_rank_sends_bytes)
+        for each in ranking.choices
     ]
     rows += [
         (by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)

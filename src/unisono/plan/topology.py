@@ -77,14 +77,8 @@ class Topology:
         reduce_bytes_per_s: float = math.inf,
     ) -> Topology:
         """All ranks on one switch: the alpha-beta-gamma model."""
-        return cls(
-            "flat",
-            1 << 40,
-            latency_s,
-            bytes_per_s,
-            overhead_s=overhead_s,
-            reduce_bytes_per_s=reduce_bytes_per_s,
-        )
+        flat = cls("flat", 1 << 40, latency_s, bytes_per_s, overhead_s=overhead_s)
+        return dataclasses.replace(flat, reduce_bytes_per_s=reduce_bytes_per_s)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Topology:

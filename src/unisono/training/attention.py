@@ -93,9 +93,8 @@ def check_shapes(comm: Communicator, operation: str, *three: torch.Tensor) -> in
     if min(tensor.dim() for tensor in three) < 2:
         comm.reject_call(operation, f"shapes {shapes} must end with positions and width")
     if query.shape[-2] != key.shape[-2]:
-        comm.reject_call(
-            operation, f"{query.shape[-2]} queries and {key.shape[-2]} keys on one rank"
-        )
+        queries, keys = query.shape[-2], key.shape[-2]
+        comm.reject_call(operation, f"{queries} queries and {keys} keys on one rank")
     fits = query.shape[-1] == key.shape[-1] and key.shape[:-1] == value.shape[:-1]
     if fits and query.shape[:-2] == key.shape[:-2]:
         return 1
@@ -157,12 +156,9 @@ class _Lane:
         if self._next == self._comm.rank:
             return mine
         coming = mine.new_empty([*mine.shape[:-2], self._lengths[next_source], mine.shape[-1]])
-        self._works = self._comm.batch_isend_irecv(
-            [
-                Message("send", mine, self._next, self._tag),
-                Message("recv", coming, self._prev, self._tag),
-            ]
-        )
+        send = Message("send", mine, self._next, self._tag)
+        recv = Message("recv", coming, self._prev, self._tag)
+        self._works = self._comm.batch_isend_irecv([send, recv])
         return coming
 
     def wait(self) -> None:
@@ -283,11 +279,6 @@ class _Ring(torch.autograd.Function):
                 ring_slopes = slopes if turn == 0 else ring_slopes.add_(slopes)
                 ring_slopes = outer.pass_on(ring_slopes, rings.source(turn + 1, 0))
         outer.wait()
-        key_slope, value_slope = ring_slopes.split_with_sizes(widths, -1)
-        return (
-            query_slope.to(query.dtype),
-            key_slope.to(key.dtype),
-            value_slope.to(value.dtype),
-            None,
-            None,
-        )
+        three = (query_slope, *ring_slopes.split_with_sizes(widths, -1))
+        given = (query, key, value)
+        return *(one.to(x.dtype) for one, x in zip(three, given, strict=True)), None, None

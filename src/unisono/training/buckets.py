@@ -149,10 +149,8 @@ class GradientBucket:
         if gradient is None:
             return None
         if gradient.layout is not torch.strided:
-            kind = str(gradient.layout).removeprefix("torch.")
-            why = (
-                f"the gradient of {parameter.name} is {kind}, but only dense gradients are reduced"
-            )
+            name, kind = parameter.name, str(gradient.layout).removeprefix("torch.")
+            why = f"the gradient of {name} is {kind}, but only dense gradients are reduced"
             refuse_type(self.comm, "all_reduce", f"{why}: use sparse=False")
         return gradient.detach() if gradient.requires_grad else gradient
 

@@ -46,18 +46,15 @@ def catch_up(
     steps = all_gather_object(step, comm)
     source = steps.index(max(steps))
     mine = [model.state_dict(), optimizer.state_dict() if optimizer and comm.rank == source else {}]
-    outline = _each_tensor(mine, _outline)
+    outline = _replace(mine, torch.is_tensor, _outline)
     outlines = broadcast_object(outline, source, comm)
     alike = all_gather_object(outlines[0] == outline[0], comm)
     if not all(alike):
         other = [rank for rank, is_alike in enumerate(alike) if not is_alike]
         raise ValueError(f"the models of {name_ranks(other)} differ from that of rank {source}")
+    state = mine if comm.rank == source else _replace(outlines, _is_outline, _empty)
     tensors: list[torch.Tensor] = []
-    state = mine
-    if comm.rank == source:
-        _each_tensor(mine, tensors.append)
-    else:
-        state = _fill(outlines, tensors)
+    _replace(state, torch.is_tensor, tensors.append)
     for kind in sorted({tensor.device.type for tensor in tensors}):
         comm.broadcast([tensor for tensor in tensors if tensor.device.type == kind], source)
     comm.barrier()  # a rank that gets here has everything; the others keep their old state
@@ -68,14 +65,14 @@ def catch_up(
     return max(steps)
 
 
-def _each_tensor(state: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The state, with each tensor replaced by `change(tensor)`."""
-    if isinstance(state, torch.Tensor):
+def _replace(state: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """The state, with each leaf replaced by `change(leaf)`."""
+    if is_leaf(state):
         return change(state)
     if isinstance(state, dict):
-        return {key: _each_tensor(value, change) for key, value in state.items()}
+        return {key: _replace(value, is_leaf, change) for key, value in state.items()}
     if isinstance(state, (list, tuple)):
-        return type(state)(_each_tensor(value, change) for value in state)
+        return type(state)(_replace(value, is_leaf, change) for value in state)
     return state
 
 
@@ -84,14 +81,10 @@ def _outline(tensor: torch.Tensor) -> list[Any]:
     return [_TENSOR, dtype, list(tensor.shape), tensor.device.type]
 
 
-def _fill(state: Any, tensors: list[torch.Tensor]) -> Any:
-    """The state with this outline, with new tensors, which are recorded."""
-    if isinstance(state, list) and state[:1] == [_TENSOR]:
-        _, dtype, shape, device = state
-        tensors.append(torch.empty(shape, dtype=getattr(torch, dtype), device=device))
-        return tensors[-1]
-    if isinstance(state, dict):
-        return {key: _fill(value, tensors) for key, value in state.items()}
-    if isinstance(state, (list, tuple)):
-        return type(state)(_fill(value, tensors) for value in state)
-    return state
+def _is_outline(state: Any) -> bool:
+    return isinstance(state, list) and state[:1] == [_TENSOR]
+
+
+def _empty(outline: list[Any]) -> torch.Tensor:
+    _, dtype, shape, device = outline
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)

@@ -43,9 +43,8 @@ def gather_in_order(
     comm = resolve(group)
     check_rank(comm, "gather", dst)
     numbers = _as_indices(comm, indices)
-    everyone = all_gather_object(
-        [_length(comm, results), len(numbers), _kind(results), total], comm
-    )
+    mine = [_length(comm, results), len(numbers), _kind(results), total]
+    everyone = all_gather_object(mine, comm)
     kind = _common_kind(comm, everyone)
     positions = _first_positions(comm, primitives.all_gather(numbers, comm), total)
     if kind == _LIST:
@@ -115,31 +114,26 @@ def _as_indices(comm: Communicator, indices: Any) -> torch.Tensor:
         refuse_type(comm, "all_gather", f"the indices of gather_in_order are not numbers: {error}")
     if numbers.numel() and (numbers.is_floating_point() or numbers.dim() != 1):
         what = f"{numbers.dtype} of shape {tuple(numbers.shape)}"
-        refuse_type(
-            comm,
-            "all_gather",
-            f"gather_in_order takes a one-dimensional list of integer indices, not {what}",
-        )
+        why = f"gather_in_order takes a one-dimensional list of integer indices, not {what}"
+        refuse_type(comm, "all_gather", why)
     return numbers.flatten().long()
 
 
 def _common_kind(comm: Communicator, everyone: list[Any]) -> str:
     """The kind of results of the ranks that have any."""
     where = f"gather_in_order on group {comm.name}"
+    expected = everyone[0][3]
     for rank, (results, indices, _, total) in enumerate(everyone):
         if results != indices:
             raise ValueError(f"{where}: rank {rank} has {results} results and {indices} indices")
-        if total != everyone[0][3]:
-            raise ValueError(
-                f"{where}: rank 0 passed total={everyone[0][3]}, rank {rank} passed {total}"
-            )
+        if total != expected:
+            raise ValueError(f"{where}: rank 0 passed total={expected}, rank {rank} passed {total}")
     having = [rank for rank, theirs in enumerate(everyone) if theirs[0]] or [0]
     first, kind = having[0], str(everyone[having[0]][2])
     for rank in having:
-        if everyone[rank][2] != kind:
-            raise ValueError(
-                f"{where}: rank {first} has {kind}, rank {rank} has {everyone[rank][2]}"
-            )
+        other = everyone[rank][2]
+        if other != kind:
+            raise ValueError(f"{where}: rank {first} has {kind}, rank {rank} has {other}")
     return kind
 
 

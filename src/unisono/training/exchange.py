@@ -9,17 +9,15 @@ import torch
 
 from unisono.comm.communicator import Communicator
 
+Counts = Sequence[int]
+
 
 class _Exchange(torch.autograd.Function):
     """Backward is the same exchange in the other direction."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: torch.Tensor,
-        comm: Communicator,
-        sent: Sequence[int],
-        received: Sequence[int],
+        ctx: Any, rows: torch.Tensor, comm: Communicator, sent: Counts, received: Counts
     ) -> torch.Tensor:
         ctx.comm, ctx.sent, ctx.received = comm, sent, received
         arrived = rows.new_empty((sum(received), *rows.shape[1:]))
@@ -32,7 +30,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange_rows(
-    comm: Communicator, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]
+    comm: Communicator, rows: torch.Tensor, sent: Counts, received: Counts
 ) -> torch.Tensor:
     """The first `sent[0]` rows go to rank 0, the next `sent[1]` to rank 1, ...; the result has
     `received[0]` rows of rank 0, then `received[1]` of rank 1, ..."""

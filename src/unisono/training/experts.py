@@ -81,9 +81,8 @@ def dispatch_tokens(
     _check(comm, tokens, experts, num_experts, capacity_factor)
     choices, device = experts.shape[1], tokens.device
     flat = experts.t().reshape(-1)  # all first choices, then all second ones
-    kinds = flat + num_experts * torch.arange(choices, device=flat.device).repeat_interleave(
-        len(tokens)
-    )
+    choice = torch.arange(choices, device=flat.device).repeat_interleave(len(tokens))
+    kinds = flat + num_experts * choice
     mine = torch.bincount(kinds[flat >= 0], minlength=choices * num_experts).tolist()
     wanted = tokens.requires_grad and torch.is_grad_enabled()
     (factor,) = struct.unpack("q", struct.pack("d", capacity_factor or 0))  # its bits
@@ -148,10 +147,8 @@ def combine_tokens(
             "dispatched.tokens, in their order",
         )
     if weights is not None and weights.shape != shape:
-        comm.reject_call(
-            "all_to_all",
-            f"weights of shape {tuple(weights.shape)} for experts of shape {tuple(shape)}",
-        )
+        why = f"weights of shape {tuple(weights.shape)} for experts of shape {tuple(shape)}"
+        comm.reject_call("all_to_all", why)
     if comm.size > 1 and torch.is_grad_enabled():
         flags = all_gather_integers(comm, (int(outputs.requires_grad),), outputs.device)
         if (1,) in flags:
@@ -230,9 +227,7 @@ class ExpertParallel(torch.nn.Module):
         if self.capacity_factor is not None and there.dropped.numel():
             self.dropped = float(there.dropped.float().mean())
         parts = _scale_gradient(there.tokens, self._scale).split_with_sizes(there.counts)
-        outputs = torch.cat(
-            [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
-        )
+        outputs = torch.cat([each(part) for each, part in zip(self.experts, parts, strict=True)])
         outputs = _scale_gradient(outputs, 1 / self._scale)
         result = combine_tokens(outputs, there, scores.softmax(1))
         return result.reshape(*x.shape[:-1], -1)
@@ -275,9 +270,8 @@ def _rows_to_send(flat: torch.Tensor, counts: torch.Tensor, kept: torch.Tensor) 
     none = int((flat < 0).sum())
     order = flat.argsort(stable=True)[none:]
     runs, room = (numbers.t().reshape(-1).to(flat.device) for numbers in (counts, kept))
-    place = torch.arange(len(order), device=flat.device) - (
-        runs.cumsum(0) - runs
-    ).repeat_interleave(runs)
+    before = (runs.cumsum(0) - runs).repeat_interleave(runs)
+    place = torch.arange(len(order), device=flat.device) - before
     return order[place < room.repeat_interleave(runs)]
 
 

@@ -15,18 +15,7 @@ from unisono.collectives.ragged import device_of
 from unisono.comm.communicator import Communicator, Group
 from unisono.errors import UnisonoError
 from unisono.torch_autograd import mark_written
-from unisono.training.buckets import (
-    BucketReduction,
-    GradientBucket,
-    MissingGradient,
-    NamedParameter,
-    Parameters,
-    buckets_of,
-    check_options,
-    check_the_same_everywhere,
-    check_used,
-    named_parameters_of,
-)
+from unisono.training import buckets
 from unisono.world.world import resolve
 
 BUCKET_BYTES = 8 * 2**20
@@ -65,7 +54,7 @@ class GradientSync:
 
     def __init__(
         self,
-        model: Parameters,
+        model: buckets.Parameters,
         group: Group = None,
         *,
         bucket_bytes: int | None = None,
@@ -76,11 +65,12 @@ class GradientSync:
         src: int | None = 0,
     ) -> None:
         self._comm = resolve(group)
-        self._op = check_options(BUCKET_BYTES if bucket_bytes is None else bucket_bytes, unused, op)
+        asked = BUCKET_BYTES if bucket_bytes is None else bucket_bytes
+        self._op = buckets.check_options(asked, unused, op)
         self._overlap, self._unused = overlap, unused
         self._wide = accumulate_float32
         self._model = model if isinstance(model, torch.nn.Module) else None
-        self._parameters = named_parameters_of(model)
+        self._parameters = buckets.named_parameters_of(model)
         self._refuse_those_of_another()
         self._frozen = [
             (name, parameter)
@@ -88,12 +78,10 @@ class GradientSync:
             if not parameter.requires_grad
         ]
         options = f"{op=}, {unused=}, {bucket_bytes=}, {accumulate_float32=}"
-        check_the_same_everywhere(self._comm, self._parameters, options)
+        buckets.check_the_same_everywhere(self._comm, self._parameters, options)
         if not self._parameters:
             raise ValueError("no parameter requires a gradient")
-        self._bucket_bytes = (
-            _default_bucket_bytes(self._comm) if bucket_bytes is None else bucket_bytes
-        )
+        self._bucket_bytes = bucket_bytes or _default_bucket_bytes(self._comm)
         if src is not None:
             tensors = [parameter.tensor for parameter in self._parameters]
             if self._model is not None:
@@ -107,7 +95,7 @@ class GradientSync:
         self._seen: dict[int, None] = {}  # the order of the first step
         self._learned = False
         self._silent = False
-        self._reductions: list[BucketReduction] = []
+        self._reductions: list[buckets.BucketReduction] = []
         self._arrange(list(reversed(self._parameters)))
         self._handles: list[Any] = [
             parameter.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -124,17 +112,16 @@ class GradientSync:
         for parameter in self._parameters:
             hooks = getattr(parameter.tensor, "_post_accumulate_grad_hooks", None) or {}
             methods = (getattr(hook, "func", None) for hook in hooks.values())
-            if any(
-                isinstance(getattr(method, "__self__", None), GradientSync) for method in methods
-            ):
+            owners = (getattr(method, "__self__", None) for method in methods)
+            if any(isinstance(owner, GradientSync) for owner in owners):
                 why = f"{parameter.name} belongs to another GradientSync: close() that one first"
                 self._comm.reject_call("all_gather", why)
 
-    def _arrange(self, order: list[NamedParameter]) -> None:
-        self._buckets = buckets_of(
+    def _arrange(self, order: list[buckets.NamedParameter]) -> None:
+        self._buckets = buckets.buckets_of(
             order, self._comm, self._bucket_bytes, self._op, kept=True, wide=self._wide
         )
-        self._bucket_of: dict[int, tuple[GradientBucket, int]] = {
+        self._bucket_of: dict[int, tuple[buckets.GradientBucket, int]] = {
             parameter.number: (bucket, index)
             for bucket in self._buckets
             for index, parameter in enumerate(bucket.parameters)
@@ -142,7 +129,7 @@ class GradientSync:
 
     # -- during backward -------------------------------------------------------------------------
 
-    def _arrived(self, parameter: NamedParameter, _: torch.Tensor) -> None:
+    def _arrived(self, parameter: buckets.NamedParameter, _: torch.Tensor) -> None:
         bucket, index = self._bucket_of[parameter.number]
         if bucket.begun or (bucket.arrived[index] and not self._silent):
             raise UnisonoError(
@@ -207,10 +194,9 @@ class GradientSync:
         missing = [lack for reduction in self._reductions for lack in reduction.end()]
         self._reductions = []
         if self._unused == "error":
-            check_used(missing, self._comm)
-        if (
-            not self._learned
-        ):  # only after a complete step: a rank that discards one does not take part
+            buckets.check_used(missing, self._comm)
+        # Only after a complete step: a rank that discards one does not take part.
+        if not self._learned:
             self._adopt_order()
             self._check_for_newcomers()
         thawed = [name for name, parameter in self._frozen if parameter.grad is not None]
@@ -228,9 +214,8 @@ class GradientSync:
 
     def _adopt_order(self) -> None:
         """Use the order in which rank 0 got its gradients on all ranks."""
-        numbers = dict.fromkeys(
-            [*self._seen, *(parameter.number for parameter in self._parameters)]
-        )
+        everyone = (parameter.number for parameter in self._parameters)
+        numbers = dict.fromkeys([*self._seen, *everyone])
         tensor = torch.tensor(list(numbers), device=device_of(self._comm))
         self._comm.broadcast(tensor)
         before = self._buckets
@@ -285,9 +270,9 @@ class GradientSync:
 
 def _default_bucket_bytes(comm: Communicator) -> int:
     """The default size of buckets, by rank 0's machine."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     crowded = comm.backend == "unisono" and cores < 2 * comm.size
     usual = torch.tensor([_BUCKET_BYTES_WITHOUT_ROOM if crowded else BUCKET_BYTES])
     usual = usual.to(device_of(comm))
@@ -296,7 +281,7 @@ def _default_bucket_bytes(comm: Communicator) -> int:
 
 
 def sync_gradients(
-    parameters: Parameters,
+    parameters: buckets.Parameters,
     group: Group = None,
     *,
     op: str = "mean",
@@ -315,13 +300,14 @@ def sync_gradients(
     >>> weight.grad
     tensor([1.5000])
     """
-    known = check_options(bucket_bytes, unused, op)
+    known = buckets.check_options(bucket_bytes, unused, op)
     comm = resolve(group)
-    buckets = buckets_of(named_parameters_of(parameters), comm, bucket_bytes, known, kept=False)
-    reductions = [bucket.begin() for bucket in buckets]
-    missing: list[MissingGradient] = []
+    named = buckets.named_parameters_of(parameters)
+    made = buckets.buckets_of(named, comm, bucket_bytes, known, kept=False)
+    reductions = [bucket.begin() for bucket in made]
+    missing: list[buckets.MissingGradient] = []
     for reduction in reductions:
         reduction.work.wait()
         missing += reduction.end()
     if unused == "error":
-        check_used(missing, comm)
+        buckets.check_used(missing, comm)

@@ -11,17 +11,8 @@ from typing import Any
 
 import ray
 from ray.experimental import internal_kv
+from ray.util.collective import types
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
-from ray.util.collective.types import (
-    AllGatherOptions,
-    AllReduceOptions,
-    BarrierOptions,
-    BroadcastOptions,
-    RecvOptions,
-    ReduceOptions,
-    ReduceScatterOptions,
-    SendOptions,
-)
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono.comm.communicator import Communicator
@@ -55,39 +46,39 @@ class UnisonoGroup(BaseGroup):  # type: ignore[misc]
 
     # Ray passes each tensor in a list of one.
 
-    def allreduce(self, tensor: Any, allreduce_options: Any = AllReduceOptions()) -> None:  # noqa: B008
+    def allreduce(self, tensor: Any, allreduce_options: Any = types.AllReduceOptions()) -> None:  # noqa: B008
         self._comm.all_reduce(_only(tensor), allreduce_options.reduceOp)
 
-    def barrier(self, barrier_options: Any = BarrierOptions()) -> None:  # noqa: B008
+    def barrier(self, barrier_options: Any = types.BarrierOptions()) -> None:  # noqa: B008
         self._comm.barrier()
 
-    def reduce(self, tensor: Any, reduce_options: Any = ReduceOptions()) -> None:  # noqa: B008
+    def reduce(self, tensor: Any, reduce_options: Any = types.ReduceOptions()) -> None:  # noqa: B008
         self._comm.reduce(_only(tensor), reduce_options.root_rank, reduce_options.reduceOp)
 
     def allgather(
         self,
         tensor_list: Any,
         tensor: Any,
-        allgather_options: Any = AllGatherOptions(),  # noqa: B008
+        allgather_options: Any = types.AllGatherOptions(),  # noqa: B008
     ) -> None:
         self._comm.all_gather(_only(tensor_list), _only(tensor))
 
-    def broadcast(self, tensor: Any, broadcast_options: Any = BroadcastOptions()) -> None:  # noqa: B008
+    def broadcast(self, tensor: Any, broadcast_options: Any = types.BroadcastOptions()) -> None:  # noqa: B008
         self._comm.broadcast(_only(tensor), broadcast_options.root_rank)
 
     def reducescatter(
         self,
         tensor: Any,
         tensor_list: Any,
-        reducescatter_options: Any = ReduceScatterOptions(),  # noqa: B008
+        reducescatter_options: Any = types.ReduceScatterOptions(),  # noqa: B008
     ) -> None:
         options = reducescatter_options
         self._comm.reduce_scatter(_only(tensor), _only(tensor_list), options.reduceOp)
 
-    def send(self, tensor: Any, send_options: SendOptions) -> None:
+    def send(self, tensor: Any, send_options: types.SendOptions) -> None:
         self._comm.send(_only(tensor), send_options.dst_rank)
 
-    def recv(self, tensor: Any, recv_options: RecvOptions) -> None:
+    def recv(self, tensor: Any, recv_options: types.RecvOptions) -> None:
         self._comm.recv(_only(tensor), recv_options.src_rank)
 
 

@@ -14,15 +14,7 @@ from unisono.collectives.arguments import refuse_type
 from unisono.comm.communicator import Communicator, Group
 from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
-from unisono.training.buckets import (
-    MissingGradient,
-    NamedParameter,
-    check_options,
-    check_the_same_everywhere,
-    check_used,
-    group_alike,
-    named_parameters_of,
-)
+from unisono.training import buckets
 from unisono.training.clipping import clip_grad_norm
 from unisono.training.deferral import defer_signals
 from unisono.training.memory import zeros_for
@@ -33,7 +25,7 @@ from unisono.world.world import resolve
 class _Row:
     """The concatenated parameters of one group and dtype, cut into a share for each rank."""
 
-    parameters: list[NamedParameter]
+    parameters: list[buckets.NamedParameter]
     whole: torch.Tensor  # what the parameters are views of
     parts: list[torch.Tensor]  # these views
     mine: torch.Tensor  # this rank's part of the whole
@@ -94,13 +86,13 @@ class ShardedOptimizer:
         src: int | None = 0,
         **options: Any,
     ) -> None:
-        check_options(1, unused, "mean")
+        buckets.check_options(1, unused, "mean")
         self._comm = resolve(group)
         self._unused = unused
         groups = _groups_of(parameters)
         everything = [parameter for members, _ in groups for parameter in members]
         lengths = [len(members) for members, _ in groups]
-        check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
+        buckets.check_the_same_everywhere(self._comm, everything, f"{unused=}, groups of {lengths}")
         if not everything:
             raise ValueError("no parameter requires a gradient")
         if len({id(parameter.tensor) for parameter in everything}) < len(everything):
@@ -109,7 +101,7 @@ class ShardedOptimizer:
         shares: list[dict[str, Any]] = []
         with outlasting_inference_mode():
             for members, own in groups:
-                rows = [_make_row(self._comm, alike) for alike in group_alike(members)]
+                rows = [_make_row(self._comm, alike) for alike in buckets.group_alike(members)]
                 self._rows += rows
                 shares.append({"params": [row.share for row in rows], **own})
             for row in self._rows if src is not None else ():
@@ -150,7 +142,7 @@ class ShardedOptimizer:
             ]
         _wait_for(works)
         if self._unused == "error":
-            check_used(self._missing(), self._comm)
+            buckets.check_used(self._missing(), self._comm)
         norm = None
         if max_norm is not None:
             norm = clip_grad_norm([row.share for row in self._rows], max_norm, self._comm)
@@ -164,9 +156,9 @@ class ShardedOptimizer:
         mark_written(parameter.tensor for row in self._rows for parameter in row.parameters)
         return norm
 
-    def _missing(self) -> list[MissingGradient]:
+    def _missing(self) -> list[buckets.MissingGradient]:
         return [
-            MissingGradient(parameter, round(ranks), parameter.tensor.grad is None)
+            buckets.MissingGradient(parameter, round(ranks), parameter.tensor.grad is None)
             for row in self._rows
             for parameter, ranks in zip(row.parameters, row.absent.tolist(), strict=True)
             if ranks
@@ -218,22 +210,22 @@ def _wait_for(works: Iterable[Work | None]) -> None:
             work.wait()
 
 
-def _groups_of(parameters: Any) -> list[tuple[list[NamedParameter], dict[str, Any]]]:
+def _groups_of(parameters: Any) -> list[tuple[list[buckets.NamedParameter], dict[str, Any]]]:
     """The parameters of each group, with the group's own options."""
     if isinstance(parameters, torch.nn.Module):
-        return [(named_parameters_of(parameters), {})]
+        return [(buckets.named_parameters_of(parameters), {})]
     parameters = list(parameters)
     if not parameters or not isinstance(parameters[0], dict):
-        return [(named_parameters_of(parameters), {})]
+        return [(buckets.named_parameters_of(parameters), {})]
     groups = []
     for group in parameters:
         given = group["params"]
-        own = named_parameters_of([given] if isinstance(given, torch.Tensor) else given)
+        own = buckets.named_parameters_of([given] if isinstance(given, torch.Tensor) else given)
         groups.append((own, {key: value for key, value in group.items() if key != "params"}))
     return groups
 
 
-def _make_row(comm: Communicator, parameters: list[NamedParameter]) -> _Row:
+def _make_row(comm: Communicator, parameters: list[buckets.NamedParameter]) -> _Row:
     first = parameters[0].tensor
     sizes = [parameter.tensor.numel() for parameter in parameters]
     length = -(-sum(sizes) // comm.size)

@@ -52,22 +52,19 @@ def ulysses_attention(
     """
     comm = resolve(group)
     ring = None if context is None else resolve(context)
-    check_shapes(comm, "all_to_all", query, key, value)
+    call = "all_to_all"
+    check_shapes(comm, call, query, key, value)
     if query.dim() < 3:
-        comm.reject_call(
-            "all_to_all", "heads are needed: shapes are (..., heads, positions, width)"
-        )
+        comm.reject_call(call, "heads are needed: shapes are (..., heads, positions, width)")
     for name, heads in (("query", query.shape[-3]), ("key", key.shape[-3])):
         if heads % comm.size:
             comm.reject_call(
-                "all_to_all",
+                call,
                 f"{heads} {name} heads cannot be cut evenly over {comm.size} ranks: use fewer "
                 "ranks here and more in a ring (context=), or repeat the heads of key and value",
             )
     if ring is None and (order != "contiguous" or inner_size is not None):
-        comm.reject_call(
-            "all_to_all", "order and inner_size are for a ring: pass its ranks as context="
-        )
+        comm.reject_call(call, "order and inner_size are for a ring: pass its ranks as context=")
     if ring is not None:
         check_ring(ring, order, inner_size)
     width = query.shape[-1]

@@ -93,11 +93,9 @@ class Connector:
     def _device_for_nccl(self) -> str:
         if not torch.cuda.is_available():
             raise Unsupported("this machine has no CUDA device")
-        devices, ranks = torch.cuda.device_count(), len(self._neighbours)
-        if devices < ranks:
-            raise Unsupported(
-                f"NCCL needs a GPU per rank, but there are {devices} for {ranks} ranks"
-            )
+        gpus, ranks = torch.cuda.device_count(), len(self._neighbours)
+        if gpus < ranks:
+            raise Unsupported(f"NCCL needs a GPU per rank, but there are {gpus} for {ranks} ranks")
         return take_gpu(self._neighbours.index(self._comm.rank))
 
     def _mpi(self) -> Backend:

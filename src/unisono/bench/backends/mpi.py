@@ -33,36 +33,28 @@ class Mpi(Backend):
         return tensor.numpy()
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
-        world, here = self.world, self.mpi.IN_PLACE
+        world, start, here = self.world, self.world.Iallreduce, self.mpi.IN_PLACE
         if not case.collective.sized:
             return partial(world.Barrier)
         is_root = self.rank == root
         output, input = self.native(buffers.output), self.native(buffers.input)
         op = self._op(case) if case.collective.reduces else None
-        match case.collective.name:
-            case "all_reduce":
-                return partial(world.Allreduce, here, output, op)
-            case "all_reduce_async":
-                start = world.Iallreduce
-                return lambda: start(here, output, op).Wait()
-            case "gradients":
-                arrays = [self.native(tensor) for tensor in buffers.gradients()]
-                return partial(self._reduce_together, arrays, op)
-            case "reduce":
-                sides = (here, output) if is_root else (input, None)
-                return partial(world.Reduce, *sides, op, root)
-            case "reduce_scatter":
-                return partial(world.Reduce_scatter_block, input, output, op)
-            case "broadcast":
-                return partial(world.Bcast, output, root)
-            case "gather":
-                return partial(world.Gather, input, output if is_root else None, root)
-            case "scatter":
-                return partial(world.Scatter, input if is_root else None, output, root)
-            case "all_gather":
-                return partial(world.Allgather, input, output)
-            case _:  # all_to_all
-                return partial(world.Alltoall, input, output)
+        sides = (here, output) if is_root else (input, None)
+        arrays = [self.native(tensor) for tensor in buffers.gradients()]
+        calls: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (world.Allreduce, here, output, op),
+            "all_reduce_async": (lambda: start(here, output, op).Wait(),),
+            "gradients": (self._reduce_together, arrays, op),
+            "reduce": (world.Reduce, *sides, op, root),
+            "reduce_scatter": (world.Reduce_scatter_block, input, output, op),
+            "broadcast": (world.Bcast, output, root),
+            "gather": (world.Gather, input, output if is_root else None, root),
+            "scatter": (world.Scatter, input if is_root else None, output, root),
+            "all_gather": (world.Allgather, input, output),
+            "all_to_all": (world.Alltoall, input, output),
+        }
+        call, *arguments = calls[case.collective.name]
+        return partial(call, *arguments)
 
     def _op(self, case: Case) -> Any:
         if case.op not in _OPS:

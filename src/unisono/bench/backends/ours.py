@@ -46,26 +46,21 @@ class Direct(Backend):
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
         output, input, op = buffers.output, buffers.input, case.op
-        is_root = self.rank == root
-        match case.collective.name:
-            case "all_reduce":
-                return self._bound("all_reduce", output, op)
-            case "all_reduce_async":
-                start = self._bound("all_reduce", output, op, async_op=True)
-                return lambda: start().wait()  # type: ignore[attr-defined]
-            case "gradients":
-                return self._bound("all_reduce", buffers.gradients(), op)
-            case "reduce":
-                return self._bound("reduce", output, root, op)
-            case "reduce_scatter":
-                return self._bound("reduce_scatter", output, input, op)
-            case "broadcast":
-                return self._bound("broadcast", output, root)
-            case "gather":
-                return self._bound("gather", output if is_root else None, input, root)
-            case "scatter":
-                return self._bound("scatter", output, input if is_root else None, root)
-            case "barrier":
-                return self._bound("barrier")
-            case name:  # all_gather, all_to_all
-                return self._bound(name, output, input)
+        name, is_root = case.collective.name, self.rank == root
+        if name == "all_reduce_async":
+            start = self._bound("all_reduce", output, op, async_op=True)
+            return lambda: start().wait()  # type: ignore[attr-defined]
+        if name == "gradients":
+            return self._bound("all_reduce", buffers.gradients(), op)
+        arguments: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (output, op),
+            "reduce": (output, root, op),
+            "reduce_scatter": (output, input, op),
+            "broadcast": (output, root),
+            "gather": (output if is_root else None, input, root),
+            "scatter": (output, input if is_root else None, root),
+            "all_gather": (output, input),
+            "all_to_all": (output, input),
+            "barrier": (),
+        }
+        return self._bound(name, *arguments[name])

@@ -130,6 +130,5 @@ def _compile_for(schedule: Schedule, rank: int) -> CompiledSchedule:
 
 def _moves(step: Step, peer: NDArray[np.int64], which: NDArray[np.bool_]) -> tuple[Move, ...]:
     columns = (peer, step.chunk, step.count, step.reduces)
-    return tuple(
-        Move(*row) for row in zip(*(column[which].tolist() for column in columns), strict=True)
-    )
+    rows = zip(*(column[which].tolist() for column in columns), strict=True)
+    return tuple(Move(*row) for row in rows)

@@ -72,14 +72,8 @@ def concatenate(rows: list[Row]) -> Row:
 
 # -- arithmetic in place -------------------------------------------------------------------------
 
-_FUNCTIONS = {
-    "product": "multiply",
-    "min": "minimum",
-    "max": "maximum",
-    "band": "bitwise_and",
-    "bor": "bitwise_or",
-    "bxor": "bitwise_xor",
-}
+_FUNCTIONS = {"product": "multiply", "min": "minimum", "max": "maximum"}
+_FUNCTIONS |= {"band": "bitwise_and", "bor": "bitwise_or", "bxor": "bitwise_xor"}
 _NUMPY_ADDS = ("uint16", "uint32", "uint64")  # torch cannot, on the CPU
 
 

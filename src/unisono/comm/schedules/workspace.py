@@ -53,11 +53,8 @@ class Workspace:
     # -- before and after ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        if self._collective in ("all_gather", "gather"):
+        if self._collective in ("all_gather", "gather", "all_to_all"):
             self.whole[self._own()] = _row(self._inputs)
-        elif self._collective == "all_to_all":
-            row = len(self.whole) // self._ranks
-            self.whole[self._rank * row : (self._rank + 1) * row] = _row(self._inputs)
         if self.op == "premul_sum":
             flat.scale(self.whole, self._factor)
 

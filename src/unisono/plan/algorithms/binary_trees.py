@@ -28,7 +28,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
@@ -40,14 +40,9 @@ def all_reduce(ranks: int, pieces: int = 1) -> Schedule:
     return all_reduce_along([heap(ranks)], "binary_tree", pieces)
 
 
-@algorithm("broadcast", "binary_tree")
+@algorithm_both_ways("broadcast", "binary_tree")
 def broadcast(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
     return _broadcast_along([heap(ranks)], "binary_tree", root, pieces)
-
-
-@algorithm("reduce", "binary_tree")
-def reduce(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    return backwards(broadcast(ranks, root, pieces), "binary_tree")
 
 
 @algorithm("all_reduce", "double_tree")
@@ -56,15 +51,10 @@ def all_reduce_double(ranks: int, pieces: int = 1) -> Schedule:
     return all_reduce_along(both_trees(ranks), "double_tree", pieces)
 
 
-@algorithm("broadcast", "double_tree")
+@algorithm_both_ways("broadcast", "double_tree")
 def broadcast_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
     """Every rank ends up with the root's tensor; both trees have the same root."""
     return _broadcast_along(trees_below_root(ranks), "double_tree", root, pieces)
-
-
-@algorithm("reduce", "double_tree")
-def reduce_double(ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
-    return backwards(broadcast_double(ranks, root, pieces), "double_tree")
 
 
 # -- the trees -----------------------------------------------------------------------------------

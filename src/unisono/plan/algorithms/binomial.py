@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
 
-@algorithm("broadcast", "binomial")
+@algorithm_both_ways("broadcast", "binomial")
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """Every rank ends up with the root's tensor. Near ranks come last, which stay inside a node."""
     steps = []
@@ -33,12 +33,7 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
     return Schedule.from_steps("broadcast", "binomial", ranks, 1, steps, root)
 
 
-@algorithm("reduce", "binomial")
-def reduce(ranks: int, root: int = 0) -> Schedule:
-    return backwards(broadcast(ranks, root), "binomial")
-
-
-@algorithm("scatter", "binomial")
+@algorithm_both_ways("scatter", "binomial")
 def scatter(ranks: int, root: int = 0) -> Schedule:
     """Rank r ends up with chunk r of the root: each sender sends the far half of what it has."""
     steps = []
@@ -46,21 +41,15 @@ def scatter(ranks: int, root: int = 0) -> Schedule:
         sender = np.arange(0, ranks - distance, 2 * distance)
         receiver = sender + distance
         count = np.minimum(distance, ranks - receiver)
-        chunk = (receiver + root) % ranks
-        steps.append(
-            Step.wrapping((sender + root) % ranks, chunk, chunk, "copy", count, chunks=ranks)
-        )
+        source, chunk = (sender + root) % ranks, (receiver + root) % ranks
+        steps.append(Step.wrapping(source, chunk, chunk, "copy", count, chunks=ranks))
     return Schedule.from_steps("scatter", "binomial", ranks, ranks, steps, root)
-
-
-@algorithm("gather", "binomial")
-def gather(ranks: int, root: int = 0) -> Schedule:
-    return backwards(scatter(ranks, root), "binomial")
 
 
 @algorithm("all_reduce", "binomial")
 def all_reduce(ranks: int) -> Schedule:
-    phases = reduce(ranks).phases + broadcast(ranks).phases
+    down = broadcast(ranks)
+    phases = backwards(down).phases + down.phases
     return Schedule("all_reduce", "binomial", ranks, 1, phases)
 
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
 
-@algorithm("all_gather", "bruck")
+@algorithm_both_ways("all_gather", "bruck")
 def all_gather(ranks: int) -> Schedule:
     rank = np.arange(ranks)
     steps = [
@@ -31,11 +31,6 @@ def all_gather(ranks: int) -> Schedule:
         for far in _distances(ranks)
     ]
     return Schedule.from_steps("all_gather", "bruck", ranks, ranks, steps)
-
-
-@algorithm("reduce_scatter", "bruck")
-def reduce_scatter(ranks: int) -> Schedule:
-    return backwards(all_gather(ranks), "bruck")
 
 
 @algorithm("all_to_all", "bruck", most_ranks=512)
@@ -46,9 +41,8 @@ def all_to_all(ranks: int) -> Schedule:
         distance = np.flatnonzero(np.arange(ranks) & far)
         position = (origin + distance % far) % ranks
         chunk = origin * ranks + (origin + distance) % ranks
-        steps.append(
-            Step.of(position.ravel(), ((position + far) % ranks).ravel(), chunk.ravel(), "copy")
-        )
+        to = (position + far) % ranks
+        steps.append(Step.of(position.ravel(), to.ravel(), chunk.ravel(), "copy"))
     return Schedule.from_steps("all_to_all", "bruck", ranks, ranks * ranks, steps)
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from unisono.plan.algorithms.reverse import backwards
-from unisono.plan.catalog import algorithm
+from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.schedule import Schedule, Step
 
 
-@algorithm("broadcast", "chain")
+@algorithm_both_ways("broadcast", "chain")
 def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
     if pieces < 1:
         raise ValueError(f"pieces must be at least 1, not {pieces}")
@@ -29,8 +28,3 @@ def broadcast(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
         source, destination = (link + root) % ranks, (link + 1 + root) % ranks
         steps.append(Step.of(source, destination, number - link, "copy"))
     return Schedule.from_steps("broadcast", "chain", ranks, pieces, steps, root)
-
-
-@algorithm("reduce", "chain")
-def reduce(ranks: int, root: int = 0, pieces: int = 8) -> Schedule:
-    return backwards(broadcast(ranks, root, pieces), "chain")

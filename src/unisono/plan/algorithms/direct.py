@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule, Step
 
@@ -37,16 +37,11 @@ def reduce_scatter(ranks: int) -> Schedule:
     return Schedule.from_steps("reduce_scatter", "direct", ranks, ranks, [step])
 
 
-@algorithm("scatter", "linear")
+@algorithm_both_ways("scatter", "linear")
 def scatter(ranks: int, root: int = 0) -> Schedule:
     other = (root + np.arange(1, ranks)) % ranks
     step = Step.of(root, other, other, "copy")
     return Schedule.from_steps("scatter", "linear", ranks, ranks, [step], root)
-
-
-@algorithm("gather", "linear")
-def gather(ranks: int, root: int = 0) -> Schedule:
-    return backwards(scatter(ranks, root), "linear")
 
 
 def _pairs(ranks: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

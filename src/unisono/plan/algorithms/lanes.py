@@ -21,6 +21,7 @@ hosts of different sizes all_gather and reduce_scatter take one more step, insid
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -63,11 +64,10 @@ def all_reduce(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Sched
 def reduce(ranks: int, root: int = 0, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
     hosts = hosts_of(ranks, node_size)
     lanes, home = count_lanes(hosts), host_of(hosts, root)
+    far = [(s, d, lane, 1) for s, d, lane, _, to in _along_lanes(hosts) if to == home]
     stages = [
         make_step([(s, d, lane, 1) for s, d, lane in _into_lanes(hosts, lanes)], "reduce"),
-        make_step(
-            [(s, d, lane, 1) for s, d, lane, _, to in _along_lanes(hosts) if to == home], "reduce"
-        ),
+        make_step(far, "reduce"),
         make_step([(rank, root, lane, 1) for lane, rank in enumerate(hosts[home][:lanes])], "copy"),
     ]
     steps = pipeline(stages, pieces, lanes, lanes * pieces)
@@ -128,7 +128,7 @@ def all_gather(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Sched
 
 @algorithm("reduce_scatter", "lanes", most_ranks=MOST_RANKS)
 def reduce_scatter(ranks: int, node_size: int | Hosts = 1, pieces: int = 4) -> Schedule:
-    return backwards(all_gather(ranks, node_size, pieces), "lanes")
+    return backwards(all_gather(ranks, node_size, pieces))
 
 
 @algorithm("all_to_all", "lanes", most_ranks=512)
@@ -212,17 +212,12 @@ def pipeline(stages: Sequence[Step], pieces: int, shift: int, within: int) -> li
 
     def at(time: int) -> Step:
         parts = [
-            (stage, shift * (time - behind))
+            dataclasses.replace(stage, chunk=stage.chunk + shift * (time - behind))
             for behind, stage in enumerate(stages)
             if 0 <= time - behind < pieces
         ]
-        return Step.of(
-            np.concatenate([stage.source for stage, _ in parts]),
-            np.concatenate([stage.destination for stage, _ in parts]),
-            np.concatenate([stage.chunk + further for stage, further in parts]),
-            np.concatenate([stage.reduces for stage, _ in parts]),
-            np.concatenate([stage.count for stage, _ in parts]),
-        )
+        names = ("source", "destination", "chunk", "reduces", "count")
+        return Step.of(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     steps: list[Step | Phase] = []
     full = pieces - len(stages) + 1  # steps in which all stages are busy

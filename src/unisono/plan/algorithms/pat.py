@@ -22,12 +22,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from unisono.plan.algorithms.reverse import backwards
-from unisono.plan.catalog import algorithm
+from unisono.plan.algorithms.reverse import algorithm_both_ways
 from unisono.plan.schedule import Schedule, Step
 
 
-@algorithm("all_gather", "pat", most_ranks=1024)
+@algorithm_both_ways("all_gather", "pat", most_ranks=1024)
 def all_gather(ranks: int, aggregate: int = 0) -> Schedule:
     if aggregate < 0 or aggregate & (aggregate - 1):
         raise ValueError(f"aggregate must be a power of two, or 0 for all chunks, not {aggregate}")
@@ -43,11 +42,6 @@ def all_gather(ranks: int, aggregate: int = 0) -> Schedule:
         for branch in _walk(0, stride // 2)
     ]
     return Schedule.from_steps("all_gather", "pat", ranks, ranks, steps)
-
-
-@algorithm("reduce_scatter", "pat", most_ranks=1024)
-def reduce_scatter(ranks: int, aggregate: int = 0) -> Schedule:
-    return backwards(all_gather(ranks, aggregate), "pat")
 
 
 def _step(ranks: int, far: int, distances: Sequence[int]) -> Step:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.plan.algorithms.reverse import backwards
+from unisono.plan.algorithms.reverse import algorithm_both_ways, backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Phase, Schedule, Step
 
@@ -29,15 +29,12 @@ Ranks = NDArray[np.int64]
 def all_reduce_doubling(ranks: int) -> Schedule:
     """Every rank ends up with the sum: partners exchange and add whole tensors."""
     leader, folded = _fold(ranks)
-    position = np.arange(len(leader))
-    steps = [
-        Step.of(leader, leader[position ^ far], 0, "reduce") for far in _distances(len(leader))
-    ]
+    place = np.arange(len(leader))
+    steps = [Step.of(leader, leader[place ^ far], 0, "reduce") for far in _distances(len(leader))]
     before = Step.of(folded, folded - 1, 0, "reduce")
     after = Step.of(folded - 1, folded, 0, "copy")
-    return Schedule.from_steps(
-        "all_reduce", "recursive_doubling", ranks, 1, [before, *steps, after]
-    )
+    steps = [before, *steps, after]
+    return Schedule.from_steps("all_reduce", "recursive_doubling", ranks, 1, steps)
 
 
 @algorithm("all_reduce", "halving_doubling")
@@ -48,25 +45,18 @@ def all_reduce_halving(ranks: int) -> Schedule:
     doubling = Schedule.from_steps(
         "all_gather", "", chunks, chunks, _doubling(np.arange(chunks), np.arange(chunks + 1))
     )
-    halving = backwards(doubling, "")
+    halving = backwards(doubling)
     steps = [
-        Step.of(
-            leader[phase.step.source],
-            leader[phase.step.destination],
-            phase.step.chunk,
-            phase.step.reduces,
-            phase.step.count,
-        )
-        for phase in halving.phases + doubling.phases
+        Step.of(leader[step.source], leader[step.destination], step.chunk, step.reduces, step.count)
+        for step in (*halving.steps, *doubling.steps)
     ]
     before = Step.of(folded, folded - 1, 0, "reduce", chunks)
     after = Step.of(folded - 1, folded, 0, "copy", chunks)
-    return Schedule.from_steps(
-        "all_reduce", "halving_doubling", ranks, chunks, [before, *steps, after]
-    )
+    steps = [before, *steps, after]
+    return Schedule.from_steps("all_reduce", "halving_doubling", ranks, chunks, steps)
 
 
-@algorithm("all_gather", "recursive_doubling")
+@algorithm_both_ways("all_gather", "recursive_doubling", reversed_name="recursive_halving")
 def all_gather(ranks: int) -> Schedule:
     """Every rank ends up with all chunks: partners exchange all that they have."""
     leader, folded = _fold(ranks)
@@ -77,12 +67,6 @@ def all_gather(ranks: int) -> Schedule:
     rest = [transfer for step in (below, above) for transfer in step if transfer.count]
     steps = [before, *_doubling(leader, np.append(leader, ranks)), Step.listing(rest)]
     return Schedule.from_steps("all_gather", "recursive_doubling", ranks, ranks, steps)
-
-
-@algorithm("reduce_scatter", "recursive_halving")
-def reduce_scatter(ranks: int) -> Schedule:
-    """Rank r ends up with chunk r of the sum: partners send each other the other's half."""
-    return backwards(all_gather(ranks), "recursive_halving")
 
 
 def _fold(ranks: int) -> tuple[Ranks, Ranks]:

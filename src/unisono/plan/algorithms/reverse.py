@@ -8,25 +8,41 @@ chunks and adds nothing). Steps and bytes stay the same, with senders and receiv
 
 from __future__ import annotations
 
-from unisono.plan.schedule import Phase, Schedule, Step
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from unisono.plan.catalog import Builder, algorithm
+from unisono.plan.schedule import Action, Phase, Schedule, Step
 
 _OPPOSITES = {"broadcast": "reduce", "all_gather": "reduce_scatter", "scatter": "gather"}
 
 
-def backwards(schedule: Schedule, algorithm: str) -> Schedule:
-    """The reverse of a broadcast, all_gather or scatter schedule, named `algorithm`."""
+def algorithm_both_ways(
+    collective: str, name: str, *, most_ranks: int | None = None, reversed_name: str = ""
+) -> Callable[[Builder], Builder]:
+    """Register an algorithm and, for the opposite collective, the same run backwards."""
+
+    def register(make: Builder) -> Builder:
+        @functools.wraps(make)
+        def reverse(*args: int, **options: int) -> Schedule:
+            return backwards(make(*args, **options), reversed_name)
+
+        algorithm(_OPPOSITES[collective], reversed_name or name, most_ranks=most_ranks)(reverse)
+        return algorithm(collective, name, most_ranks=most_ranks)(make)
+
+    return register
+
+
+def backwards(schedule: Schedule, name: str = "") -> Schedule:
+    """The reverse of a broadcast, all_gather or scatter schedule; `name` replaces its name."""
     collective = _OPPOSITES[schedule.collective]
+    action: Action = "copy" if collective == "gather" else "reduce"
     phases = []
     for phase in reversed(schedule.phases):
         last = schedule.at(phase, phase.times - 1)
-        step = Step.of(
-            last.destination,
-            last.source,
-            last.chunk,
-            "copy" if collective == "gather" else "reduce",
-            last.count,
-        )
+        step = Step.of(last.destination, last.source, last.chunk, action, last.count)
         phases.append(Phase(step, phase.times, -phase.shift, phase.within))
-    return Schedule(
-        collective, algorithm, schedule.ranks, schedule.chunks, tuple(phases), schedule.root
+    return dataclasses.replace(
+        schedule, collective=collective, algorithm=name or schedule.algorithm, phases=tuple(phases)
     )

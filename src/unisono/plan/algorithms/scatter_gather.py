@@ -14,6 +14,7 @@ ranks there are.
 from __future__ import annotations
 
 from unisono.plan.algorithms import binomial, ring
+from unisono.plan.algorithms.reverse import backwards
 from unisono.plan.catalog import algorithm
 from unisono.plan.schedule import Schedule
 
@@ -26,5 +27,6 @@ def broadcast(ranks: int, root: int = 0) -> Schedule:
 
 @algorithm("reduce", "reduce_scatter_gather")
 def reduce(ranks: int, root: int = 0) -> Schedule:
-    phases = ring.reduce_scatter(ranks).phases + binomial.gather(ranks, root).phases
+    gather = backwards(binomial.scatter(ranks, root))
+    phases = ring.reduce_scatter(ranks).phases + gather.phases
     return Schedule("reduce", "reduce_scatter_gather", ranks, ranks, phases, root)
