@@ -270,9 +270,9 @@ PyObject *group_run(PyObject *object, PyObject *const *arguments, Py_ssize_t cou
     return failed ? status_of(failed) : run_call(&a, (Group *)object);
 }
 
-/* all_reduce(tensors, op="sum"): the same for the most common call, with nothing to parse */
+/* all_reduce(tensors, op): the same for the most common call, with nothing to parse */
 PyObject *group_all_reduce(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
-    int reduction = count == 2 ? find_reduction(arguments[1]) : count == 1 ? UN_SUM : -1;
+    int reduction = count == 2 ? find_reduction(arguments[1]) : -1;
     if (reduction < 0) return PyLong_FromLong(ASK_AGAIN);
     call_arguments a;
     a.call = (un_call){

@@ -1,8 +1,7 @@
 /* Functions whose calls of the wrong form (too many arguments, an unknown name) are answered by us.
  *
  * Python checks the form before a function runs, so the function cannot tell its peers. A decorator
- * in Python would cost a call of a microsecond a fifth; this one costs 70 to 100 ns, or
- * for a call with a fast path less than nothing, as it needs no frame of Python's. */
+ * in Python would cost a call of a microsecond a fifth; this one costs 70 to 100 ns. */
 #include "binding.h"
 
 #include <structmember.h>
@@ -16,30 +15,12 @@ typedef struct Form {
     PyObject_HEAD
     PyObject *(*call)(PyObject *, PyObject *const *, size_t, PyObject *);
     PyObject *function, *answer, *attributes; /* for good: a form belongs to a module or class */
-    PyObject *fast; /* the attribute that may run a plain call and returns 0 if it has, or None */
-    size_t least, most;
 } Form;
-
-/* Without a frame of Python's. Any other status comes again when the function itself asks. */
-static PyObject *call_fast(const Form *self, PyObject *const *given, size_t count) {
-    PyObject *run = PyObject_GetAttr(given[0], self->fast);
-    PyObject *status = run ? PyObject_Vectorcall(run, given + 1, count - 1, NULL) : NULL;
-    Py_XDECREF(run);
-    return status;
-}
 
 /* An exception that has no traceback was raised before the function began. */
 static PyObject *call_form(PyObject *object, PyObject *const *given, size_t count,
                            PyObject *names) {
     Form *self = (Form *)object;
-    size_t plain = names ? 0 : count & ~((size_t)1 << (8 * sizeof(size_t) - 1));
-    if (plain >= self->least && plain <= self->most) {
-        PyObject *status = call_fast(self, given, plain);
-        if (!status) return NULL;
-        bool done = !PyObject_IsTrue(status);
-        Py_DECREF(status);
-        if (done) Py_RETURN_NONE;
-    }
     PyObject *result = PyObject_Vectorcall(self->function, given, count, names);
     if (result || !PyErr_ExceptionMatches(PyExc_TypeError)) return result;
     PyObject *type, *error, *traceback;
@@ -86,15 +67,12 @@ static PyType_Spec spec = {.name = "unisono._native.Form",
                            .flags = Py_TPFLAGS_DEFAULT | HAS_VECTORCALL | IS_METHOD,
                            .slots = slots};
 
-/* form(function, answer[, fast, least, most]): the function; a call of the wrong form is a call of
- * `answer`, and one of `least` to `most` arguments, all by position, one of the attribute `fast` */
+/* form(function, answer): the function; a call of the wrong form is a call of `answer` */
 PyObject *module_form(PyObject *module, PyObject *arguments) {
     (void)module;
     static PyObject *form_type;
-    PyObject *function, *answer, *fast = Py_None;
-    unsigned least = 1, most = 0;
-    if (!PyArg_ParseTuple(arguments, "OO|OII", &function, &answer, &fast, &least, &most))
-        return NULL;
+    PyObject *function, *answer;
+    if (!PyArg_ParseTuple(arguments, "OO", &function, &answer)) return NULL;
     if (!form_type && !(form_type = PyType_FromSpec(&spec))) return NULL;
     Form *form = PyObject_New(Form, (PyTypeObject *)form_type);
     if (!form) return NULL;
@@ -102,8 +80,5 @@ PyObject *module_form(PyObject *module, PyObject *arguments) {
     form->function = Py_NewRef(function);
     form->answer = Py_NewRef(answer);
     form->attributes = NULL;
-    form->fast = Py_NewRef(fast);
-    form->least = least;
-    form->most = most;
     return (PyObject *)form;
 }

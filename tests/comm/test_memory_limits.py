@@ -18,6 +18,7 @@ from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentEr
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.watch.settings import is_wanted
 
 SLICE_BYTES = 2 << 20
@@ -87,9 +88,9 @@ def leave_room(folder: str, version: int, size_bytes: int) -> None:
 
 def warm_up(comm: Communicator) -> None:
     """Do once what will later be done without free memory: a process needs pages of its own for it,
-    and so do the modules that write a group's first error."""
-    for words in ("error_texts", "failures"):
-        importlib.import_module(f"unisono.comm.shared_memory.{words}")
+    and so do the modules that write a group's first error, which a thread would import later."""
+    for module in NEEDED_LATER:
+        importlib.import_module(module)
     group = subgroup(comm, range(comm.size))
     group.all_reduce(tensor := torch.ones(300_000))
     assert tensor.sum() == 300_000 * comm.size

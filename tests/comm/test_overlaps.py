@@ -25,7 +25,7 @@ from unisono.comm.arguments import check_overlaps
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Operation
-from unisono.errors import CollectiveMismatch
+from unisono.errors import CollectiveMismatch, MessageMismatch
 from unisono.plan import find
 from unisono.world.world import resolve
 
@@ -301,12 +301,18 @@ def test_a_broadcast_list_is_written_in_its_order(comm: Communicator) -> None:
 @pytest.mark.ranks(2)
 def test_a_message_is_not_received_into_memory_that_overlaps_itself(comm: Communicator) -> None:
     windows = torch.zeros(8).as_strided((3, 4), (2, 1))
+    for receives in ("recv", "irecv"):
+        with comm.split([0, 1], label=receives) as group:
+            if comm.rank == 0:
+                with pytest.raises(MessageMismatch, match="rank 1 refused its recv"):
+                    group.send(windows, 1)
+            else:
+                refused(getattr(group, receives), windows, 0)
+            comm.barrier()
     if comm.rank == 0:
         comm.send(windows, 1)  # what is only read may overlap
-        return
-    refused(comm.recv, windows, 0)
-    refused(comm.irecv, windows, 0)
-    comm.recv(torch.zeros(3, 4), 0)
+    else:
+        comm.recv(torch.zeros(3, 4), 0)
 
 
 @pytest.mark.ranks([1, 2, 3, 4])

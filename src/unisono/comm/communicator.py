@@ -958,8 +958,6 @@ def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: 
 
 _FORMS = "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier "
 _FORMS += "send recv isend irecv empty zeros"
-_FAST = {"all_reduce": ("_all_reduce", 2, 3), "barrier": ("_barrier", 1, 1)}
 for _name in _FORMS.split():
     _refuse = functools.partial(_refuse_form, name=_name)
-    _form = refused_by(_refuse, "comm", *_FAST.get(_name, ()))
-    setattr(Communicator, _name, _form(getattr(Communicator, _name)))
+    setattr(Communicator, _name, refused_by(_refuse, "comm")(getattr(Communicator, _name)))

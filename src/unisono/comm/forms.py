@@ -17,16 +17,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Refuse = Callable[[str, tuple[Any, ...], dict[str, Any]], NoReturn]
 
 
-def refused_by(refuse: Refuse, owner: str, *fast: Any) -> Callable[[Function], Function]:
+def refused_by(refuse: Refuse, owner: str) -> Callable[[Function], Function]:
     """A decorator: `refuse(why, arguments, named_arguments)` answers calls of the wrong form. The
-    function is shown as one of `owner`. `fast`: an attribute of a method's object that runs a plain
-    call, or returns why not, and the least and most arguments of one, the object included."""
+    function is shown as one of `owner`."""
 
     def decorate(function: Function) -> Function:
         def answer(*given: Any, **named: Any) -> NoReturn:
             refuse(_describe(function, owner, given, named), given, named)
 
-        form: Function = native.form(function, answer, *fast)
+        form: Function = native.form(function, answer)
         functools.update_wrapper(form, function)
         return form
 

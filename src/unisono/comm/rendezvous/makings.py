@@ -145,8 +145,10 @@ class Making:
         gone = [rank for rank in needed if group.group.has_closed(rank)]
         self._closed = [rank for rank in gone if group.group.loss(rank) is None]
         if before and before == self._closed and self._heeds_closing:
+            ending = self.parent.ending(self.what) if self.parent else None  # it says why
             who = name_ranks(before)
-            raise GroupsDiffer(f"{who} closed the group that it comes from before {self.what}")
+            text = f"{who} closed the group that it comes from before {self.what}"
+            raise ending or GroupsDiffer(text)
 
     def _find_stuck(self) -> dict[int, Published]:
         """The ranks that wait for each other, if this is one of them."""
