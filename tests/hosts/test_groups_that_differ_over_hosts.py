@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,3 +74,22 @@ def test_shrink_against_split(fresh_pool: RankPool, make_network: MakeNetwork) -
         where = places(made, (0, 0, 1, 1))
         found = fresh_pool.run(shrink_or_split, 4, where, connected=False)
     assert "NoneType" not in found, found
+
+
+def split_after_one_left(rank: int, size: int, path: str, where: Places) -> str:
+    with world(rank, where) as comm:
+        comm.barrier()
+        if rank == 2:
+            return ""
+        time.sleep(1.0)
+        return str(attempt(comm.split, range(3)))
+
+
+def test_a_rank_of_another_host_that_has_left(
+    fresh_pool: RankPool, make_network: MakeNetwork
+) -> None:
+    with make_network(2) as made:
+        where = places(made, (0, 0, 1))
+        first, second, _ = fresh_pool.run(split_after_one_left, 3, where, connected=False)
+    assert "rank 2" in first and "closed" in first, first
+    assert "rank 2" in second and "closed" in second, second

@@ -25,7 +25,8 @@ from typing import Any
 from unisono import variables
 from unisono.comm.hosts.frames import Session, Stranger
 from unisono.comm.hosts.network import socket_family
-from unisono.comm.rendezvous.deadline import in_seconds
+from unisono.comm.rendezvous.deadline import Deadline, in_seconds
+from unisono.comm.rendezvous.makings import look
 from unisono.comm.rendezvous.unix_socket import descriptors_needed
 from unisono.errors import RendezvousError
 
@@ -150,15 +151,30 @@ class ControlLines:
         self._thread = threading.Thread(target=self._serve, name="unisono lines", daemon=True)
         self._thread.start()
 
-    def connect(self, peer: int, where: Where, timeout_s: float, *, summons: bool = False) -> None:
+    def connect(
+        self,
+        peer: int,
+        where: Where,
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+        *,
+        summons: bool = False,
+    ) -> None:
         """Connect a line to another rank, which does the same, or is asked to by a `summons`. The
         higher rank connects to the lower.
 
-        Raises RendezvousError if there is none within `timeout_s`.
+        Raises RendezvousError if there is none within `timeout_s`; and what `check` raises, which
+        is called again and again.
         """
-        wanted = self.want(peer, where, timeout_s, summons=summons)
-        if wanted is None or wanted.is_there.wait(timeout_s):
+        wanted, limit = self.want(peer, where, timeout_s, summons=summons), Deadline(timeout_s)
+        while wanted is not None and not wanted.is_there.wait(min(0.1, limit.left_s())):
+            check()
+            look()
+            if not limit.left_s():
+                break
+        else:
             return
+        assert wanted is not None
         with self._lock:
             self._wanted.pop(peer, None)
         to = f"{where[0]} port {where[1]} within {in_seconds(timeout_s)}"

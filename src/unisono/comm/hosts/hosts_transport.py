@@ -139,7 +139,7 @@ class HostsTransport(SharedMemory):
         inner = self.membership.inner
         assert inner is not None
         try:
-            self.links.connect(self.placement.neighbours(), deadline.left_s())
+            self.links.connect(self.placement.neighbours(), deadline.left_s(), check)
             self.group.span(
                 inner,
                 self.placement.hosts_of_ranks(),

@@ -29,7 +29,7 @@ from unisono.comm.hosts.questions import Questions, answers, last_words
 from unisono.comm.over_torch.stores import store_at
 from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
-from unisono.errors import RendezvousError
+from unisono.errors import GroupClosed, RendezvousError
 from unisono.processes import state_of
 
 _BEHIND_S = 0.3
@@ -362,14 +362,23 @@ class Links:
 
     # -- lines -----------------------------------------------------------------------------------
 
-    def connect(self, peers: Sequence[int], timeout_s: float) -> None:
-        """Connect lines to these global ranks, which do the same. Raises RendezvousError."""
+    def connect(
+        self, peers: Sequence[int], timeout_s: float, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Connect lines to these global ranks, which do the same. Raises RendezvousError; and what
+        `check` raises, which is called again and again."""
         limit = Deadline(timeout_s)
+
+        def check_peers() -> None:
+            check()
+            if gone := [self.hosts.name_rank(rank) for rank in peers if rank in self._left]:
+                raise GroupClosed(f"{gone[0]} has closed all its groups")
+
         for peer in peers:
             self._lines.want(peer, self._contacts[peer].where, timeout_s)
         for peer in peers:
             try:
-                self._lines.connect(peer, self._contacts[peer].where, limit.left_s())
+                self._lines.connect(peer, self._contacts[peer].where, limit.left_s(), check_peers)
             except RendezvousError as error:
                 raise self.no_connection(peer, str(error)) from error
 

@@ -250,13 +250,14 @@ class SharedMemory(Transport):
         return SharedMemory(membership, self._server, name, global_ranks, timeout_s)
 
     def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
-        """A check that raises if a member of a new group will not join. Followers may wait long
-        for a live leader."""
+        """A check that raises if a member of a new group will not join. Followers on one host may
+        wait long for a live leader."""
         late_s = time.monotonic() + LATECOMERS_S
+        leads = self.rank == members[0] or not self.is_on_one_host
 
         def check() -> None:
             error = self.loss_among(members, f"split({list(members)})")
-            is_late = self.rank == members[0] and time.monotonic() > late_s
+            is_late = leads and time.monotonic() > late_s
             if error is None and (self._server is None or is_late):
                 error = self.ending("no call")
             if error is not None:
