@@ -144,6 +144,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnin
 	.venv/bin/python -m pytest -q -m types tests/test_types.py
 	.venv/bin/lint-imports
 	.venv/bin/python tools/check_words.py
+	.venv/bin/python tools/check_includes.py
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 	@.venv/bin/python tools/size.py
