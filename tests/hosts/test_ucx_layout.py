@@ -1,4 +1,4 @@
-"""csrc/network/ucx.h compared with the headers of pip's UCX, and what loading it leaves in a process."""
+"""csrc/network/ucx.h compared with the headers of pip's UCX, and what loading it leaves behind."""
 
 import importlib.util
 import os

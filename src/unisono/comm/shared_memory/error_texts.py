@@ -64,7 +64,7 @@ _ORDERS = {
         start=1,
     )
 }
-"""The hash that a reduction over hosts posts, by the order of its sums: csrc/local/collectives.c."""
+"""The hash that a reduction over hosts posts, by the order of its sums: csrc/hosts/hosts.c."""
 _HASH = re.compile(r", (\w+) with hash [0-9a-f]{8}")
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
