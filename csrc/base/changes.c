@@ -23,18 +23,18 @@ ptrdiff_t un_pack_changes(char *old, const char *new, size_t bytes, size_t size,
     char *next = to, *end = to + room;
     size = unit(size);
     int shift = __builtin_ctzll(size);
-    for (size_t at = 0, told = 0; at < bytes; at += WORD) {
+    for (size_t at = 0, packed = 0; at < bytes; at += WORD) {
         uint64_t differ = load(old + at, bytes - at) ^ load(new + at, bytes - at);
         while (differ) { /* little-endian: the lowest bits come first */
             size_t i = (size_t)__builtin_ctzll(differ) / 8 & ~(size - 1), after = i + size;
-            size_t stayed = (at + i - told) >> shift;
+            size_t stayed = (at + i - packed) >> shift;
             if ((size_t)(end - next) < stayed / STAYED + 1 + size) return -1;
             for (; stayed >= STAYED; stayed -= STAYED) *next++ = (char)STAYED;
             *next++ = (char)stayed;
             memcpy(next, new + at + i, size);
             memcpy(old + at + i, new + at + i, size);
             next += size;
-            told = at + after;
+            packed = at + after;
             differ = after < WORD ? differ >> 8 * after << 8 * after : 0;
         }
     }

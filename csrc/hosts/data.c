@@ -56,17 +56,6 @@ bool receive_data(hosts *hs, const wire *head, const void *data, size_t bytes, r
     return p != NULL;
 }
 
-static parcel *take_early(hosts *hs, int from, uint64_t number) {
-    for (parcel **link = &hs->early.first; *link; link = &(*link)->next) {
-        parcel *p = *link;
-        if (p->head.from != from || p->head.number != number) continue;
-        *link = p->next;
-        for (hs->early.last = &hs->early.first; *hs->early.last;) hs->early.last = &(*hs->early.last)->next;
-        return p;
-    }
-    return NULL;
-}
-
 static uint64_t data_number(const lane_call *l, uint32_t *count) {
     return l->x->number << 24 | (uint64_t)((*count)++ & 0xffffff);
 }
@@ -88,7 +77,7 @@ void give(lane_call *l, batch *b, int peer, const void *data, size_t bytes) {
     flight *f = bytes ? new_flight(l, b, peer) : NULL;
     if (!f) return;
     wire head = wire_of(l->g, WIRE_DATA);
-    head.number = data_number(l, &l->hosts->given[peer]);
+    head.number = data_number(l, &l->hosts->of[peer].given);
     send_from(f->transfer.link, &head, data, bytes, &f->transfer);
 }
 
@@ -97,12 +86,12 @@ void want(lane_call *l, batch *b, int peer, void *to, size_t bytes) {
     if (!f) return;
     hosts *hs = l->hosts;
     f->wanted = (struct wanted){.from = peer,
-                                .number = data_number(l, &hs->taken[peer]),
+                                .number = data_number(l, &hs->of[peer].taken),
                                 .to = to,
                                 .bytes = bytes,
                                 .transfer = &f->transfer};
     lock_network();
-    parcel *p = take_early(hs, peer, f->wanted.number);
+    parcel *p = find_parcel(&hs->early, peer, f->wanted.number);
     if (p) {
         if (fill_wanted(hs, &f->wanted, p->data, p->bytes, p->remote)) p->remote = NULL;
         drop_parcel(p);
@@ -148,13 +137,13 @@ void await_end(transfer *t) {
     int64_t end = clock_ns() + SETTLING_NS;
     while (atomic_load(&t->state) == UNDER_WAY_YET) {
         uint32_t seen = network_rounds();
-        if (clock_ns() > end) cut_link(t->link);
+        if (clock_ns() > end) break_link(t->link);
         if (!drive_network() && atomic_load(&t->state) == UNDER_WAY_YET)
             await_network(seen, 1000 * 1000);
     }
 }
 
-void settle_batch(lane_call *l, batch *b) {
+void end_batch(lane_call *l, batch *b) {
     if (!b->first) return;
     release_data(l->hosts); /* before we wait for others, which may wait for that */
     lock_network();

@@ -18,6 +18,6 @@ typedef struct batch { /* transfers that are waited for together */
 void give(lane_call *l, batch *b, int peer, const void *data, size_t bytes);
 void want(lane_call *l, batch *b, int peer, void *to, size_t bytes);
 un_status land(lane_call *l, batch *b);
-void settle_batch(lane_call *l, batch *b); /* the call has failed: wait until its memory is unused */
+void end_batch(lane_call *l, batch *b); /* the call has failed: wait until its memory is unused */
 
 #endif

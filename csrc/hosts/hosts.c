@@ -39,6 +39,18 @@ parcel *take_parcel(parcel_queue *q) {
     return p;
 }
 
+/* The one with this sender and number, if it is there. */
+parcel *find_parcel(parcel_queue *q, int from, uint64_t number) {
+    for (parcel **link = &q->first; *link; link = &(*link)->next) {
+        parcel *found = *link;
+        if (found->head.from != from || found->head.number != number) continue;
+        *link = found->next;
+        for (q->last = &q->first; *q->last;) q->last = &(*q->last)->next;
+        return found;
+    }
+    return NULL;
+}
+
 void drop_parcel(parcel *p) {
     drop_remote(p->remote);
     free(p);
@@ -64,10 +76,10 @@ wire wire_of(const un_group *g, enum wire_kind kind) {
 }
 
 un_link *link_of(un_group *g, int rank) {
-    hosts *hs = hosts_of(g);
+    rank_of_hosts *r = &hosts_of(g)->of[rank];
     lock_network();
-    if (!hs->links[rank]) hs->links[rank] = link_to(hs->addresses[rank].bytes, hs->addresses[rank].count);
-    un_link *link = hs->links[rank];
+    if (!r->link) r->link = link_to(r->address, r->address_bytes);
+    un_link *link = r->link;
     unlock_network();
     return link;
 }
@@ -263,39 +275,25 @@ static void claim_parcels(hosts *hs) {
 }
 
 static void free_hosts(hosts *hs) {
-    for (int rank = 0; hs->addresses && rank < hs->group->ranks; rank++) free(hs->addresses[rank].bytes);
+    for (int rank = 0; hs->of && rank < hs->group->ranks; rank++) free(hs->of[rank].address);
     for (size_t i = 0; i < sizeof hs->scratch / sizeof *hs->scratch; i++) free(hs->scratch[i]);
     free(hs->host);
-    free(hs->host_of);
-    free(hs->index_of);
     free(hs->ranks);
-    free(hs->addresses);
-    free(hs->links);
+    free(hs->of);
+    free(hs->where);
     free(hs->reach.sent);
     free(hs->reach.had);
-    free(hs->where);
-    free(hs->entries_sent);
-    free(hs->entries_read);
-    free(hs->ahead);
-    free(hs->given);
-    free(hs->taken);
     free(hs);
 }
 
 static bool make_tables(hosts *hs, size_t ranks) {
-    return (hs->host = calloc(ranks, sizeof *hs->host)) &&
-           (hs->host_of = calloc(ranks, sizeof *hs->host_of)) &&
-           (hs->index_of = calloc(ranks, sizeof *hs->index_of)) &&
-           (hs->ranks = calloc(ranks, sizeof *hs->ranks)) &&
-           (hs->addresses = calloc(ranks, sizeof *hs->addresses)) &&
-           (hs->links = calloc(ranks, sizeof *hs->links)) &&
-           (hs->reach.sent = calloc(ranks, sizeof(uint64_t))) &&
-           (hs->reach.had = calloc(ranks, sizeof(uint64_t))) && (hs->where = calloc(ranks, 1)) &&
-           (hs->entries_sent = calloc(ranks, sizeof *hs->entries_sent)) &&
-           (hs->entries_read = calloc(ranks, sizeof *hs->entries_read)) &&
-           (hs->ahead = calloc(ranks, sizeof *hs->ahead)) &&
-           (hs->given = calloc(ranks, sizeof *hs->given)) &&
-           (hs->taken = calloc(ranks, sizeof *hs->taken));
+    hs->host = calloc(ranks, sizeof *hs->host);
+    hs->ranks = calloc(ranks, sizeof *hs->ranks);
+    hs->of = calloc(ranks, sizeof *hs->of);
+    hs->where = calloc(ranks, sizeof *hs->where);
+    hs->reach.sent = calloc(ranks, sizeof *hs->reach.sent);
+    hs->reach.had = calloc(ranks, sizeof *hs->reach.had);
+    return hs->host && hs->ranks && hs->of && hs->where && hs->reach.sent && hs->reach.had;
 }
 
 /* False: the host numbers do not count from 0 without gaps. */
@@ -306,15 +304,15 @@ static bool place_ranks(hosts *hs, const int *hosts, int ranks, int rank) {
         h->ranks = hs->ranks + at;
         for (int r = 0; r < ranks; r++) {
             if (hosts[r] != number) continue;
-            hs->host_of[r] = number;
-            hs->index_of[r] = h->count++;
+            hs->of[r].host = number;
+            hs->of[r].index = h->count++;
             hs->ranks[at++] = r;
         }
         if (!h->count) return false;
         hs->count = number + 1;
     }
-    hs->mine = hs->host_of[rank];
-    hs->index = hs->index_of[rank];
+    hs->mine = hs->of[rank].host;
+    hs->index = hs->of[rank].index;
     return hs->count > 1;
 }
 
@@ -345,8 +343,8 @@ static void close_hosts(un_group *g) {
 static void fill_reach(hosts *hs, bool is_strict) {
     int here = hs->host[hs->mine].count;
     for (int rank = 0; rank < hs->group->ranks; rank++)
-        if (hs->host_of[rank] != hs->mine)
-            hs->where[rank] = hs->index_of[rank] % here == hs->index ? HEARD : ELSEWHERE;
+        if (hs->of[rank].host != hs->mine)
+            hs->where[rank] = hs->of[rank].index % here == hs->index ? HEARD : ELSEWHERE;
     reach *r = &hs->reach;
     r->where = hs->where;
     r->order = 1 + (uint64_t)is_strict + 2 * (uint64_t)hs->rounds;
@@ -372,11 +370,11 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     bool placed = made && place_ranks(hs, span->hosts, g->ranks, g->rank);
     if (placed && hs->host[hs->mine].count != inner->ranks) placed = false;
     for (int rank = 0; placed && made && rank < g->ranks; rank++) {
-        if (hs->host_of[rank] == hs->mine) continue;
-        address *a = &hs->addresses[rank];
-        a->count = span->address_bytes[rank];
-        made = (a->bytes = malloc(a->count)) != NULL;
-        if (made) memcpy(a->bytes, span->addresses[rank], a->count);
+        if (hs->of[rank].host == hs->mine) continue;
+        rank_of_hosts *r = &hs->of[rank];
+        r->address_bytes = span->address_bytes[rank];
+        made = (r->address = malloc(r->address_bytes)) != NULL;
+        if (made) memcpy(r->address, span->addresses[rank], r->address_bytes);
     }
     if (!made || !placed) {
         errno = made ? EINVAL : ENOMEM;
@@ -435,9 +433,9 @@ void un_group_lose(un_group *g, int rank, bool is_silent) {
         abort_group(g, UN_PEER_LOST, rank, 0);
     }
     lock_network();
-    un_link *link = hosts_of(g)->links[rank];
+    un_link *link = hosts_of(g)->of[rank].link;
     unlock_network();
-    cut_link(link);
+    break_link(link);
 }
 
 void un_group_leave(un_group *g, int rank) {
@@ -471,7 +469,7 @@ static void release_all(hosts *hs) {
 /* A link that broke while its process lives, as far as we know: nothing will arrive on it. */
 static void look_for_broken_links(hosts *hs) {
     for (int rank = 0; rank < hs->group->ranks && !status_from_abort(hs->group); rank++)
-        if (link_is_broken(hs->links[rank], BROKEN_NS)) un_group_lose(hs->group, rank, true);
+        if (link_is_broken(hs->of[rank].link, BROKEN_NS)) un_group_lose(hs->group, rank, true);
 }
 
 static void look_after_groups(void) {

@@ -53,10 +53,15 @@ typedef struct host { /* ranks[0 .. count) in their order */
     int count;
 } host;
 
-typedef struct address {
-    char *bytes;
-    size_t count;
-} address;
+typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
+    int host, index; /* where it is, and its place there */
+    char *address;   /* of its UCX worker; NULL on our host */
+    size_t address_bytes;
+    un_link *link; /* NULL: not needed yet; with the network's lock */
+    uint64_t entries_sent, entries_read; /* of messages, with their lock */
+    parcel_queue ahead;                  /* entries that arrived out of order */
+    uint32_t given, taken;               /* data of this call, with the call lock */
+} rank_of_hosts;
 
 typedef struct hosts { /* of a group */
     reach reach;
@@ -65,13 +70,11 @@ typedef struct hosts { /* of a group */
     int count, mine; /* how many there are, and the number of ours */
     int index;       /* our place in it */
     host *host;
-    int *host_of, *index_of; /* by rank */
-    uint8_t *where;          /* by rank, for `reach` */
-    int *ranks;              /* host by host */
-    address *addresses;      /* by rank; empty for ours */
-    un_link **links;         /* by rank; NULL: not needed yet */
-    bool rounds;             /* see order.c */
-    struct hosts *next;      /* of this process */
+    int *ranks;         /* host by host */
+    rank_of_hosts *of;  /* each rank of the group */
+    uint8_t *where;     /* for `reach` */
+    bool rounds;        /* see order.c */
+    struct hosts *next; /* of this process */
 
     /* with the network's lock */
     parcel_queue early;      /* data that arrived before it was wanted */
@@ -80,12 +83,9 @@ typedef struct hosts { /* of a group */
     _Atomic uint32_t unread; /* parcels in it */
 
     /* with the lock of the messages */
-    uint64_t *entries_sent, *entries_read;
-    parcel_queue *ahead; /* entries that arrived out of order, by rank */
-    uint32_t transfers;  /* messages in transit */
+    uint32_t transfers; /* messages in transit */
 
     /* with the call lock */
-    uint32_t *given, *taken; /* data of this call, by rank */
     char *scratch[4];
     size_t scratch_bytes[4];
 } hosts;
@@ -102,6 +102,7 @@ wire wire_of(const un_group *g, enum wire_kind kind);
 
 void push_parcel(parcel_queue *q, parcel *p);
 parcel *take_parcel(parcel_queue *q);
+parcel *find_parcel(parcel_queue *q, int from, uint64_t number); /* takes it, too */
 void drop_parcels(parcel_queue *q);
 void drop_parcel(parcel *p);
 parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_data *remote);

@@ -26,16 +26,16 @@ enum {
 
 /* -- inside a host --------------------------------------------------------------------------------- */
 
-typedef struct piece {
+typedef struct row {
     char *data;
     size_t bytes;
-} piece;
+} row;
 
-static un_stream stream_of(const piece *pieces, size_t count, un_view *views) {
+static un_stream stream_of(const row *rows, size_t count, un_view *views) {
     un_stream s = {.views = views, .count = count};
     for (size_t i = 0; i < count; i++) {
-        views[i] = (un_view){.data = pieces[i].data, .bytes = pieces[i].bytes, .start = s.bytes};
-        s.bytes += pieces[i].bytes;
+        views[i] = (un_view){.data = rows[i].data, .bytes = rows[i].bytes, .start = s.bytes};
+        s.bytes += rows[i].bytes;
     }
     return s;
 }
@@ -75,8 +75,8 @@ static char *scratch(lane_call *l, int which, size_t bytes) {
     return hs->scratch[which];
 }
 
-/* Where part `part` begins if `items` are cut into `parts`; the first ones get the remainder. */
-static size_t cut(size_t items, size_t parts, size_t part) {
+/* Where part `part` begins if `items` are divided into `parts`; the first ones get the remainder. */
+static size_t part_begin(size_t items, size_t parts, size_t part) {
     size_t over = items % parts;
     return items / parts * part + (part < over ? part : over);
 }
@@ -85,16 +85,16 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 /* -- all_gather ----------------------------------------------------------------------------------------- */
 
-static piece slice_of(piece whole, size_t offset, size_t bytes) {
-    if (offset >= whole.bytes) return (piece){whole.data, 0};
-    return (piece){whole.data + offset, least(bytes, whole.bytes - offset)};
+static row slice_of(row whole, size_t offset, size_t bytes) {
+    if (offset >= whole.bytes) return (row){whole.data, 0};
+    return (row){whole.data + offset, least(bytes, whole.bytes - offset)};
 }
 
-static void slice_rows(const piece *rows, int count, size_t offset, size_t bytes, piece *slices) {
+static void slice_rows(const row *rows, int count, size_t offset, size_t bytes, row *slices) {
     for (int rank = 0; rank < count; rank++) slices[rank] = slice_of(rows[rank], offset, bytes);
 }
 
-static size_t longest_of(const piece *rows, int count) {
+static size_t longest_of(const row *rows, int count) {
     size_t longest = 0;
     for (int rank = 0; rank < count; rank++) longest = rows[rank].bytes > longest ? rows[rank].bytes : longest;
     return longest;
@@ -102,7 +102,7 @@ static size_t longest_of(const piece *rows, int count) {
 
 /* Which rows the index-th rank of this host passes to the others: its own, then those that it
  * receives. Returns how many. */
-static size_t rows_heard_by(const hosts *hs, int index, const piece *rows, int *ranks, piece *heard) {
+static size_t rows_heard_by(const hosts *hs, int index, const row *rows, int *ranks, row *heard) {
     const host *here = &hs->host[hs->mine];
     size_t count = 0;
     ranks[count++] = here->ranks[index];
@@ -114,10 +114,10 @@ static size_t rows_heard_by(const hosts *hs, int index, const piece *rows, int *
 }
 
 /* Our own row is in place; send it to the other hosts, and receive theirs. */
-static void begin_gather(lane_call *l, const piece *rows, batch *b) {
+static void begin_gather(lane_call *l, const row *rows, batch *b) {
     const hosts *hs = l->hosts;
     int ranks[UN_MAX_RANKS];
-    piece heard[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
     size_t count = rows_heard_by(hs, hs->index, rows, ranks, heard);
     for (size_t i = 1; i < count; i++) want(l, b, ranks[i], heard[i].data, heard[i].bytes);
     for (int step = 1; step < hs->count; step++)
@@ -125,14 +125,14 @@ static void begin_gather(lane_call *l, const piece *rows, batch *b) {
 }
 
 /* The ranks of this host share what they have received. */
-static un_status finish_gather(lane_call *l, const piece *rows, batch *b) {
+static un_status finish_gather(lane_call *l, const row *rows, batch *b) {
     const hosts *hs = l->hosts;
     int ranks[UN_MAX_RANKS];
     un_status status = land(l, b);
     if (status) return status;
     un_stream output[UN_MAX_RANKS];
     un_view views[UN_MAX_RANKS];
-    piece heard[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
     size_t used = 0;
     for (int index = 0; index < hs->host[hs->mine].count; index++) {
         size_t count = rows_heard_by(hs, index, rows, ranks, heard);
@@ -142,9 +142,9 @@ static un_status finish_gather(lane_call *l, const piece *rows, batch *b) {
     return run_inside(l, UN_ALL_GATHER, 0, &output[hs->index], output);
 }
 
-static un_status gather_rows(lane_call *l, const piece *rows) {
+static un_status gather_rows(lane_call *l, const row *rows) {
     size_t chunks = (longest_of(rows, l->g->ranks) + ROW_BYTES - 1) / ROW_BYTES;
-    piece slices[UN_MAX_RANKS];
+    row slices[UN_MAX_RANKS];
     batch batches[DEPTH] = {0};
     un_status status = UN_OK;
     for (size_t time = 0; !status && time < chunks + AHEAD; time++) {
@@ -154,7 +154,7 @@ static un_status gather_rows(lane_call *l, const piece *rows) {
         slice_rows(rows, l->g->ranks, (time - AHEAD) * ROW_BYTES, ROW_BYTES, slices);
         status = finish_gather(l, slices, &batches[(time - AHEAD) % DEPTH]);
     }
-    for (int i = 0; i < DEPTH; i++) settle_batch(l, &batches[i]);
+    for (int i = 0; i < DEPTH; i++) end_batch(l, &batches[i]);
     return status;
 }
 
@@ -194,14 +194,14 @@ static un_status prepare_sum(lane_sum *r, lane_call *l, size_t most_bytes, size_
 }
 
 /* Each rank combines the rows of its mates on other hosts inside its host, and sends them. */
-static un_status begin_scatter(lane_sum *r, size_t chunk, const piece *rows) {
+static un_status begin_scatter(lane_sum *r, size_t chunk, const row *rows) {
     lane_call *l = r->l;
     const hosts *hs = l->hosts;
     size_t used = 0, total = 0, sums = 0;
     int ranks[UN_MAX_RANKS];
     un_stream input[UN_MAX_RANKS], output;
     un_view views[UN_MAX_RANKS], view;
-    piece heard[UN_MAX_RANKS];
+    row heard[UN_MAX_RANKS];
     for (int index = 0; index < hs->host[hs->mine].count; index++) {
         size_t count = rows_heard_by(hs, index, rows, ranks, heard);
         for (size_t i = 0; i < count; i++) {
@@ -217,7 +217,7 @@ static un_status begin_scatter(lane_sum *r, size_t chunk, const piece *rows) {
         used += count;
         if (index == hs->index) sums = input[index].bytes;
     }
-    output = stream_of(&(piece){sums_of(r, chunk), sums}, 1, &view);
+    output = stream_of(&(row){sums_of(r, chunk), sums}, 1, &view);
     batch *b = &r->scattered[chunk % DEPTH];
     size_t own = wide_bytes_of(r, rows[l->g->rank].bytes);
     for (int h = 0; h < hs->count; h++)
@@ -234,7 +234,7 @@ static un_status begin_scatter(lane_sum *r, size_t chunk, const piece *rows) {
 }
 
 /* Combine the hosts' sums of our row. */
-static un_status finish_scatter(lane_sum *r, size_t chunk, piece to) {
+static un_status finish_scatter(lane_sum *r, size_t chunk, row to) {
     const hosts *hs = r->l->hosts;
     un_status status = land(r->l, &r->scattered[chunk % DEPTH]);
     if (status || !to.bytes) return status;
@@ -249,19 +249,19 @@ static un_status finish_scatter(lane_sum *r, size_t chunk, piece to) {
 
 static un_status end_sum(lane_sum *r, un_status status) {
     for (int i = 0; i < DEPTH; i++) {
-        settle_batch(r->l, &r->scattered[i]);
-        settle_batch(r->l, &r->gathered[i]);
+        end_batch(r->l, &r->scattered[i]);
+        end_batch(r->l, &r->gathered[i]);
     }
     return status;
 }
 
-static un_status scatter_sums(lane_call *l, const piece *rows, piece to) {
+static un_status scatter_sums(lane_call *l, const row *rows, row to) {
     int ranks = l->g->ranks;
     lane_sum r = {.a = arithmetic_of(l->g, l->x->call)};
     size_t longest = longest_of(rows, ranks);
     size_t step = least(ROW_BYTES / r.a.item_bytes * r.a.item_bytes, longest);
     un_status status = prepare_sum(&r, l, step, (size_t)ranks * step);
-    piece slices[UN_MAX_RANKS];
+    row slices[UN_MAX_RANKS];
     size_t chunks = longest ? (longest + step - 1) / step : 0;
     for (size_t time = 0; !status && time < chunks + AHEAD; time++) {
         slice_rows(rows, ranks, time * step, step, slices);
@@ -279,10 +279,10 @@ typedef struct shares { /* which rank combines what of a tensor */
     int root;         /* -1: all hosts; else only its host */
 } shares;
 
-static shares share_out(const lane_call *l, size_t items, size_t item_bytes, int root) {
+static shares shares_of(const lane_call *l, size_t items, size_t item_bytes, int root) {
     const hosts *hs = l->hosts;
     shares p = {.hosts = hs, .items = items, .item_bytes = item_bytes, .owners = hs->count, .root = root};
-    p.lanes = hs->host[root < 0 ? 0 : hs->host_of[root]].count;
+    p.lanes = hs->host[root < 0 ? 0 : hs->of[root].host].count;
     for (int h = 0; root < 0 && h < hs->count; h++)
         p.lanes = hs->host[h].count < p.lanes ? hs->host[h].count : p.lanes;
     if (root >= 0) p.owners = 1;
@@ -291,42 +291,42 @@ static shares share_out(const lane_call *l, size_t items, size_t item_bytes, int
 }
 
 /* The row of each rank in a chunk of `tensor`; it may be NULL. */
-static void share_rows(const shares *p, size_t chunk, const char *tensor, piece *rows) {
+static void share_rows(const shares *p, size_t chunk, const char *tensor, row *rows) {
     size_t begin = chunk * p->chunk_items, items = least(p->chunk_items, p->items - begin);
     size_t count = (size_t)p->lanes * (size_t)p->owners;
     for (int h = 0; h < p->hosts->count; h++)
         for (int i = 0; i < p->hosts->host[h].count; i++) {
-            bool has_one = i < p->lanes && (p->root < 0 || p->hosts->host_of[p->root] == h);
+            bool has_one = i < p->lanes && (p->root < 0 || p->hosts->of[p->root].host == h);
             size_t share = (size_t)i * (size_t)p->owners + (size_t)(p->root < 0 ? h : 0);
-            size_t first = has_one ? cut(items, count, share) : 0;
-            size_t last = has_one ? cut(items, count, share + 1) : 0;
+            size_t first = has_one ? part_begin(items, count, share) : 0;
+            size_t last = has_one ? part_begin(items, count, share + 1) : 0;
             char *data = tensor ? (char *)(uintptr_t)tensor + (begin + first) * p->item_bytes : NULL;
-            rows[p->hosts->host[h].ranks[i]] = (piece){data, (last - first) * p->item_bytes};
+            rows[p->hosts->host[h].ranks[i]] = (row){data, (last - first) * p->item_bytes};
         }
 }
 
 /* Of a reduce: the ranks of the root's host send it their shares. */
-static un_status give_to_root(lane_call *l, const shares *p, piece mine, const piece *rows) {
+static un_status give_to_root(lane_call *l, const shares *p, row mine, const row *rows) {
     const hosts *hs = l->hosts;
-    if (hs->host_of[p->root] != hs->mine) return UN_OK;
+    if (hs->of[p->root].host != hs->mine) return UN_OK;
     un_stream input, output[UN_MAX_RANKS];
     un_view view, views[UN_MAX_RANKS];
     input = stream_of(&mine, 1, &view);
     for (int i = 0; i < hs->host[hs->mine].count; i++)
         output[i] = stream_of(&rows[hs->host[hs->mine].ranks[i]], 1, &views[i]);
-    return run_inside(l, UN_GATHER, hs->index_of[p->root], &input, p->root == l->g->rank ? output : NULL);
+    return run_inside(l, UN_GATHER, hs->of[p->root].index, &input, p->root == l->g->rank ? output : NULL);
 }
 
 static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t bytes, int root) {
     int me = l->g->rank;
     lane_sum r = {.a = arithmetic_of(l->g, l->x->call)};
-    shares p = share_out(l, bytes / r.a.item_bytes, r.a.item_bytes, root);
+    shares p = shares_of(l, bytes / r.a.item_bytes, r.a.item_bytes, root);
     size_t owners = (size_t)p.lanes * (size_t)p.owners;
     size_t most = (p.chunk_items + owners - 1) / owners * p.item_bytes;
     char *result = root >= 0 ? scratch(l, 3, most) : NULL;
     un_status status = prepare_sum(&r, l, most, p.chunk_items * p.item_bytes);
     size_t chunks = (p.items + p.chunk_items - 1) / p.chunk_items;
-    piece rows[UN_MAX_RANKS];
+    row rows[UN_MAX_RANKS];
     for (size_t time = 0; !status && time < chunks + 2; time++) {
         if (time < chunks) {
             share_rows(&p, time, in, rows);
@@ -334,7 +334,7 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
         }
         if (!status && time >= 1 && time - 1 < chunks) {
             share_rows(&p, time - 1, out, rows);
-            piece mine = {root < 0 ? rows[me].data : result, rows[me].bytes};
+            row mine = {root < 0 ? rows[me].data : result, rows[me].bytes};
             status = finish_scatter(&r, time - 1, mine);
             if (!status && root < 0) begin_gather(l, rows, &r.gathered[(time - 1) % DEPTH]);
             if (!status && root >= 0) status = give_to_root(l, &p, mine, rows);
@@ -350,7 +350,7 @@ static un_status reduce_in_lanes(lane_call *l, const char *in, char *out, size_t
 /* -- pairs: gather, scatter, all_to_all --------------------------------------------------------------- */
 
 /* What each rank sends to and receives from each, directly. */
-static un_status move_pairs(lane_call *l, const piece *gives, const piece *takes) {
+static un_status move_pairs(lane_call *l, const row *gives, const row *takes) {
     un_group *g = l->g;
     const hosts *hs = l->hosts;
     const host *here = &hs->host[hs->mine];
@@ -371,24 +371,24 @@ static un_status move_pairs(lane_call *l, const piece *gives, const piece *takes
     }
     un_status status = run_inside(l, UN_ALL_TO_ALL, 0, input, output);
     if (!status) status = land(l, &b);
-    settle_batch(l, &b);
+    end_batch(l, &b);
     return status;
 }
 
 /* -- broadcast: from host to host, chunk by chunk -------------------------------------------------------- */
 
-static un_status run_chain(lane_call *l, piece whole, int root) {
+static un_status run_chain(lane_call *l, row whole, int root) {
     const hosts *hs = l->hosts;
-    int first = hs->host_of[root], at = (hs->mine - first + hs->count) % hs->count;
+    int first = hs->of[root].host, at = (hs->mine - first + hs->count) % hs->count;
     int before = (hs->mine + hs->count - 1) % hs->count, after = (hs->mine + 1) % hs->count;
-    int entry = hs->index_of[root]; /* the rank of each host that gets it first */
+    int entry = hs->of[root].index; /* the rank of each host that gets it first */
     bool mine = hs->index == entry % hs->host[hs->mine].count;
     size_t chunks = (whole.bytes + CHAIN_BYTES - 1) / CHAIN_BYTES;
     batch come = {0}, gone = {0};
     un_status status = UN_OK;
     for (size_t time = 0; !status && time < chunks + 1; time++) {
-        piece next = slice_of(whole, time * CHAIN_BYTES, CHAIN_BYTES);
-        piece now = slice_of(whole, (time ? time - 1 : 0) * CHAIN_BYTES, time ? CHAIN_BYTES : 0);
+        row next = slice_of(whole, time * CHAIN_BYTES, CHAIN_BYTES);
+        row now = slice_of(whole, (time ? time - 1 : 0) * CHAIN_BYTES, time ? CHAIN_BYTES : 0);
         if (mine && time) status = land(l, &come);
         if (mine && at && time < chunks)
             want(l, &come, hs->host[before].ranks[entry % hs->host[before].count], next.data, next.bytes);
@@ -400,24 +400,23 @@ static un_status run_chain(lane_call *l, piece whole, int root) {
         status = run_inside(l, UN_BROADCAST, entry % hs->host[hs->mine].count, &stream, &stream);
     }
     if (!status) status = land(l, &gone);
-    settle_batch(l, &come);
-    settle_batch(l, &gone);
+    end_batch(l, &come);
+    end_batch(l, &gone);
     return status;
 }
 
-/* -- strict order: one rank combines all contributions to an element
- * ---------------------------------------- */
+/* -- strict order: one rank combines all contributions to an element --------------------------------------- */
 
 /* Combine a row from each rank, in rank order, into `to`. */
-static un_status combine_strictly(lane_call *l, const piece *gives, piece to) {
+static un_status combine_strictly(lane_call *l, const row *gives, row to) {
     execution *x = l->x;
     int ranks = l->g->ranks;
     char *rows = scratch(l, 0, (size_t)ranks * to.bytes);
     if (status_from_abort(l->g)) return fail_from_abort(l->g);
-    piece takes[UN_MAX_RANKS];
+    row takes[UN_MAX_RANKS];
     const void *sources[UN_MAX_RANKS];
     for (int rank = 0; rank < ranks; rank++) {
-        takes[rank] = (piece){rows + (size_t)rank * to.bytes, to.bytes};
+        takes[rank] = (row){rows + (size_t)rank * to.bytes, to.bytes};
         sources[rank] = takes[rank].data;
     }
     un_status status = move_pairs(l, gives, takes);
@@ -432,21 +431,21 @@ static un_status reduce_strictly(lane_call *l, const char *in, char *out, size_t
     un_status status = UN_OK;
     for (size_t offset = 0; !status && offset < bytes; offset += step) {
         size_t some = least(step, bytes - offset), items = some / item;
-        piece gives[UN_MAX_RANKS], rows[UN_MAX_RANKS];
+        row gives[UN_MAX_RANKS], rows[UN_MAX_RANKS];
         char *result = root < 0 || root == me ? out + offset : NULL;
         for (int rank = 0; rank < ranks; rank++) {
-            size_t begin = cut(items, (size_t)ranks, (size_t)rank) * item;
-            size_t end = cut(items, (size_t)ranks, (size_t)rank + 1) * item;
-            gives[rank] = (piece){(char *)(uintptr_t)in + offset + begin, end - begin};
-            rows[rank] = (piece){result ? result + begin : NULL, end - begin};
+            size_t begin = part_begin(items, (size_t)ranks, (size_t)rank) * item;
+            size_t end = part_begin(items, (size_t)ranks, (size_t)rank + 1) * item;
+            gives[rank] = (row){(char *)(uintptr_t)in + offset + begin, end - begin};
+            rows[rank] = (row){result ? result + begin : NULL, end - begin};
         }
-        piece mine = rows[me];
+        row mine = rows[me];
         if (root >= 0) mine.data = scratch(l, 3, mine.bytes);
         status = combine_strictly(l, gives, mine);
         if (!status && root < 0) status = gather_rows(l, rows);
         if (status || root < 0) continue;
         for (int rank = 0; rank < ranks; rank++) {
-            gives[rank] = rank == root ? mine : (piece){mine.data, 0};
+            gives[rank] = rank == root ? mine : (row){mine.data, 0};
             if (root != me) rows[rank].bytes = 0;
         }
         status = move_pairs(l, gives, rows);
@@ -458,14 +457,14 @@ static un_status reduce_strictly(lane_call *l, const char *in, char *out, size_t
 
 /* Both sides, contiguous: where a tensor is not, a copy stands for it. */
 typedef struct sides {
-    piece *pieces; /* of input, then of output */
+    row *rows; /* of input, then of output */
     char **copies;
     size_t inputs, outputs;
 } sides;
 
-static bool flatten(const un_stream *s, piece *p, char **copied, bool reads) {
+static bool flatten(const un_stream *s, row *p, char **copied, bool reads) {
     char *direct = s->bytes ? stream_direct(s, 0, s->bytes) : NULL;
-    *p = (piece){direct, s->bytes};
+    *p = (row){direct, s->bytes};
     if (direct || !s->bytes) return true;
     if (!(p->data = *copied = malloc(s->bytes))) return false;
     if (reads) stream_read(p->data, s, 0, s->bytes);
@@ -486,14 +485,14 @@ static void count_sides(const lane_call *l, sides *t) {
 static bool flatten_sides(lane_call *l, sides *t) {
     const un_call *call = l->x->call;
     count_sides(l, t);
-    t->pieces = calloc(t->inputs + t->outputs, sizeof *t->pieces);
+    t->rows = calloc(t->inputs + t->outputs, sizeof *t->rows);
     t->copies = calloc(t->inputs + t->outputs, sizeof *t->copies);
-    bool made = t->pieces && t->copies;
+    bool made = t->rows && t->copies;
     for (size_t i = 0; made && i < t->inputs; i++)
-        made = flatten(&call->input[i], &t->pieces[i], &t->copies[i], true);
+        made = flatten(&call->input[i], &t->rows[i], &t->copies[i], true);
     for (size_t i = 0; made && i < t->outputs; i++) {
         size_t at = t->inputs + i;
-        made = flatten(&call->output[i], &t->pieces[at], &t->copies[at], false);
+        made = flatten(&call->output[i], &t->rows[at], &t->copies[at], false);
     }
     return made;
 }
@@ -509,7 +508,7 @@ static void write_back(const lane_call *l, const sides *t, un_status status) {
 static bool part_sides(sides *t) {
     for (size_t i = 0; i < t->inputs; i++)
         for (size_t o = 0; o < t->outputs; o++) {
-            piece *in = &t->pieces[i], *out = &t->pieces[t->inputs + o];
+            row *in = &t->rows[i], *out = &t->rows[t->inputs + o];
             bool apart = in->data + in->bytes <= out->data || out->data + out->bytes <= in->data;
             if (apart || !in->bytes || !out->bytes || t->copies[i]) continue;
             if (!(t->copies[i] = malloc(in->bytes))) return false;
@@ -521,15 +520,15 @@ static bool part_sides(sides *t) {
 static un_status move_sides(lane_call *l, sides *t) {
     const un_call *call = l->x->call;
     un_group *g = l->g;
-    piece *in = t->pieces, *out = t->pieces + t->inputs;
-    piece gives[UN_MAX_RANKS] = {0}, takes[UN_MAX_RANKS] = {0};
+    row *in = t->rows, *out = t->rows + t->inputs;
+    row gives[UN_MAX_RANKS] = {0}, takes[UN_MAX_RANKS] = {0};
     switch (call->operation) {
     case UN_ALL_REDUCE:
     case UN_REDUCE:
         return (!l->g->reach->combine ? reduce_strictly : reduce_in_lanes)(
             l, in->data, t->outputs ? out->data : NULL, in->bytes,
             call->operation == UN_REDUCE ? call->root : -1);
-    case UN_BROADCAST: return run_chain(l, *t->pieces, call->root);
+    case UN_BROADCAST: return run_chain(l, *t->rows, call->root);
     case UN_REDUCE_SCATTER:
         return !l->g->reach->combine ? combine_strictly(l, in, *out) : scatter_sums(l, in, *out);
     case UN_GATHER:
@@ -555,8 +554,7 @@ static un_status move_sides(lane_call *l, sides *t) {
 un_status run_lanes(execution *x) {
     un_group *g = x->g;
     lane_call l = {.x = x, .g = g, .hosts = hosts_of(g)};
-    memset(l.hosts->given, 0, (size_t)g->ranks * sizeof *l.hosts->given);
-    memset(l.hosts->taken, 0, (size_t)g->ranks * sizeof *l.hosts->taken);
+    for (int rank = 0; rank < g->ranks; rank++) l.hosts->of[rank].given = l.hosts->of[rank].taken = 0;
     prepare_to_block(&x->patience);
     if (!x->patience.deadline_ns)
         x->patience.deadline_ns = clock_ns() + x->patience.call->timeout_ns;
@@ -571,7 +569,7 @@ un_status run_lanes(execution *x) {
     write_back(&l, &t, status);
     for (size_t i = 0; t.copies && i < t.inputs + t.outputs; i++) free(t.copies[i]);
     free(t.copies);
-    free(t.pieces);
+    free(t.rows);
     if (status && !status_from_abort(g)) fail(g, status, g->rank);
     return status;
 }

@@ -59,7 +59,7 @@ static void start_sending_over(un_group *g, un_message *m) {
     m->handle = handle;
     wire head = wire_of(g, WIRE_ENTRY);
     head.extra = m->dtype;
-    head.number = ++hs->entries_sent[m->peer];
+    head.number = ++hs->of[m->peer].entries_sent;
     head.words[0] = handle;
     head.words[1] = (uint64_t)m->tag;
     head.words[2] = m->stream.bytes;
@@ -129,7 +129,7 @@ static bool receive_parcel(un_group *g, un_message *m, parcel *p) {
 }
 
 static void take_entry_over(un_group *g, parcel *p) {
-    hosts_of(g)->entries_read[p->head.from]++;
+    hosts_of(g)->of[p->head.from].entries_read++;
     take_arrived(g, &(arrival){.match = {.tag = (int64_t)p->head.words[1], .source = p->head.from},
                                .handle = p->head.words[0],
                                .bytes = p->bytes,
@@ -138,17 +138,6 @@ static void take_entry_over(un_group *g, parcel *p) {
 }
 
 /* UCX does not guarantee order between its protocols. */
-static parcel *take_next_ahead(parcel_queue *q, uint64_t number) {
-    for (parcel **link = &q->first; *link; link = &(*link)->next)
-        if ((*link)->head.number == number) {
-            parcel *found = *link;
-            *link = found->next;
-            for (q->last = &q->first; *q->last;) q->last = &(*q->last)->next;
-            return found;
-        }
-    return NULL;
-}
-
 static void read_parcel(un_group *g, parcel *p) {
     hosts *hs = hosts_of(g);
     int from = p->head.from;
@@ -156,11 +145,11 @@ static void read_parcel(un_group *g, parcel *p) {
     if (p->head.kind == WIRE_REPLY) {
         read_reply_over(g, p);
         drop_parcel(p);
-    } else if (p->head.number != hs->entries_read[from] + 1) {
-        push_parcel(&hs->ahead[from], p);
+    } else if (p->head.number != hs->of[from].entries_read + 1) {
+        push_parcel(&hs->of[from].ahead, p);
     } else {
         do take_entry_over(g, p);
-        while ((p = take_next_ahead(&hs->ahead[from], hs->entries_read[from] + 1)));
+        while ((p = find_parcel(&hs->of[from].ahead, from, hs->of[from].entries_read + 1)));
     }
 }
 
@@ -216,7 +205,7 @@ void forget_parcels(un_group *g) {
             if (a->parcel) drop_parcel(a->parcel);
             a->parcel = NULL;
         }
-    for (int rank = 0; rank < g->ranks; rank++) drop_parcels(&hosts_of(g)->ahead[rank]);
+    for (int rank = 0; rank < g->ranks; rank++) drop_parcels(&hosts_of(g)->of[rank].ahead);
 }
 
 void reach_messages(reach *r) {

@@ -214,7 +214,7 @@ static un_status meet_and_move(execution *x) {
     if (status) return status;
     x->patience.may_finish = x->patience.may_leave;
     x->patience.may_leave = false;
-    if (x->settle) x->settle(x);
+    if (x->learn) x->learn(x);
     record_start(x->g, x->record);
     if (x->takes_lanes) return x->g->reach->run(x);
     if (x->call->schedule) return run_schedule(x);
@@ -306,7 +306,7 @@ static un_status carry_out(execution *x, un_group *g, const un_call *call, patie
 /* One step, and peers read only our descriptor: we may finish our side at any time. */
 static bool is_short(const execution *x) {
     bool uses_blocks = x->may_be_direct && atomic_load(&x->g->blocks.count);
-    return x->steps == 1 && !x->combine && !x->settle && !x->call->schedule && !uses_blocks &&
+    return x->steps == 1 && !x->combine && !x->learn && !x->call->schedule && !uses_blocks &&
            !x->takes_lanes;
 }
 

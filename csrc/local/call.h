@@ -34,7 +34,7 @@ struct execution {
     stage *combine; /* our share of all slots into our slot; NULL: no such stage */
     stage *take;    /* all slots into our output */
     bool (*pairs_agree)(execution *x); /* for parts of different sizes; may be NULL */
-    void (*settle)(execution *x);      /* what only the meeting shows; may be NULL */
+    void (*learn)(execution *x);       /* what only the meeting shows; may be NULL */
     size_t slices; /* of a compiled schedule: how many times it runs, see schedules.c */
     bool may_be_direct; /* large enough; equal on all ranks if all contribute alike */
     uint32_t marks; /* whether peers can read our input in place, see direct.c */

@@ -77,7 +77,7 @@ static un_status write_piece(const void *what, size_t offset, size_t bytes) {
 
 static void read_bytes(execution *x, char *to, const un_stream *from, size_t offset, size_t bytes) {
     if (x->has_copiers)
-        share_out(x, bytes, read_piece, &(copy){from, offset, to, x, false});
+        run_shared(x, bytes, read_piece, &(copy){from, offset, to, x, false});
     else
         stream_read(to, from, offset, bytes);
 }
@@ -85,7 +85,7 @@ static void read_bytes(execution *x, char *to, const un_stream *from, size_t off
 static void write_bytes(execution *x, const un_stream *to, size_t offset, char *from, size_t bytes,
                         bool large) {
     if (x->has_copiers || x->fills_new_memory)
-        share_out(x, bytes, write_piece, &(copy){to, offset, from, x, large});
+        run_shared(x, bytes, write_piece, &(copy){to, offset, from, x, large});
     else
         stream_write(to, offset, from, bytes, large);
 }
@@ -127,7 +127,6 @@ typedef struct combination {
     size_t offset;
     char *slot;
     const un_stream *out;
-    size_t out_offset;
 } combination;
 
 /* Where the parts of the others lie; our own is set by the caller. */
@@ -137,18 +136,18 @@ static inline void find_sources(const execution *x, const void **sources, size_t
         if (rank != me(x)) sources[rank] = part_address(x, rank, part, step) + inside;
 }
 
-static void combine(const combination *c, const void **sources, size_t from, size_t bytes) {
+static void combine_from(const combination *c, const void **sources, size_t from, size_t bytes) {
     execution *x = c->x;
     un_group *g = x->g;
     const un_stream *own = c->own, *out = c->out;
-    size_t offset = c->offset + from, out_offset = c->out_offset + from;
+    size_t offset = c->offset + from;
     find_sources(x, sources, c->part, c->step, c->inside + from);
     const char *mine = stream_direct(own, offset, bytes);
     char *slot = c->slot ? c->slot + from : NULL;
-    char *to = out ? stream_direct(out, out_offset, bytes) : slot;
+    char *to = out ? stream_direct(out, offset, bytes) : slot;
     char *also = out ? slot : NULL;
     size_t block = !mine || !to ? BOUNCE_BYTES : also ? COPIED_BYTES : bytes;
-    if (out && x->fills_new_memory) make_pages(out, out_offset, bytes);
+    if (out && x->fills_new_memory) make_pages(out, offset, bytes);
     _Alignas(64) char given[BOUNCE_BYTES], made[BOUNCE_BYTES];
     for (size_t done = 0; done < bytes; done += block) {
         size_t some = bytes - done < block ? bytes - done : block;
@@ -159,7 +158,7 @@ static void combine(const combination *c, const void **sources, size_t from, siz
             g->reach->combine(x, result, sources, some);
         else
             x->reducer.run(result, sources, g->ranks, some / x->reducer.unit, x->call->factor);
-        if (!to) stream_write(out, out_offset + done, made, some, false);
+        if (!to) stream_write(out, offset + done, made, some, false);
         if (also) memcpy(also + done, result, some);
         for (int rank = 0; rank < g->ranks; rank++)
             if (rank != g->rank) sources[rank] = (const char *)sources[rank] + some;
@@ -168,29 +167,27 @@ static void combine(const combination *c, const void **sources, size_t from, siz
 
 static un_status combine_piece(const void *what, size_t from, size_t bytes) {
     const void *sources[UN_MAX_RANKS];
-    combine(what, sources, from, bytes);
+    combine_from(what, sources, from, bytes);
     return UN_OK;
 }
 
-static void combine_parts(execution *x, size_t step, size_t part, size_t inside, size_t bytes,
-                          const un_stream *own, size_t offset, char *slot, const un_stream *out,
-                          size_t out_offset) {
+static void combine(const combination *c, size_t bytes) {
+    execution *x = c->x;
+    const void **sources = x->g->calls.sources;
     if (!bytes) return;
     if (x->descriptor_bytes && !x->g->reach) { /* a short call: the fast path */
-        const void **sources = x->g->calls.sources;
-        char *to = stream_direct(out, out_offset, bytes);
-        sources[me(x)] = stream_direct(own, offset, bytes);
+        char *to = stream_direct(c->out, c->offset, bytes);
+        sources[me(x)] = stream_direct(c->own, c->offset, bytes);
         if (to && sources[me(x)]) {
-            find_sources(x, sources, part, step, inside);
+            find_sources(x, sources, c->part, c->step, c->inside);
             x->reducer.run(to, sources, x->g->ranks, bytes / x->reducer.unit, x->call->factor);
             return;
         }
     }
-    combination c = {x, step, part, inside, own, offset, slot, out, out_offset};
     if (x->has_copiers)
-        share_out(x, bytes, combine_piece, &c);
+        run_shared(x, bytes, combine_piece, c);
     else
-        combine(&c, x->g->calls.sources, 0, bytes);
+        combine_from(c, sources, 0, bytes);
 }
 
 /* -- nothing to move ------------------------------------------------------------------------- */
@@ -209,8 +206,8 @@ static void bring_all(execution *x, size_t step) { bring_part(x, x->call->input,
 static void take_flat(execution *x, size_t step) {
     if (!wants_result(x)) return;
     span s = span_of(x, me(x), x->call->input->bytes, step);
-    combine_parts(x, step, 0, 0, s.bytes, x->call->input, s.offset, NULL, x->call->output,
-                  s.offset);
+    combine(&(combination){x, step, .own = x->call->input, .offset = s.offset, .out = x->call->output},
+            s.bytes);
 }
 
 /* Cut: every rank combines its share into its output and into its slot, in the place of its own
@@ -227,10 +224,11 @@ static void bring_cut(execution *x, size_t step) {
 static void combine_cut(execution *x, size_t step) {
     span s = span_of(x, me(x), x->call->input->bytes, step);
     span mine = share_of(x, s, me(x));
-    size_t offset = s.offset + mine.offset;
-    combine_parts(x, step, 0, mine.offset, mine.bytes, x->call->input, offset,
-                  part_address(x, me(x), 0, step) + mine.offset,
-                  wants_result(x) ? x->call->output : NULL, offset);
+    combination c = {x, step, .inside = mine.offset, .own = x->call->input};
+    c.offset = s.offset + mine.offset;
+    c.slot = part_address(x, me(x), 0, step) + mine.offset;
+    c.out = wants_result(x) ? x->call->output : NULL;
+    combine(&c, mine.bytes);
 }
 
 static void take_cut(execution *x, size_t step) {
@@ -324,8 +322,10 @@ static void bring_parts(execution *x, size_t step) {
 
 static void take_scattered_sum(execution *x, size_t step) {
     span s = span_of(x, me(x), x->call->output->bytes, step);
-    combine_parts(x, step, (size_t)me(x), 0, s.bytes, &x->call->input[me(x)], s.offset, NULL,
-                  x->call->output, s.offset);
+    combination c = {x, step, .part = (size_t)me(x), .own = &x->call->input[me(x)]};
+    c.offset = s.offset;
+    c.out = x->call->output;
+    combine(&c, s.bytes);
 }
 
 /* The bytes that one part may take of a slot that holds one for each rank. */
@@ -385,7 +385,7 @@ static size_t most_given_by(const execution *x, int giver) {
 }
 
 /* Where `giver`'s parts lie follows from its sizes, which every rank can read. */
-static void settle_giver(execution *x, int giver) {
+static void place_giver(execution *x, int giver) {
     size_t most = most_given_by(x, giver);
     bool fits = fits_descriptor(parts_per_slot(x), most);
     x->g->calls.descriptor_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
@@ -393,9 +393,9 @@ static void settle_giver(execution *x, int giver) {
     if (steps > x->steps) x->steps = steps;
 }
 
-static void settle_givers(execution *x) {
+static void place_givers(execution *x) {
     for (int rank = 0; rank < x->g->ranks; rank++) {
-        settle_giver(x, rank);
+        place_giver(x, rank);
         x->takes_lanes |= x->g->reach && !x->g->calls.descriptor_pitch[rank];
     }
 }
@@ -436,11 +436,11 @@ static void plan_pairs(execution *x, stage *bring, stage *take) {
     x->piece = x->pitch = x->call->operation == UN_GATHER ? STEP_BYTES : slot_share(x);
     x->steps = 1;
     write_sizes(x);
-    settle_giver(x, me(x));
+    place_giver(x, me(x));
     x->bring = bring;
     x->take = take;
     x->pairs_agree = sizes_agree;
-    x->settle = settle_givers;
+    x->learn = place_givers;
     size_t pitch = x->g->calls.descriptor_pitch[me(x)];
     x->needs_slice = !pitch && !x->g->reach;
     x->payload_bytes = pitch * parts_per_slot(x);

@@ -64,7 +64,7 @@ static void call_copiers(un_group *g) {
     wake(&g->copiers.bell, OF_PROCESS, INT_MAX);
 }
 
-un_status do_with_copiers(un_group *g, size_t bytes, piece *run, const void *what) {
+un_status do_with_copiers(un_group *g, size_t bytes, task *run, const void *what) {
     size_t step = round_up(bytes / (4 * (size_t)(g->copiers.wanted + 1)), PAGE_BYTES);
     if (step < SHARED_LEAST) step = SHARED_LEAST;
     size_t pieces = (bytes + step - 1) / step;

@@ -5,9 +5,9 @@
 #include "local/call.h"
 
 /* Do [offset, +bytes) of something; pieces of one thing may be done at once, in any order. */
-typedef un_status piece(const void *what, size_t offset, size_t bytes);
+typedef un_status task(const void *what, size_t offset, size_t bytes);
 
-un_status do_with_copiers(un_group *g, size_t bytes, piece *run, const void *what);
+un_status do_with_copiers(un_group *g, size_t bytes, task *run, const void *what);
 void stop_copiers(un_group *g); /* the group closes */
 
 /* Not while the program computes, as during a work that no thread waits for: copiers would take
@@ -18,7 +18,7 @@ static inline bool is_awaited(const execution *x) {
 }
 
 /* All `bytes` of it; this thread does them alone if the call is not large. */
-static inline un_status share_out(const execution *x, size_t bytes, piece *run, const void *what) {
+static inline un_status run_shared(const execution *x, size_t bytes, task *run, const void *what) {
     if (x->has_copiers && bytes >= SHARED_FROM && is_awaited(x))
         return do_with_copiers(x->g, bytes, run, what);
     return run(what, 0, bytes);

@@ -176,11 +176,11 @@ static un_status take_directly(execution *x, const un_stream *to, int source, si
     size_t pitch = x->g->calls.descriptor_pitch[source];
     place where = places_of(x, source)[part];
     if (!pitch && where.block == NO_BLOCK)
-        return share_out(x, to->bytes, take_by_kernel, &(taking){x, to, source, where.offset});
+        return run_shared(x, to->bytes, take_by_kernel, &(taking){x, to, source, where.offset});
     char *from = descriptor_of(x->g, source, x->number)->payload + part * pitch;
     un_status status = pitch ? UN_OK : find_given(x, source, part, to->bytes, &from);
     if (status) return status;
-    return share_out(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
+    return run_shared(x, to->bytes, take_from_block, &(taking){x, to, source, (uintptr_t)from});
 }
 
 /* One part from each of the others, from the rank after us on, so that not all read the same
@@ -232,7 +232,7 @@ static un_status reduce_and_take(execution *x) {
         if (status) return status;
         g->calls.sources[rank] = part;
     }
-    return share_out(x, bytes, reduce_piece, x);
+    return run_shared(x, bytes, reduce_piece, x);
 }
 
 /* -- writing into all ranks' memory ------------------------------------------------------------ */
@@ -283,7 +283,7 @@ static un_status combine_share(execution *x) {
         g->calls.sources[rank] = input + first;
         outputs[rank] = output ? output + first : NULL;
     }
-    return share_out(x, bytes, combine_piece, &(share){x, made_by, outputs});
+    return run_shared(x, bytes, combine_piece, &(share){x, made_by, outputs});
 }
 
 /* The call has failed: make sure that no peer writes into our memory once we return. */

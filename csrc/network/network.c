@@ -31,7 +31,7 @@ enum {
 };
 
 struct un_link {
-    ucp_ep_h endpoint; /* NULL: cut */
+    ucp_ep_h endpoint; /* NULL: broken, by us */
     int64_t broken_ns; /* since when; 0: not broken */
     size_t address_bytes;
     un_link *next;
@@ -255,7 +255,7 @@ bool link_is_broken(const un_link *link, int64_t for_ns) {
     return link && link->broken_ns && clock_ns() - link->broken_ns >= for_ns;
 }
 
-void cut_link(un_link *link) {
+void break_link(un_link *link) {
     lock_network();
     if (link && !link->broken_ns) link->broken_ns = clock_ns();
     if (link) close_link(link);
@@ -278,10 +278,10 @@ static void on_fetched(void *request, ucs_status_t status, size_t bytes, void *a
     on_sent(request, status, argument);
 }
 
-typedef struct copy { /* of what is being sent */
+typedef struct sent_copy {
     wire head;
     char data[];
-} copy;
+} sent_copy;
 
 static void on_copy_sent(void *request, ucs_status_t status, void *argument) {
     (void)status;
@@ -302,7 +302,7 @@ static void *post_message(un_link *link, const wire *head, const void *data, siz
 }
 
 void send_copy_of(un_link *link, const wire *head, const void *data, size_t bytes) {
-    copy *sent = malloc(sizeof *sent + bytes);
+    sent_copy *sent = malloc(sizeof *sent + bytes);
     if (!sent) return;
     sent->head = *head;
     if (bytes) memcpy(sent->data, data, bytes);

@@ -50,7 +50,7 @@ void close_network(void);
 /* Links by the address of the worker at their other end. NULL: UCX cannot reach it. */
 un_link *link_to(const void *address, size_t bytes);
 bool link_is_broken(const un_link *link, int64_t for_ns); /* for so long at least */
-void cut_link(un_link *link); /* its operations in flight fail */
+void break_link(un_link *link); /* its operations in flight fail */
 
 /* Send a copy, and forget about it. */
 void send_copy_of(un_link *link, const wire *head, const void *data, size_t bytes);
