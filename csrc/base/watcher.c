@@ -258,8 +258,9 @@ bool un_group_watch(un_group *g, int rank, uint64_t identity, int pidfd) {
 
 bool peer_is_dead(const un_group *g, int rank, int64_t *ending) {
     pthread_mutex_lock(&watch.lock);
-    const peer *p = g->watching.peers[rank];
+    peer *p = g->watching.peers[rank];
     bool dead = p && p->dead;
+    if (dead && !p->ending) p->ending = ending_of(p->pidfd); /* its parent was slow */
     *ending = dead ? p->ending : 0;
     pthread_mutex_unlock(&watch.lock);
     return dead;
