@@ -55,11 +55,11 @@ int nameless_file(size_t bytes) {
 }
 
 /* Claim pages now, on this process's memory node, so that a limit is an error here and not a
- * SIGBUS at the first touch. */
+ * SIGBUS at the first touch. The memory of a group of one is not a file. */
 int allocate(int descriptor, size_t offset, size_t bytes) {
-    int result;
+    int result = 0;
     do {
-        result = fallocate(descriptor, 0, (off_t)offset, (off_t)bytes);
+        if (descriptor >= 0) result = fallocate(descriptor, 0, (off_t)offset, (off_t)bytes);
     } while (result && errno == EINTR);
     return result;
 }
@@ -102,29 +102,32 @@ static int allocate_control(const un_group *g, int descriptor) {
 un_status segment_map(un_group *g, int descriptor, uint64_t nonce) {
     struct stat facts;
     lay_out(g);
-    if (fstat(descriptor, &facts)) return UN_SYSTEM;
-    if ((size_t)facts.st_size != g->segment.bytes) return UN_MISMATCH;
+    bool is_file = descriptor >= 0 || g->ranks > 1;
+    if (is_file && fstat(descriptor, &facts)) return UN_SYSTEM;
+    if (is_file && (size_t)facts.st_size != g->segment.bytes) return UN_MISMATCH;
     if (allocate_control(g, descriptor)) return UN_SYSTEM;
     g->segment.users = malloc(sizeof *g->segment.users);
     if (!g->segment.users) return UN_SYSTEM;
     atomic_init(g->segment.users, 1);
-    g->segment.descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
-    if (g->segment.descriptor < 0) {
+    g->segment.descriptor = is_file ? fcntl(descriptor, F_DUPFD_CLOEXEC, 3) : -1;
+    if (is_file && g->segment.descriptor < 0) {
         free(g->segment.users);
         return UN_SYSTEM;
     }
-    g->segment.base = mmap(NULL, g->segment.bytes, PROT_READ | PROT_WRITE,
-                           MAP_SHARED | MAP_NORESERVE, g->segment.descriptor, 0);
+    int flags = MAP_SHARED | MAP_NORESERVE | (is_file ? 0 : MAP_ANONYMOUS);
+    g->segment.base = mmap(NULL, g->segment.bytes, PROT_READ | PROT_WRITE, flags,
+                           g->segment.descriptor, 0);
     if (g->segment.base == MAP_FAILED) {
-        close(g->segment.descriptor);
+        if (is_file) close(g->segment.descriptor);
         free(g->segment.users);
         return UN_SYSTEM;
     }
     /* A forked child must not write into its parent's group; best effort on old kernels. */
     madvise(g->segment.base, g->segment.bytes, MADV_DONTFORK);
     g->segment.header = (header *)g->segment.base;
-    if (g->segment.header->magic != MAGIC || g->segment.header->version != UN_LAYOUT_VERSION ||
-        g->segment.header->nonce != nonce || g->segment.header->ranks != (uint32_t)g->ranks) {
+    const header *h = g->segment.header;
+    if (is_file && (h->magic != MAGIC || h->version != UN_LAYOUT_VERSION || h->nonce != nonce ||
+                    h->ranks != (uint32_t)g->ranks)) {
         segment_unmap(g);
         return UN_MISMATCH;
     }
@@ -145,7 +148,7 @@ un_status segment_share(un_group *g, const un_group *other) {
 void segment_unmap(un_group *g) {
     if (atomic_fetch_sub(g->segment.users, 1) > 1) return;
     munmap(g->segment.base, g->segment.bytes);
-    close(g->segment.descriptor);
+    if (g->segment.descriptor >= 0) close(g->segment.descriptor);
     free(g->segment.users);
 }
 

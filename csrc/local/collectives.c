@@ -490,6 +490,15 @@ static void plan_alike(execution *x) {
     x->large = x->bytes >= BYPASS_FROM;
 }
 
+/* A group of one: what it contributes is the result. */
+static void take_own(execution *x, size_t step) {
+    const un_stream *from = x->call->input, *to = x->call->output;
+    if (x->reducer.run && x->call->reduction == UN_PREMUL_SUM)
+        combine(&(combination){x, step, .own = from, .out = to}, from->bytes);
+    else if (from != to)
+        copy_own(x, to, from, 0, from->bytes);
+}
+
 static bool fills_new_memory(const execution *x) {
     const un_call *call = x->call;
     un_operation o = call->operation;
@@ -521,9 +530,10 @@ un_status plan_execution(execution *x) {
         x->bring = do_nothing;
         return plan_schedule(x);
     }
-    switch (call->operation) {
-    case UN_BARRIER:
-        x->bring = x->take = do_nothing;
+    switch (x->g->ranks == 1 ? UN_BARRIER : call->operation) {
+    case UN_BARRIER: /* with or without data of one's own */
+        x->bring = do_nothing;
+        x->take = take_own;
         x->steps = 1;
         break;
     case UN_GATHER: plan_pairs(x, bring_gather, take_gather); break;

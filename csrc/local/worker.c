@@ -170,14 +170,14 @@ static void wake_worker(un_group *g) {
     ring_worker(g);
 }
 
-static bool start_worker(un_group *g) {
+static bool start_worker(un_group *g, bool with_thread) {
     if (atomic_load_explicit(&g->worker.has_thread, memory_order_acquire)) return true;
     pthread_mutex_lock(&g->worker.queue_lock);
     if (!g->worker.begun) g->worker.begun = calloc(1, sizeof *g->worker.begun);
-    if (!g->worker.has_thread && g->worker.begun)
+    if (with_thread && !g->worker.has_thread && g->worker.begun)
         g->worker.has_thread = start_thread(&g->worker.thread, "unisono:worker", run_worker, g);
     pthread_mutex_unlock(&g->worker.queue_lock);
-    return g->worker.has_thread;
+    return with_thread ? g->worker.has_thread : g->worker.begun != NULL;
 }
 
 static bool is_resting_size(const un_group *g, const un_work *work) {
@@ -232,14 +232,15 @@ un_status un_submit(un_group *g, un_work *work) {
     work->call.block = NULL;
     work->call.pause = NULL;
     work->record = open_call_record(g, &work->call, 0, QUEUED);
-    if (!start_worker(g)) return UN_SYSTEM;
+    if (!start_worker(g, g->ranks > 1)) return UN_SYSTEM;
     work->number = atomic_fetch_add(&control_of(g, g->rank)->works, 1) + 1;
     bool locked = try_lock_calls(g);
     if (locked) note_owner(g);
     bool done = locked && run_now(g, work);
-    if (!done) enqueue_work(g, work);
+    bool is_served = done || start_worker(g, true);
+    if (!done && is_served) enqueue_work(g, work);
     if (locked) unlock_calls(g);
-    if (done) return UN_OK;
+    if (done || !is_served) return done ? UN_OK : UN_SYSTEM;
     if (!atomic_load(&g->worker.may_rest))
         wake_worker(g);
     else if (atomic_load(&g->worker.asleep) == SLEEPS)

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
-from functools import partial
 from typing import Any
 
 from unisono import variables
@@ -23,14 +22,13 @@ from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 # What only some programs need is imported where it is used, so that other processes start faster.
 
 
-def solo(
+def alone(
     name: str = "world",
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may not have
-
-    return Communicator(Solo(name, global_ranks, timeout_s))
+    """A group of one. Raises EngineUnavailable without the engine."""
+    return Communicator(SharedMemory.alone(name, global_ranks, timeout_s))
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
@@ -63,7 +61,7 @@ def connect(
     deadline = deadline or Deadline(join_timeout_s)
     global_ranks = global_ranks or tuple(range(size)) if in_world else None
     if size == 1:
-        return solo(name, global_ranks, timeout_s)
+        return alone(name, global_ranks, timeout_s)
     hosts = None if on_one_host else find_hosts(store, rank, size, deadline, check, name)
     if hosts is None or hosts.count == 1:
         made = SharedMemory.connect(
@@ -138,7 +136,7 @@ def join(
     meeting_s = meeting_timeout_s(timeout_s, join_timeout_s)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:
-        return solo(name, None, timeout_s)
+        return alone(name, None, timeout_s)
     deadline = Deadline(meeting_s)
     if is_networked(store):
         return _join_anywhere(name, rank, size, store, timeout_s, deadline)
@@ -180,8 +178,7 @@ def grow(
         made = growing.grow(group, store, name, known_as, count, limit_s, generation)
     else:
         meeting = known_as, _meeting_of_newcomers(known_as, 0, store)
-        how = partial(_grow_alone, group) if group.size == 1 else group.grow
-        made = how(name, meeting, count, limit_s, generation)
+        made = group.grow(name, meeting, count, limit_s, generation)
     return Communicator(made)
 
 
@@ -192,27 +189,6 @@ def _meeting_of_newcomers(
     from unisono.comm.rendezvous.meeting_points import meeting_by_name
 
     return meeting_by_name(f"{name} grows", rank, store)
-
-
-def _grow_alone(
-    alone: Any,
-    name: str,
-    meeting: tuple[str, AbstractContextManager[Announcements]],
-    count: int,
-    limit_s: float,
-    generation: int,
-) -> Transport:
-    """The transport that a group of one, a Solo, grows into."""
-    from unisono.comm.rendezvous.growing import admit, number_newcomers
-
-    alone.raise_if_ended()
-    about = {"global_ranks": alone.global_ranks, "generation": generation}
-    with closing(RendezvousServer()) as server:
-        membership, growth = admit(
-            alone, server, server.address, name, meeting, count, limit_s, about, None
-        )
-        global_ranks = number_newcomers(alone.global_ranks, growth.places)
-        return SharedMemory(membership, server, name, global_ranks, alone.timeout_s)
 
 
 def _come_in(

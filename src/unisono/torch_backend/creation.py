@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect, fresh_part, solo
+from unisono.comm.factory import alone, connect, fresh_part
 from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.makings import GroupsDiffer, key_of, making
 from unisono.comm.transport import Transport
@@ -61,7 +61,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
     store = options.store
     if size == 1:
-        return solo(name, ranks if in_world else None, timeout_s), store
+        return alone(name, ranks if in_world else None, timeout_s), store
     world = _world() if in_world else None
     if world is not None:
         store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]

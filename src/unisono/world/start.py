@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect, connect_on_host, fresh_part, solo
+from unisono.comm.factory import alone, connect, connect_on_host, fresh_part
 from unisono.comm.hosts.identity import identify_host
 from unisono.comm.over_torch.stores import store_at, store_of
 from unisono.comm.rendezvous.announcements import FileAnnouncements
@@ -96,7 +96,7 @@ def start(
         _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
-            comm = solo(timeout_s=timeout_s)
+            comm = alone(timeout_s=timeout_s)
         comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
         return start_over(comm, reason, wants_torch, store)
@@ -257,17 +257,19 @@ def _start_over_torch(
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:
-        native = native or solo()
-        stack.callback(native.close)
+        if native is not None:
+            stack.callback(native.close)
         problem = backend_problem(backend)
         if problem:
             raise UnisonoError(problem)
         if backend == "nccl":
             _check_gpus(everyone)
             torch.cuda.set_device(device_index(torch, info.local_rank))
-        if store is None:
-            store = stack.enter_context(store_of(native))
-        native.close()
+        if native is None:
+            store = store or dist.HashStore()  # type: ignore[attr-defined]
+        else:
+            store = store or stack.enter_context(store_of(native))
+            native.close()
         both = "cpu:gloo,cuda:nccl"  # CPU tensors work, too
         dist.init_process_group(
             both if backend == "nccl" and dist.is_gloo_available() else backend,

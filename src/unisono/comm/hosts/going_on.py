@@ -18,7 +18,7 @@ from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
 from unisono.comm.rendezvous.deadline import Deadline
 from unisono.comm.rendezvous.survivors import Attempt, go_on
 from unisono.comm.rendezvous.unix_socket import Departed
-from unisono.comm.solo import Solo
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks
 
@@ -183,7 +183,7 @@ def _meet(
     global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
     if size == 1:
         attempt.settle(True)
-        return Solo(name, global_ranks, timeout_s)
+        return SharedMemory.alone(name, global_ranks, timeout_s)
     part = PrefixStore(f"unisono/{attempt.key}", store)
     meeting = Meeting(name, global_ranks, timeout_s, attempt.deadline, attempt.check)
     made = connect_anywhere(part, meeting, rank, size)

@@ -13,18 +13,25 @@ from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
+from unisono.comm.engine import (
+    abandon_group,
+    end_abandoned_groups,
+    engine_ns,
+    native,
+    open_group,
+    works,
+)
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
 from unisono.comm.reductions import Reduction, known_reduction
 from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
 from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
-from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
+from unisono.comm.rendezvous.membership import JoinRequest, Member, Membership, meet_at, meet_by
 from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import address_of, count, dtype_name
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
-from unisono.comm.work import Work, join_works
+from unisono.comm.work import FinishedWork, Work, join_works
 from unisono.errors import GroupError, RendezvousError, SegmentError
 from unisono.failures import load_soon
 
@@ -82,7 +89,8 @@ class SharedMemory(Transport):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
-        announce_segment(self.group.descriptor)
+        if self.group.descriptor >= 0:
+            announce_segment(self.group.descriptor)
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
@@ -115,6 +123,21 @@ class SharedMemory(Transport):
             membership = meet_by(announcements, server, request)
             load_soon(*NEEDED_LATER)
             return cls(membership, server, name, global_ranks or tuple(range(size)), timeout_s)
+
+    @classmethod
+    def alone(
+        cls,
+        name: str = "world",
+        global_ranks: tuple[int, ...] | None = (0,),
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> SharedMemory:
+        """A group of this process only, in its own memory: it has no descriptor and no thread."""
+        group = open_group(-1, 0, 1, 0, timeout_s)
+        membership = Membership(name, 0, 1, group, (Member("here", os.getpid()),))
+        with contextlib.closing(RendezvousServer()) as server:
+            made = cls(membership, server, name, global_ranks, timeout_s)
+        made.devices = ("cpu", "cuda")
+        return made
 
     def _name_for_readers(self) -> str:
         """The name of the group for readers of its records."""
@@ -180,6 +203,9 @@ class SharedMemory(Transport):
             if not isinstance(status, int):
                 return status
             if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
+                if self.size == 1:
+                    _move_alone(output, input, factor)
+                    return FinishedWork() if async_op else None
                 why = "the engine cannot read this memory"
                 self.refuse(call.name, why)
                 raise TypeError(f"{call.name} on group {self.name}: {why}")
@@ -241,9 +267,7 @@ class SharedMemory(Transport):
         known, timeout_s = self.global_ranks, self.timeout_s
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         if len(members) == 1:
-            from unisono.comm.solo import Solo
-
-            return Solo(name, global_ranks, timeout_s)
+            return SharedMemory.alone(name, global_ranks, timeout_s)
         check = self._check_of_split(members)
         with told_of_deaths(check):
             membership = self._meet(members, name, check)
@@ -296,9 +320,7 @@ class SharedMemory(Transport):
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         if made is None:
-            from unisono.comm.solo import Solo
-
-            return Solo(name, global_ranks, self.timeout_s)
+            return SharedMemory.alone(name, global_ranks, self.timeout_s)
         if self._server is None:  # another thread has closed the group
             raise self.exceptions.closed()
         return SharedMemory(made, self._server, name, global_ranks, self.timeout_s)
@@ -373,6 +395,8 @@ class SharedMemory(Transport):
     def allocate(self, size_bytes: int) -> Memory | None:
         if self._server is None:
             raise self.exceptions.closed()
+        if self.size == 1:
+            return None
         try:
             try:
                 allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
@@ -428,10 +452,16 @@ class SharedMemory(Transport):
             self._note_refusal(why)
             self.group.refuse(Operation[operation.upper()])
 
+    def check_message(self, sends: bool, peer: int | None) -> None:
+        if self.size == 1:
+            raise ValueError("a group of one has no other rank to exchange messages with")
+
     def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:
         """An empty message of a type that torch lacks: it fits only one that the peer refused."""
         import numpy
 
+        if self.size == 1:
+            return
         self._note_refusal(why)
         begin = self.group.isend if sends else self.group.irecv
         nothing = numpy.empty(0, numpy.longdouble)
@@ -545,6 +575,28 @@ def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
         to = [outputs[place] for place in places]
         calls.append((to, to if inputs is outputs else [inputs[place] for place in places]))
     return calls
+
+
+def _move_alone(output: Any, input: Any, factor: float) -> None:
+    """A call of one rank on what the engine cannot read: memory of a GPU, elements of less than a
+    byte."""
+    import torch
+
+    from unisono.comm.schedules import flat
+
+    sides = (side if type(side) in _LISTS else [side] for side in (output, input))
+    for given, source in zip(*sides, strict=True):
+        to = torch.as_tensor(given).detach()
+        if source is not given:
+            source = torch.as_tensor(source).detach().reshape(to.shape)
+            try:
+                to.copy_(source)
+            except NotImplementedError:  # torch has dtypes (int1, ...) that it cannot copy
+                to.view(torch.uint8).copy_(source.view(torch.uint8))
+        if factor != 1.0:
+            row = flat.flat(to)
+            flat.scale(row, factor)
+            flat.write_back(to, row)
 
 
 def _given(side: Any) -> Any:
