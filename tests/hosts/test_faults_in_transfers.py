@@ -110,9 +110,9 @@ def test_the_death_of_who_others_depend_on(
 def be_stopped(
     rank: int, size: int, path: str, where: Places, stopped: int, pids: list[int], answer_s: float
 ) -> Any:
-    """A rank is stopped in the middle of a call on 64 MiB; once all others know, it continues and
+    """A rank is stopped in the middle of a call on 16 MiB; once all others know, it continues and
     learns of it, too. Processes take so long to say who is stopped on their host."""
-    with second_world(rank, where, timeout_s=3.0) as comm:
+    with second_world(rank, where, timeout_s=4.0) as comm:
         if answer_s:
             tell = comm.transport.links.questions._at_once.pop("stopped")
             questions.answers["stopped"] = lambda ranks: (time.sleep(answer_s), tell(ranks))[1]
@@ -124,7 +124,7 @@ def be_stopped(
                 os.kill(os.getpid(), signal.SIGSTOP)
 
             threading.Timer(1.0, stop).start()
-        story = call_until_it_fails(LARGE)
+        story = call_until_it_fails(LARGE // 4)
         set_moment(path, f"heard-{rank}")
         if rank == 0:
             for other in range(1, size):
@@ -154,8 +154,7 @@ def test_a_rank_that_is_stopped_while_data_moves(
             assert re.search(late, first), text
             host = where.host(stopped).name
             assert re.match(rf"  rank {stopped} \(pid \d+ on {host}\) is stopped", second), text
-            # The call may have begun a second before, and a little more on a busy machine.
-            assert 1.0 < came - stopped_at < 10.0
+            assert 0.0 < came - stopped_at < 20.0  # the call may have begun long before
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------
