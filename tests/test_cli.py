@@ -24,9 +24,10 @@ def test_the_table_says_what_the_commands_say() -> None:
         assert command.get_short_help_str(limit=200) == sentence
     listed = CliRunner().invoke(main, ["--help"]).stdout
     assert all(f"\n  {name}  " in listed for name in COMMANDS)
-    refused = CliRunner().invoke(main, ["demmo"])
-    assert refused.exit_code == 2
-    assert "No such command 'demmo'" in refused.stderr
+    for wrong, right in (("demmo", "demo"), ("rum", "run")):
+        refused = CliRunner().invoke(main, [wrong])
+        assert refused.exit_code == 2
+        assert f"No such command '{wrong}'. Did you mean '{right}'?" in refused.stderr
 
 
 def test_the_usage_of_bench_names_no_hidden_command() -> None:

@@ -89,6 +89,15 @@ def test_no_variable_ends_import_torch() -> None:
     assert all(line.endswith(": it is ignored") for line in lines)
 
 
+def test_a_program_without_torch_hears_of_misspelt_variables_too() -> None:
+    code = "import sys, unisono; unisono.init().close(); assert 'torch' not in sys.modules"
+    done = run_python("-c", code, environment={"UNISONO_WATCH": "maybe", "UNISONO_WATHC": "1"})
+    assert done.stderr.splitlines() == [
+        "UNISONO_WATCH must be 0 or 1, not 'maybe': it is ignored",
+        "UNISONO_WATHC is not a variable of unisono (did you mean UNISONO_WATCH?): it is ignored",
+    ]
+
+
 def test_a_backend_that_torch_does_not_know_is_a_warning_and_an_error_where_it_is_used() -> None:
     code = "import torch, unisono; print(unisono.watch.is_on()); unisono.init()"
     environment = {"UNISONO_BACKEND": "glooo", "UNISONO_WATCH": "loud"}

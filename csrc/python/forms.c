@@ -34,13 +34,11 @@ static PyObject *call_form(PyObject *object, PyObject *const *given, size_t coun
     return PyObject_Vectorcall(self->answer, given, count, names);
 }
 
+static PyObject *method_type; /* types.MethodType */
+
 static PyObject *bind_form(PyObject *form, PyObject *object, PyObject *type) {
     (void)type;
-    PyObject *types = object ? PyImport_ImportModule("types") : NULL;
-    if (!object) return Py_NewRef(form);
-    PyObject *bound = types ? PyObject_CallMethod(types, "MethodType", "OO", form, object) : NULL;
-    Py_XDECREF(types);
-    return bound;
+    return object ? PyObject_CallFunctionObjArgs(method_type, form, object, NULL) : Py_NewRef(form);
 }
 
 /* Pickled by its name, as a function is. */
@@ -67,12 +65,12 @@ static PyType_Spec spec = {.name = "unisono._native.Form",
                            .flags = Py_TPFLAGS_DEFAULT | HAS_VECTORCALL | IS_METHOD,
                            .slots = slots};
 
-/* form(function, answer): the function; a call of the wrong form is a call of `answer` */
+/* form(function, answer, MethodType): the function; a call of the wrong form is one of `answer` */
 PyObject *module_form(PyObject *module, PyObject *arguments) {
     (void)module;
     static PyObject *form_type;
     PyObject *function, *answer;
-    if (!PyArg_ParseTuple(arguments, "OO", &function, &answer)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OOO", &function, &answer, &method_type)) return NULL;
     if (!form_type && !(form_type = PyType_FromSpec(&spec))) return NULL;
     Form *form = PyObject_New(Form, (PyTypeObject *)form_type);
     if (!form) return NULL;

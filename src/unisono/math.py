@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from unisono.collectives import differentiable
 from unisono.collectives.arguments import refuse_type
 from unisono.comm.communicator import Communicator, Group
-from unisono.world.world import resolve
+from unisono.world.world import resolve, well_formed
 
 __all__ = [
     "l2_norm",
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 
+@well_formed
 def weighted_sum(
     x: torch.Tensor,
     weight: torch.Tensor | float,
@@ -63,6 +64,7 @@ def weighted_sum(
     return differentiable.all_reduce(local, "sum", comm).to(product.dtype)
 
 
+@well_formed
 def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
@@ -85,6 +87,7 @@ def mean(
     return keep_or_squeeze(result, axis, keepdim)
 
 
+@well_formed
 def variance(
     x: torch.Tensor,
     dim: int | None = None,
@@ -111,6 +114,7 @@ def variance(
     return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
+@well_formed
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
@@ -126,6 +130,7 @@ def l2_norm(
     return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
+@well_formed
 def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
@@ -168,6 +173,7 @@ class _Norm(torch.autograd.Function):
 # process.
 
 
+@well_formed
 def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """exp(x) divided by its sum over `dim` and all ranks; each rank has its shard's part.
 
@@ -184,6 +190,7 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
     return _softmax("softmax", x, dim, group)
 
 
+@well_formed
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
     its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
@@ -202,6 +209,7 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> 
     return result.squeeze(0) if dim is None else result
 
 
+@well_formed
 def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:

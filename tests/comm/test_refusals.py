@@ -14,7 +14,7 @@ import torch
 
 import unisono
 from ranks import attempt, subgroup
-from unisono import CollectiveMismatch, MessageMismatch
+from unisono import CollectiveMismatch, MessageMismatch, plan
 from unisono.comm.communicator import Communicator
 
 AT_ONCE_S = 6.0  # far less than the timeout; on an idle machine a few milliseconds
@@ -153,6 +153,52 @@ def test_a_refused_message_tells_its_peer(
         assert isinstance(attempt(group.barrier), MessageMismatch), "not poisoned"
         comm.barrier()
         group.close()
+
+
+@pytest.mark.parametrize("name", [*unisono.math.__all__, "run_schedule"])
+@pytest.mark.ranks(2)
+def test_a_wrong_form_of_a_larger_function_is_heard(comm: Communicator, name: str) -> None:
+    group = subgroup(comm, [0, 1])
+    room = unisono if name == "run_schedule" else unisono.math
+    named: dict[str, Any] = {"x": torch.ones(2), "dim": 0, "group": group}
+    if name == "weighted_sum":
+        named["weight"] = 1.0
+    if name == "run_schedule":
+        schedule = plan.find("all_reduce", "ring").schedule(2)
+        named = {"schedule": schedule, "comm": group, "output": torch.ones(2)}
+    error = attempt(getattr(room, name), **named, **({} if comm.rank else {"wrong": 1}))
+    assert "got an unexpected keyword argument 'wrong'" in str(error)
+    assert f": call it as {room.__name__}.{name}({next(iter(named))}, " in str(error)
+    assert isinstance(error, CollectiveMismatch if comm.rank else TypeError), error
+    comm.barrier()
+    group.close()
+
+
+LIMITS = {f"timeout_s={limit!r} is not a positive": limit for limit in (-5, 0, "5", float("nan"))}
+
+
+@pytest.mark.parametrize("sentence", [*LIMITS, "rank 0 is the source (src=0), but passed None"])
+@pytest.mark.ranks(2)
+def test_an_argument_is_named_to_all(comm: Communicator, sentence: str) -> None:
+    group, bad = subgroup(comm, [0, 1]), comm.rank == 0
+    if sentence in LIMITS:
+        error = attempt(group.barrier, timeout_s=LIMITS[sentence] if bad else None)
+    else:
+        error = attempt(unisono.scatter, None, group=group)
+    assert isinstance(error, ValueError if bad else CollectiveMismatch), error
+    assert sentence in str(error)
+    comm.barrier()
+    group.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_batch_of_messages_without_messages_leaves_the_group_usable(comm: Communicator) -> None:
+    if comm.rank == 0:
+        for owner, call in (("comm", comm.batch_isend_irecv), ("unisono", unisono)):
+            error = attempt(getattr(call, "batch_isend_irecv", call))
+            assert isinstance(error, TypeError), error
+            assert f"call it as {owner}.batch_isend_irecv(messages" in str(error)
+    comm.barrier()
 
 
 @pytest.mark.ranks(2)

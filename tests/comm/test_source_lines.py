@@ -16,6 +16,7 @@ import pytest
 import torch
 import typing_extensions
 
+import unisono
 from ranks import attempt, subgroup
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
@@ -314,3 +315,14 @@ def test_a_long_line_that_is_cut_inside_a_character() -> None:
         made: dict[str, Any] = {}
         exec(compile("import sys\nframe = sys._getframe()", f"/tmp/{name}", "exec"), made)
         assert f"{name[-50:]}:2 in <module>" in native.site_of(made["frame"])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_a_closed_group_says_where_it_was_closed(with_torch: bool) -> None:
+    """With torch the end of a world is a contextlib.ExitStack's."""
+    comm = unisono.init(with_torch=with_torch)
+    unisono.shutdown()
+    here = line_of(test_a_closed_group_says_where_it_was_closed, "unisono.shutdown()")
+    error = attempt(comm.barrier)
+    assert str(error) == f"group world is closed: this rank closed it at tests/comm/{here}"

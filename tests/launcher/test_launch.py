@@ -612,8 +612,21 @@ def test_bad_requests_are_one_sentence() -> None:
         (TypeError, "needs a function, not a int", lambda: unisono.launch(3, 2)),  # type: ignore[arg-type]
         (ValueError, "timeout must", lambda: unisono.launch(print, 1, timeout=0)),
         (ValueError, "threads must", lambda: unisono.launch(print, 1, threads=0)),
-        (TypeError, "cannot send the function .*lock", lambda: unisono.launch(lambda: lock, 2)),
-        (TypeError, "cannot send its arguments", lambda: unisono.launch(print, 2, (lock,))),
+        (
+            TypeError,
+            "function \\(its variable lock, a lock\\)",
+            lambda: unisono.launch(lambda: lock, 2),
+        ),
+        (
+            TypeError,
+            "arguments \\(args\\[1\\], a lock\\)",
+            lambda: unisono.launch(print, 2, (5, lock)),
+        ),
+        (
+            TypeError,
+            "args: launch\\(fn, 2, args=\\(5,\\)\\)",
+            lambda: unisono.launch(print, 5, ranks=2),
+        ),  # type: ignore[misc]
         (UnisonoError, "need at least .* of memory", lambda: unisono.launch(print, 10**9)),
     ]
     for kind, text, call in refusals:

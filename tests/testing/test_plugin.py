@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -138,6 +140,31 @@ def test_ranks_share_a_world_and_each_test_has_its_own(
     result.stdout.fnmatch_lines(["*::test_processes PASSED*"])
     left = {path.name for path in pytester.path.rglob("meeting-*")}
     assert not left
+
+
+@pytest.fixture
+def alone() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("a logger that does not propagate")
+    logger.propagate = False
+    yield logger
+    logger.propagate = True
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_ranks_catch_logs_as_pytest_does(
+    alone: logging.Logger, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also the second time: no handler is left of the first."""
+    with caplog.at_level(level), caplog.at_level(level, alone.name):
+        for logger in (alone, logging.getLogger(), logging.getLogger("another")):
+            logger.info("low")
+            logger.warning("high")
+            logger.handlers[:] = logger.handlers[::-1]  # as a program may
+    expected = ["low", "high"] if level == logging.INFO else ["high"]
+    assert caplog.messages == expected * 3
+    assert len(alone.handlers) == len(set(alone.handlers)) == 2
+    alone.handlers.clear()  # as torch does with its own
 
 
 @pytest.mark.parametrize("wanted", [None, "0"])

@@ -397,6 +397,7 @@ def test_a_group_that_is_there_is_adopted_and_left_alone(process_group: Any, bac
     assert unisono.get_rank() == dist.get_rank()
     assert unisono.get_world_size() == 2
     assert unisono.is_distributed()
+    assert "already" in unisono.get_backend_reason()
     comm = unisono.init()
     assert comm is resolve(process_group)
     assert comm.backend == backend

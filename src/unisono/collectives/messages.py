@@ -72,6 +72,7 @@ def irecv(
     return ResultWork(resolve(group).irecv(tensor, src, tag), tensor)
 
 
+@well_formed
 def batch_isend_irecv(messages: Sequence[Message], group: Group = None) -> list[Work]:
     """Start many `messages` in `group` together, with a work for each; no order among them can make
     them block each other. Raises ValueError if a message's peer is not a rank of the group.

@@ -949,6 +949,8 @@ def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: 
     comm: Communicator = given[0]
     error = TypeError(why)
     operation = {"empty": "allocate", "zeros": "allocate"}.get(name, name.removeprefix("i"))
+    if operation == "batch_isend_irecv":  # its peers are not known
+        raise comm._worded(operation, error)
     if operation not in ("send", "recv"):
         comm._refuse_for(operation, error)
     peer = named.get("dst" if operation == "send" else "src", given[2] if len(given) > 2 else None)
@@ -957,7 +959,7 @@ def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any], name: 
 
 
 _FORMS = "all_reduce reduce broadcast all_gather reduce_scatter gather scatter all_to_all barrier "
-_FORMS += "send recv isend irecv empty zeros"
+_FORMS += "send recv isend irecv batch_isend_irecv empty zeros"
 for _name in _FORMS.split():
     _refuse = functools.partial(_refuse_form, name=_name)
     setattr(Communicator, _name, refused_by(_refuse, "comm")(getattr(Communicator, _name)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, NoReturn, TypeVar
 
 from unisono.comm.engine import native
@@ -25,7 +26,7 @@ def refused_by(refuse: Refuse, owner: str) -> Callable[[Function], Function]:
         def answer(*given: Any, **named: Any) -> NoReturn:
             refuse(_describe(function, owner, given, named), given, named)
 
-        form: Function = native.form(function, answer)
+        form: Function = native.form(function, answer, MethodType)
         functools.update_wrapper(form, function)
         return form
 

@@ -303,12 +303,16 @@ def needs_no_group(group: Group) -> bool:
 
 def well_formed(function: Function) -> Function:
     """A decorator: a call of the wrong form is refused on the group of the call, or the world."""
-    name = function.__name__
+    name, module = function.__name__, function.__module__.rpartition(".")[2]
     operation = _OPERATION_OF.get(name, name.removesuffix("_object")).removeprefix("i")
+    if module == "math":
+        operation = "all_reduce"
 
     def refuse(why: str, given: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
         group = next((each for each in (*given, *named.values()) if hasattr(each, "rank")), None)
         error = TypeError(why)
+        if operation == "batch_isend_irecv":  # its peers are not known
+            raise error
         try:
             comm = resolve(group)
         except UnisonoError:
@@ -319,7 +323,7 @@ def well_formed(function: Function) -> Function:
             comm._refuse_message(operation, error, peer, named.get("tag", 0))
         comm._refuse_for(operation, error)
 
-    room = ".differentiable" if function.__module__.endswith("differentiable") else ""
+    room = f".{module}" if module in ("differentiable", "math") else ""
     return refused_by(refuse, f"unisono{room}")(function)
 
 

@@ -176,3 +176,5 @@ def test_ranks_that_choose_differently_raise_before_anything_moves(comm: Communi
         comm.reduce(tensor, root=comm.rank // 2, algorithm="binomial")
     assert tensor.eq(comm.rank).all()
     assert comm.errored is None
+    with pytest.raises(CollectiveMismatch, match=r"by scatter_all_gather(.|\n)*by chain"):
+        comm.broadcast(tensor, algorithm="chain" if comm.rank == 1 else "scatter_all_gather")

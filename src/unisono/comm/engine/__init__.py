@@ -37,7 +37,7 @@ class _Missing:
     def _do_nothing(self, *_: Any) -> None:
         return None
 
-    def form(self, function: Any, answer: Any) -> Any:
+    def form(self, function: Any, answer: Any, method: type) -> Any:
         return function
 
     find_clash = overlaps_itself = describe_shapes = _do_nothing
@@ -136,8 +136,9 @@ def where_is_program() -> str:
 
 _hidden = [os.path.dirname(variables.__file__)]
 _shown: list[str] = []
-_DECORATORS = "typing_extensions", "warnings"
-"""Modules whose `deprecated` wraps functions of torch: one of its frames is the caller's."""
+_WRAPPERS = "contextlib", "typing_extensions", "warnings"
+"""Modules of Python that call what they wrap, or keep to call later: none of their lines is the
+program's."""
 
 
 def hide_files(folder: str) -> None:
@@ -155,7 +156,7 @@ def show_files(folder: str) -> None:
 
 def _prepare_sites(where: Callable[[], str] | None) -> None:
     hidden, shown = ([folder + os.sep for folder in them] for them in (_hidden, _shown))
-    hidden += [str(sys.modules[name].__file__) for name in _DECORATORS if name in sys.modules]
+    hidden += [str(sys.modules[name].__file__) for name in _WRAPPERS if name in sys.modules]
     native.prepare_sites(tuple(hidden), tuple(shown), where)
 
 

@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from unisono.comm.arguments import Call, WideSide, check_call, check_root, flatten
 from unisono.comm.engine.numbers import Operation
+from unisono.comm.forms import refused_by
 from unisono.comm.on_rows.mismatches import find_minority
 from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules import flat
@@ -49,6 +50,16 @@ _PARTS_OF_BYTES = re.compile("u?int[1-7]")
 _executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
 
 
+def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
+    every = (*given, *named.values())
+    comm: Communicator | None = next((each for each in every if hasattr(each, "_refuse_for")), None)
+    schedule = next((each for each in every if isinstance(each, Schedule)), None)
+    if comm is None or schedule is None:
+        raise TypeError(why)
+    comm._refuse_for(schedule.collective, TypeError(why))
+
+
+@refused_by(_refuse_form, "unisono")
 def run_schedule(
     schedule: Schedule,
     comm: Communicator,
