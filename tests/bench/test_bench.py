@@ -77,7 +77,7 @@ def test_inputs_are_exact_in_every_dtype(comm: Communicator, dtype: str) -> None
 
 @pytest.mark.ranks(4)
 def test_algorithms_of_choice(comm: Communicator) -> None:
-    names = ("direct", "ring", "tree", "double_tree")
+    names = ("direct", "ring", "binary_tree", "double_tree")
     takes = measurer(comm, *(Direct(comm, name) for name in names))
     settings = BenchSettings(4, ("all_reduce",), (8, 4100), ("unisono",), names)
     for case, _ in settings.cases():

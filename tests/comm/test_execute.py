@@ -116,7 +116,7 @@ def test_the_same_over_gloo(process_group: Any) -> None:
     with pytest.raises(ValueError, match=r"ring.* async_op"):
         comm.all_reduce(tensor, algorithm="ring", async_op=True)
     with pytest.raises(CollectiveMismatch, match="by binomial"):
-        by_engine(comm, tensor, "sum", "ring" if comm.rank else "tree")
+        by_engine(comm, tensor, "sum", "ring" if comm.rank else "binomial")
     by_engine(comm, tensor, "max", "ring")
     assert_same(tensor, torch.arange(1000) + comm.size - 1)
 
@@ -340,14 +340,14 @@ def test_refusals_leave_the_group_well(comm: Communicator) -> None:
 def test_ranks_with_different_algorithms_raise_before_anything_moves(comm: Communicator) -> None:
     tensor = torch.full((5000,), 1.0)
     with pytest.raises(CollectiveMismatch) as caught:
-        by_messages(comm, tensor, "sum", "tree" if comm.rank == 1 else "ring")
+        by_messages(comm, tensor, "sum", "binomial" if comm.rank == 1 else "ring")
     assert caught.value.culprits == (1,)
     assert comm.errored is None
     with pytest.raises(CollectiveMismatch):
         by_messages(comm, tensor if comm.rank else tensor[1:], "sum", "ring")
     assert tensor.eq(1).all()
     with pytest.raises(CollectiveMismatch, match="rank 2 made a different call") as caught:
-        by_engine(comm, tensor, "sum", "tree" if comm.rank == 2 else "ring")
+        by_engine(comm, tensor, "sum", "binomial" if comm.rank == 2 else "ring")
     assert "by ring" in str(caught.value)
     assert "by binomial" in str(caught.value)
     assert tensor.eq(1).all()

@@ -20,7 +20,9 @@ import unisono
 from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.communicator import Communicator
+from unisono.comm.engine.numbers import Status
 from unisono.comm.factory import alone
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.errors import GroupClosed
 
 PACKAGE = str(Path(unisono.__file__).parent)
@@ -127,6 +129,61 @@ def test_what_the_engine_cannot_read_moves_too() -> None:
     array = numpy.zeros(3)
     comm.all_gather(array, torch.ones(3, dtype=torch.float64))
     assert array.tolist() == [1, 1, 1]
+    comm.close()
+
+
+class Unreadable:
+    """The engine's group as it is for tensors of a GPU."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def run(self, *_: Any) -> int:
+        return Status.ON_DEVICE
+
+    all_reduce = submit = run
+
+
+def test_torch_moves_what_is_on_a_gpu() -> None:
+    transport = SharedMemory.alone()
+    transport.group = transport.fast_path = Unreadable(transport.group)
+    comm = Communicator(transport)
+    given = torch.arange(6.0).view(2, 3)
+    x, made = given.clone(), torch.empty(3, 2).t()
+    comm.all_reduce(x, "avg")
+    comm.broadcast([x, x[0].clone()])
+    assert torch.equal(x, given)
+    comm.all_reduce([x, made.copy_(given)], unisono.PremulSum(2.0))
+    assert torch.equal(x, 2 * given)
+    assert torch.equal(made, 2 * given)
+    comm.reduce(x, op=unisono.PremulSum(0.5))
+    assert torch.equal(x, given)
+    for call in (comm.all_gather, comm.gather, comm.all_to_all):
+        call([made.zero_()], [given] if call == comm.all_to_all else given)
+        assert torch.equal(made, given), call
+    comm.scatter(made.zero_(), [given])
+    assert torch.equal(made, given)
+    comm.all_gather([[made.zero_()], [x.zero_()]], [given, given])
+    assert torch.equal(made, given)
+    assert torch.equal(x, given)
+    work: Any = comm.reduce_scatter(made, [given], unisono.PremulSum(3.0), async_op=True)
+    work.wait()
+    assert torch.equal(made, 3 * given)
+    comm.all_reduce(whole := torch.arange(3), unisono.PremulSum(2.0))
+    assert whole.tolist() == [0, 2, 4]
+    half = torch.full((2,), 1 / 3, dtype=torch.float16)
+    expected = (half.float() * 0.1).half()
+    comm.all_reduce(half, unisono.PremulSum(0.1))
+    assert torch.equal(half, expected)
+    array = numpy.zeros((2, 3), numpy.float32)
+    comm.all_gather(array, given)
+    assert array.tolist() == given.tolist()
+    comm.all_reduce(given, algorithm="ring")
+    with pytest.raises(TypeError, match="avg is not defined for int64"):
+        comm.all_reduce(whole, "avg")
     comm.close()
 
 

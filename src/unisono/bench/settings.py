@@ -138,12 +138,10 @@ def _algorithms(names: Names) -> tuple[str, ...]:
     if names is None:
         return ()
     from unisono.bench.backends.ours import ENGINES_OWN
-    from unisono.plan.catalog import RENAMED, catalog
+    from unisono.plan.catalog import catalog
 
     known = sorted({algorithm.name for algorithm in catalog()} - {ENGINES_OWN})
-    asked = _split(names)
-    known += sorted({name for _, name in RENAMED}.intersection(asked))
-    return _known("algorithm", asked, [ENGINES_OWN, *known])
+    return _known("algorithm", _split(names), [ENGINES_OWN, *known])
 
 
 def _backends(device: str, names: Names) -> tuple[str, ...]:

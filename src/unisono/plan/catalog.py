@@ -61,9 +61,6 @@ class Algorithm:
 
 _registered: dict[tuple[str, str], Algorithm] = {}
 
-RENAMED = {("all_reduce", "tree"): "binomial"}
-"""Former names of algorithms, which `find` still accepts."""
-
 
 def algorithm(
     collective: str, name: str, *, most_ranks: int | None = None, only_planned: str = ""
@@ -121,7 +118,7 @@ def catalog(collective: str | None = None) -> tuple[Algorithm, ...]:
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """The algorithm `name` of `collective`, case-insensitive; former names also work.
+    """The algorithm `name` of `collective`, case-insensitive.
 
     Raises ValueError, with the known names, for an unknown one.
 
@@ -134,8 +131,7 @@ def find(collective: str, name: str) -> Algorithm:
         return known
     entries = {entry.name: entry for entry in catalog(collective)}
     by_folded_name = {spelled.casefold(): entry for spelled, entry in entries.items()}
-    now = RENAMED.get((collective, name.casefold()), name.casefold())
-    found = entries.get(name) or by_folded_name.get(name.casefold()) or by_folded_name.get(now)
+    found = entries.get(name) or by_folded_name.get(name.casefold())
     if found is None:
         choices = name_choices(entries, name)
         raise ValueError(f"{collective} has no algorithm {name!r}, only {choices}")

@@ -15,7 +15,7 @@ from unisono.comm.cuda.regions import RankMemory, encode_memory
 from unisono.comm.engine import GPU_MARK
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Operation, Status
 from unisono.comm.on_rows.announced_calls import AnnouncedCall
-from unisono.comm.on_rows.rows import row_of, write_back
+from unisono.comm.on_rows.rows import torch_row_of, write_back
 from unisono.comm.reductions import Reduction, has_meaning
 from unisono.comm.shared_memory.error_texts import dtype_code
 from unisono.comm.tensors import dtype_name
@@ -81,7 +81,7 @@ class AllReduces:
         calls = self._calls
 
         def job() -> None:
-            row = row_of(tensor)
+            row = torch_row_of(tensor)
             calls.staging.exchange(row, calls.stream(), self._combiner(op))
             write_back(tensor, row)
 
@@ -104,7 +104,7 @@ class AllReduces:
         call = AnnouncedCall("all_reduce")
 
         def job() -> None:
-            row = row_of(tensor)
+            row = torch_row_of(tensor)
             self._conduct(row, op, call)
             write_back(tensor, row)
 

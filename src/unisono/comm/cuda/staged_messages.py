@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unisono.comm.on_rows.rows import row_of
+from unisono.comm.on_rows.rows import torch_row_of
 from unisono.comm.work import Work
 
 
@@ -18,7 +18,7 @@ def fetch(tensor: Any) -> torch.Tensor:
     """A copy of a tensor in pinned memory, once the GPU has finished it."""
     host = make_room(tensor)
     with torch.inference_mode():
-        host.view(-1).copy_(row_of(tensor))
+        host.view(-1).copy_(torch_row_of(tensor))
     return host
 
 

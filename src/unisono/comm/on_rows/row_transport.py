@@ -18,7 +18,7 @@ from unisono.comm.on_rows.rows import (
     copy_into,
     cut,
     overlap,
-    row_of,
+    torch_row_of,
     write_back,
     write_back_all,
 )
@@ -121,7 +121,7 @@ def _reduce(transport: RowTransport, call: Call, async_op: bool) -> Work | None:
 
     def job() -> None:
         for same in alike:
-            rows = [row_of(tensor) for tensor in same]
+            rows = [torch_row_of(tensor) for tensor in same]
             whole = concatenate(rows)
             result = transport.reduce_row(whole, op, root, announced, root is not None)
             if root in (None, transport.rank):
@@ -136,7 +136,7 @@ def _broadcast(transport: RowTransport, call: Call, async_op: bool) -> Work | No
     announced = transport.announce(f"broadcast of {_shapes(tensors)} from rank {root}")
 
     def job() -> None:
-        rows = [row_of(tensor) for tensor in tensors]
+        rows = [torch_row_of(tensor) for tensor in tensors]
         if rows:
             transport.broadcast_rows(tensors, rows, root, announced)
 
@@ -150,8 +150,8 @@ def _all_gather(transport: RowTransport, call: Call, async_op: bool) -> Work | N
     def job() -> None:
         if not inputs:
             return
-        message = concatenate([bytes_of(row_of(tensor)) for tensor in inputs])
-        wide = [[row_of(tensor) for tensor in side.tensors] for side in outputs]
+        message = concatenate([bytes_of(torch_row_of(tensor)) for tensor in inputs])
+        wide = [[torch_row_of(tensor) for tensor in side.tensors] for side in outputs]
         parts = [list(map(bytes_of, _parts(*pair))) for pair in zip(outputs, wide, strict=True)]
         by_rank = [[part[rank] for part in parts] for rank in range(transport.size)]
         lengths = [sum(part.numel() for part in rows) for rows in by_rank]
@@ -176,7 +176,7 @@ def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work
     def job() -> None:
         for dtype in dict.fromkeys(side.dtype for side in call.inputs):
             same = [
-                _parts(side, [row_of(tensor) for tensor in side.tensors])
+                _parts(side, [torch_row_of(tensor) for tensor in side.tensors])
                 for side in call.inputs
                 if side.dtype == dtype
             ]
@@ -184,7 +184,7 @@ def _reduce_scatter(transport: RowTransport, call: Call, async_op: bool) -> Work
             by_rank = [
                 concatenate([parts[rank] for parts in same]) for rank in range(transport.size)
             ]
-            rows = [row_of(tensor) for tensor in mine]
+            rows = [torch_row_of(tensor) for tensor in mine]
             copy_into(transport.scatter_rows(by_rank, op, announced), rows)
             write_back_all(mine, rows)
 
@@ -216,9 +216,9 @@ def _exchange(transport: RowTransport, call: Call, async_op: bool) -> Work | Non
 
     def job() -> None:
         width = int(call.tensors[0].itemsize)
-        rows = [row_of(tensor) for tensor in outputs]
+        rows = [torch_row_of(tensor) for tensor in outputs]
         to = [bytes_of(row) for row in rows]
-        source = [bytes_of(row_of(tensor)) for tensor in inputs]
+        source = [bytes_of(torch_row_of(tensor)) for tensor in inputs]
         empty = torch.empty(0, dtype=torch.uint8, device=device)
         message = concatenate(source) if source else empty
         arriving = to[0] if len(to) == 1 else empty.new_empty(sum(takes) * width)

@@ -5,10 +5,21 @@ tensor as if it were contiguous, and so overwrites its neighbours.)"""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
+
+from unisono.comm.tensors import address_of, count
+
+if TYPE_CHECKING:  # arrays do not need it
+    import torch
+
+Row = Any
+"""A contiguous one-dimensional torch.Tensor or numpy.ndarray."""
+
+
+def is_torch(tensor: Any) -> bool:
+    return hasattr(tensor, "data_ptr")
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
@@ -22,46 +33,58 @@ def resolve(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
 
 
-@torch.inference_mode()  # allows writes to tensors of both kinds
 def write_resolved(tensor: torch.Tensor, resolved: torch.Tensor) -> None:
     """Write a copy that `resolve` returned, and a call has changed, back into the tensor."""
-    tensor.detach().copy_(resolved)
+    import torch
+
+    with torch.inference_mode():  # allows writes to tensors of both kinds
+        tensor.detach().copy_(resolved)
 
 
-def row_of(tensor: Any) -> torch.Tensor:
+def row_of(tensor: Any) -> Row:
     """The elements of a tensor or array in order, contiguous."""
-    if isinstance(tensor, torch.Tensor):
-        plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
-        if not plain.is_contiguous():
-            try:
-                plain = plain.contiguous()
-            except NotImplementedError:  # a sub-byte type, which torch cannot copy
-                plain = plain.view(torch.uint8).contiguous().view(tensor.dtype)
-        return plain.as_strided((plain.numel(),), (1,))
-    array = numpy.ascontiguousarray(tensor).reshape(-1)
-    if not array.flags.writeable:
-        array = array.copy()
-    try:
-        return torch.from_numpy(array)
-    except TypeError:  # a type that torch does not know can still be moved
-        return torch.from_numpy(array.view(numpy.uint8))
-
-
-def write_back(tensor: Any, row: torch.Tensor) -> None:
-    """Write a tensor's row back into the tensor, if the row was a copy."""
-    if isinstance(tensor, torch.Tensor):
-        if tensor.is_contiguous() and not is_lazy(tensor):
-            return
-        plain = tensor.detach()
+    if not is_torch(tensor):
+        return numpy.ascontiguousarray(tensor).reshape(-1)
+    plain = resolve(tensor) if is_lazy(tensor) else tensor.detach()
+    if not plain.is_contiguous():
         try:
-            plain.copy_(row.view(tensor.shape))
-        except NotImplementedError:
-            plain.view(torch.uint8).copy_(row.view(torch.uint8).view(tensor.shape))
-    elif not tensor.flags.c_contiguous:
-        tensor[...] = row.numpy().view(tensor.dtype).reshape(tensor.shape)
+            plain = plain.contiguous()
+        except NotImplementedError:  # a sub-byte type, which torch cannot copy
+            plain = bytes_of(plain).contiguous().view(tensor.dtype)
+    return plain.as_strided((plain.numel(),), (1,))
 
 
-def write_back_all(tensors: Sequence[Any], rows: Sequence[torch.Tensor]) -> None:
+def torch_row_of(tensor: Any) -> torch.Tensor:
+    """The same, as a tensor: of an array, too."""
+    import torch
+
+    row: Any = row_of(tensor)
+    if isinstance(row, torch.Tensor):
+        return row
+    if not row.flags.writeable:
+        row = row.copy()
+    try:
+        return torch.from_numpy(row)
+    except TypeError:  # a type that torch does not know can still be moved
+        return torch.from_numpy(row.view(numpy.uint8))
+
+
+def write_back(tensor: Any, row: Row) -> None:
+    """Write a row into a tensor or array, unless it is its own memory."""
+    if not count(row) or address_of(tensor) == address_of(row):
+        return
+    if not is_torch(tensor):
+        array = row.cpu().numpy() if is_torch(row) else row
+        tensor[...] = array.view(tensor.dtype).reshape(tensor.shape)
+        return
+    plain, source = tensor.detach(), row.view(tensor.shape)
+    try:
+        plain.copy_(source)
+    except NotImplementedError:
+        bytes_of(plain).copy_(bytes_of(source))
+
+
+def write_back_all(tensors: Sequence[Any], rows: Sequence[Row]) -> None:
     """The same for many, in order: lists may contain tied weights twice."""
     for tensor, row in zip(tensors, rows, strict=True):
         write_back(tensor, row)
@@ -69,22 +92,30 @@ def write_back_all(tensors: Sequence[Any], rows: Sequence[torch.Tensor]) -> None
 
 def bytes_of(row: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, which every backend can move."""
+    import torch
+
     return row.view(torch.uint8) if row.numel() else row.new_empty(0, dtype=torch.uint8)
 
 
-def concatenate(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+def concatenate(rows: Sequence[Row]) -> Row:
     """Rows of one dtype one after the other; a single one is itself."""
-    return rows[0] if len(rows) == 1 else torch.cat(list(rows))
+    if len(rows) == 1:
+        return rows[0]
+    if not is_torch(rows[0]):
+        return numpy.concatenate(rows)
+    import torch
+
+    return torch.cat(list(rows))
 
 
-def copy_into(whole: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+def copy_into(whole: Row, rows: Sequence[Row]) -> None:
     """The reverse of `concatenate`: fill the rows, one after the other."""
-    if len(rows) == 1 and rows[0].data_ptr() == whole.data_ptr():
+    if len(rows) == 1 and address_of(rows[0]) == address_of(whole):
         return
     begin = 0
     for row in rows:
-        row.copy_(whole[begin : begin + row.numel()])
-        begin += row.numel()
+        row[...] = whole[begin : begin + count(row)]
+        begin += count(row)
 
 
 def cut(row: torch.Tensor, parts: int) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from unisono.comm.on_rows.announced_calls import (
     find_mismatch,
 )
 from unisono.comm.on_rows.row_transport import Rows, RowTransport, device_of
-from unisono.comm.on_rows.rows import bytes_of, row_of, write_back
+from unisono.comm.on_rows.rows import bytes_of, torch_row_of, write_back
 from unisono.comm.on_rows.thread_executor import INTERRUPTED, ThreadExecutor
 from unisono.comm.over_torch.faults import Faults
 from unisono.comm.over_torch.held_group import (
@@ -317,7 +317,7 @@ class OverTorch(RowTransport):
         return work.source_rank()
 
     def isend(self, tensor: Any, peer: int, tag: int) -> Work:
-        row = row_of(tensor)
+        row = torch_row_of(tensor)
         return self._begin_message(
             lambda: self._held.group.send([bytes_of(row)], peer, tag),
             lambda work: None,
@@ -326,7 +326,7 @@ class OverTorch(RowTransport):
         )
 
     def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
-        row = row_of(tensor)
+        row = torch_row_of(tensor)
         data = [bytes_of(row)]
 
         def begin() -> Any:

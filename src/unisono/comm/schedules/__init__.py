@@ -3,5 +3,5 @@
 execute.py              run a schedule, and a collective by a chosen algorithm
 workspace.py            where its chunks lie
 compiled_schedules.py   what one rank has to do in a schedule
-flat.py                 rows of elements of torch and NumPy, and arithmetic on them
+arithmetic.py           new rows, and arithmetic on rows
 """

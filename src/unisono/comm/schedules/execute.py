@@ -16,8 +16,9 @@ from unisono.comm.arguments import Call, WideSide, check_call, check_root, flatt
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.forms import refused_by
 from unisono.comm.on_rows.mismatches import find_minority
+from unisono.comm.on_rows.rows import Row, concatenate, is_torch
 from unisono.comm.reductions import AnyReduction, Reduction
-from unisono.comm.schedules import flat
+from unisono.comm.schedules.arithmetic import combine, empty_like, placed_like
 from unisono.comm.schedules.compiled_schedules import (
     CompiledSchedule,
     Move,
@@ -25,7 +26,6 @@ from unisono.comm.schedules.compiled_schedules import (
     compile_schedule,
     schedule_for,
 )
-from unisono.comm.schedules.flat import Row
 from unisono.comm.schedules.workspace import IN_PLACE, Workspace
 from unisono.comm.tensors import Tensors, dtype_name
 from unisono.comm.work import Message, Work
@@ -168,7 +168,7 @@ def _check(
                 "evenly: leave out algorithm= for parts of different sizes"
             )
     jobs = _jobs(call)
-    if any(len({flat.is_torch(tensor) for tensor in to + source}) > 1 for to, source in jobs):
+    if any(len({is_torch(tensor) for tensor in to + source}) > 1 for to, source in jobs):
         raise TypeError("a call by an algorithm takes torch tensors or NumPy arrays, not both")
     return jobs, call.reduction
 
@@ -177,7 +177,7 @@ def _jobs(call: Call) -> list[_Job]:
     if call.name in IN_PLACE:
         alike: dict[tuple[str, bool], list[Any]] = {}
         for tensor in call.outputs:
-            alike.setdefault((dtype_name(tensor), flat.is_torch(tensor)), []).append(tensor)
+            alike.setdefault((dtype_name(tensor), is_torch(tensor)), []).append(tensor)
         return [(tensors, []) for tensors in alike.values()]
     if not call.is_coalesced:
         return [(flatten(call.outputs), flatten(call.inputs))]
@@ -200,10 +200,10 @@ def _agree(comm: Communicator, compiled: CompiledSchedule, workspace: Workspace)
 
 
 def _compare(comm: Communicator, line: bytes, like: Row) -> None:
-    mine = flat.placed_like(np.frombuffer(line, np.uint8).copy(), like)
-    all_lines = flat.empty_like(mine, comm.size * len(line))
+    mine = placed_like(np.frombuffer(line, np.uint8).copy(), like)
+    all_lines = empty_like(mine, comm.size * len(line))
     comm.all_gather(all_lines, mine)
-    raw = (all_lines.cpu().numpy() if flat.is_torch(all_lines) else all_lines).tobytes()
+    raw = (all_lines.cpu().numpy() if is_torch(all_lines) else all_lines).tobytes()
     lines = [raw[start : start + len(line)] for start in range(0, len(raw), len(line))]
     if len(set(lines)) == 1:
         return
@@ -272,7 +272,7 @@ class _Execution:
         ]
         for peer, spans in outgoing:
             if _length(spans):
-                row = flat.concatenate([self._whole[begin:end] for begin, end in spans])
+                row = concatenate([self._whole[begin:end] for begin, end in spans])
                 messages.append(Message("send", row, peer, self._tag))
         for work in self._comm.batch_isend_irecv(messages) if messages else ():
             work.wait()
@@ -297,7 +297,7 @@ class _Execution:
             if not any(begin < last and first < end for first, last in sent):
                 return _Arrival(self._whole[begin:end], end - begin, True)
         elements = _length(spans)
-        return _Arrival(flat.empty_like(self._whole, elements), elements, False)
+        return _Arrival(empty_like(self._whole, elements), elements, False)
 
     def _take(self, move: Move, part: int, arrival: _Arrival) -> None:
         if arrival.in_place:
@@ -306,7 +306,7 @@ class _Execution:
             piece = arrival.row[arrival.taken : arrival.taken + end - begin]
             arrival.taken += end - begin
             if move.reduces:
-                flat.combine(self._whole[begin:end], piece, self._workspace.op)
+                combine(self._whole[begin:end], piece, self._workspace.op)
             else:
                 self._whole[begin:end] = piece
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from unisono.comm.on_rows.rows import Row, concatenate, copy_into, row_of, write_back_all
 from unisono.comm.reductions import Reduction
-from unisono.comm.schedules import flat
+from unisono.comm.schedules.arithmetic import copy_of, divide, empty_like, placed_like, scale
 from unisono.comm.tensors import dtype_name
 from unisono.plan.schedule import Schedule
 
@@ -39,7 +40,7 @@ class Workspace:
         if self._collective == "barrier":
             self.op, self.text = "bor", "nothing"
             like = outputs[0] if outputs else None  # messages must be on its device
-            self.whole = flat.placed_like(np.ones(schedule.chunks, np.uint8), like)
+            self.whole = placed_like(np.ones(schedule.chunks, np.uint8), like)
             self._elements = schedule.chunks
             return
         if reduction is not None:
@@ -56,7 +57,7 @@ class Workspace:
         if self._collective in ("all_gather", "gather", "all_to_all"):
             self.whole[self._own()] = _row(self._inputs)
         if self.op == "premul_sum":
-            flat.scale(self.whole, self._factor)
+            scale(self.whole, self._factor)
 
     def end(self) -> None:
         if self._collective in ("reduce", "gather") and not self._is_root:
@@ -66,29 +67,31 @@ class Workspace:
         elif self._collective == "all_to_all":
             part = len(self.whole) // self._blocks
             pairs = self.whole.reshape(self._ranks, self._ranks, part)
-            result = flat.flat(pairs[:, self._rank])
+            result = row_of(pairs[:, self._rank])
         else:
             result = self.whole
         if self.op == "avg":
-            flat.divide(result, self._ranks)
+            divide(result, self._ranks)
         if self._collective != "barrier":
-            flat.write_back_all(self._outputs, result)
+            rows = list(map(row_of, self._outputs))
+            copy_into(result, rows)
+            write_back_all(self._outputs, rows)
 
-    def _make_whole(self, receives: bool) -> flat.Row:
+    def _make_whole(self, receives: bool) -> Row:
         collective = self._collective
         if collective in IN_PLACE:
             row = _row(self._outputs)
             own = collective == "reduce" and not self._is_root and (receives or self._factor != 1)
-            return flat.copy_of(row) if own else row
+            return copy_of(row) if own else row
         if collective == "reduce_scatter":
-            return flat.copy_of(_row(self._inputs))
+            return copy_of(_row(self._inputs))
         if collective == "all_gather" or (collective == "gather" and self._is_root):
             return _row(self._outputs)
         if collective == "scatter" and self._is_root:
             row = _row(self._inputs)
-            return flat.copy_of(row) if receives else row
+            return copy_of(row) if receives else row
         part = _row(self._outputs if collective == "scatter" else self._inputs)
-        return flat.empty_like(part, len(part) * self._ranks)  # allocated when written
+        return empty_like(part, len(part) * self._ranks)  # allocated when written
 
     def _own(self) -> slice:
         part = len(self.whole) // self._ranks
@@ -121,8 +124,8 @@ class Workspace:
         return spans
 
 
-def _row(tensors: list[Any]) -> flat.Row:
-    return flat.concatenate([flat.flat(tensor) for tensor in tensors])
+def _row(tensors: list[Any]) -> Row:
+    return concatenate(list(map(row_of, tensors)))
 
 
 def _cut(elements: int, parts: int, part: int) -> int:

@@ -580,23 +580,16 @@ def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
 def _move_alone(output: Any, input: Any, factor: float) -> None:
     """A call of one rank on what the engine cannot read: memory of a GPU, elements of less than a
     byte."""
-    import torch
-
-    from unisono.comm.schedules import flat
+    from unisono.comm.on_rows.rows import torch_row_of, write_back
+    from unisono.comm.schedules.arithmetic import scale
 
     sides = (side if type(side) in _LISTS else [side] for side in (output, input))
-    for given, source in zip(*sides, strict=True):
-        to = torch.as_tensor(given).detach()
-        if source is not given:
-            source = torch.as_tensor(source).detach().reshape(to.shape)
-            try:
-                to.copy_(source)
-            except NotImplementedError:  # torch has dtypes (int1, ...) that it cannot copy
-                to.view(torch.uint8).copy_(source.view(torch.uint8))
+    for to, source in zip(*sides, strict=True):
+        if source is not to:
+            write_back(to, torch_row_of(source))
         if factor != 1.0:
-            row = flat.flat(to)
-            flat.scale(row, factor)
-            flat.write_back(to, row)
+            scale(row := torch_row_of(to), factor)
+            write_back(to, row)
 
 
 def _given(side: Any) -> Any:
