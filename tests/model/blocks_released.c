@@ -17,7 +17,7 @@ struct stat {
 
 static void give_back(char *memory);
 
-#include "blocks.c"
+#include "local/blocks.c"
 
 unsigned current_process(void) { return 0; }
 bool group_is_inherited(const un_group *g) { return false; }

@@ -5,8 +5,10 @@
  * it, though its peer has closed since; who waits for one that will never come is told so. */
 #include "model.h"
 
-#include "group.c"
-#include "wait.c"
+#include "base/group.c"
+#include "base/system.c"
+#include "base/wait.c"
+#include "local/membership.c"
 
 void stop_watching(un_group *g) {}
 void stop_worker(un_group *g) {}

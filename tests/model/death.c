@@ -5,8 +5,9 @@
 #define SLICES 1
 #include "model.h"
 
-#include "group.c"
-#include "wait.c"
+#include "base/group.c"
+#include "base/system.c"
+#include "base/wait.c"
 
 void ask_where(un_group *g, int rank, uint64_t call) {}
 

@@ -4,7 +4,9 @@
 #define RANKS 3
 #include "model.h"
 
-#include "group.c"
+#include "base/group.c"
+
+unsigned current_process(void) { return 0; }
 
 static int64_t decided[RANKS];
 

@@ -3,7 +3,7 @@
  * put, take, publish, await_flag: the bytes come in their order, and none is written over unread. */
 #include "model.h"
 
-#include "schedules.c"
+#include "local/schedules.c"
 #include "streams.h"
 
 enum { BYTES = 4 };

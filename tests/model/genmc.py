@@ -35,57 +35,57 @@ MISSING = """GenMC is not installed. As root, on Debian 12:
     autoreconf --install && ./configure --prefix=/opt/genmc && make -j2 && make install"""
 
 SMALLER = (
-    ("layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 512"),
-    ("layout.h", "#define DESCRIPTOR_BYTES 1536 ", "#define DESCRIPTOR_BYTES 64 "),
-    ("layout.h", "char text[120];", "char text[8];"),
-    ("layout.h", "char group_name[104];", "char group_name[8];"),
-    ("layout.h", "#define SLOT_BYTES (256 * 1024)", "#define SLOT_BYTES 8"),
-    ("layout.h", "#define ENTRIES 256 ", "#define ENTRIES 4 "),
-    ("layout.h", "#define RING_BYTES (256 * 1024)", "#define RING_BYTES 2"),
-    ("messages.h", "PIECE_BYTES = RING_BYTES / 4", "PIECE_BYTES = RING_BYTES / 2"),
-    ("layout.h", "#define FIFO_BYTES (256 * 1024)", "#define FIFO_BYTES 2"),
-    ("schedules.c", "PIECE_BYTES = 32 * 1024,", "PIECE_BYTES = 1,"),
-    ("schedules.c", "UN_BUSIEST * 16", "1"),
+    ("base/layout.h", "#define PAGE_BYTES 4096", "#define PAGE_BYTES 512"),
+    ("base/layout.h", "#define DESCRIPTOR_BYTES 1536 ", "#define DESCRIPTOR_BYTES 64 "),
+    ("base/layout.h", "char text[120];", "char text[8];"),
+    ("base/layout.h", "char group_name[104];", "char group_name[8];"),
+    ("base/layout.h", "#define SLOT_BYTES (256 * 1024)", "#define SLOT_BYTES 8"),
+    ("base/layout.h", "#define ENTRIES 256 ", "#define ENTRIES 4 "),
+    ("base/layout.h", "#define RING_BYTES (256 * 1024)", "#define RING_BYTES 2"),
+    ("local/messages.h", "PIECE_BYTES = RING_BYTES / 4", "PIECE_BYTES = RING_BYTES / 2"),
+    ("base/layout.h", "#define FIFO_BYTES (256 * 1024)", "#define FIFO_BYTES 2"),
+    ("local/schedules.c", "PIECE_BYTES = 32 * 1024,", "PIECE_BYTES = 1,"),
+    ("local/schedules.c", "UN_BUSIEST * 16", "1"),
     ("unisono.h", "#define UN_TEXT_BYTES 248 ", "#define UN_TEXT_BYTES 4 "),
-    ("layout.h", "#define RECORDS 1024 ", "#define RECORDS 2 "),
-    ("layout.h", "#define SITES 128 ", "#define SITES 2 "),
-    ("layout.h", "#define DECISIONS 64 ", "#define DECISIONS 2 "),
-    ("layout.h", "char payload[280];", "char payload[1];"),
-    ("wait.h", "spins < 16;", "spins < 1;"),
+    ("base/layout.h", "#define RECORDS 1024 ", "#define RECORDS 2 "),
+    ("base/layout.h", "#define SITES 128 ", "#define SITES 2 "),
+    ("base/layout.h", "#define DECISIONS 64 ", "#define DECISIONS 2 "),
+    ("base/layout.h", "char payload[280];", "char payload[1];"),
+    ("base/wait.h", "spins < 16;", "spins < 1;"),
     # GenMC supports neither accesses of mixed sizes nor filling a struct with a double: structs are
     # copied field by field.
     (
-        "receive.c",
+        "local/receive.c",
         "memcpy(kept, seen, sizeof *kept);",
         "kept->match.tag = seen->match.tag, kept->match.source = seen->match.source;\n"
         "    kept->handle = seen->handle, kept->bytes = seen->bytes, kept->dtype = seen->dtype;\n"
         "    kept->parcel = seen->parcel;",
     ),
     (
-        "receive.c",
+        "local/receive.c",
         "m->match = (un_match){.number = ++g->messages.matches, .tag = m->tag, .source = m->peer};",
         "m->match.number = ++g->messages.matches;\n"
         "        m->match.tag = m->tag, m->match.source = m->peer;",
     ),
     (
-        "worker.c",
+        "local/worker.c",
         "un_call alone = {.timeout_ns = work->call.timeout_ns};",
         "static un_call alone;\n    alone.timeout_ns = work->call.timeout_ns;",
     ),
     (
-        "worker.c",
+        "local/worker.c",
         "un_call waiting = *hooks;",
         "static un_call waiting;\n"
         "        waiting.block = hooks->block, waiting.pause = hooks->pause;\n"
         "        waiting.argument = hooks->argument;",
     ),
     (
-        "hosts.c",
+        "hosts/hosts.c",
         "all.unclaimed = others;",
         "all.unclaimed.first = others.first, all.unclaimed.last = others.last;",
     ),
     (
-        "send.c",
+        "local/send.c",
         "*h = (struct handle){.next_free = t->free_handle};",
         "h->message = NULL, h->next_free = t->free_handle;",
     ),
@@ -94,7 +94,7 @@ SMALLER = (
 
 @dataclass(frozen=True)
 class Change:
-    """Replace `old` with `new` in `file`; it must occur once."""
+    """Replace `old` with `new` in `file`, a path below csrc; it must occur once."""
 
     file: str
     old: str
@@ -119,7 +119,8 @@ def engine_with(*changes: Change) -> Iterator[Path]:
     """The engine's files with smaller sizes, and changed."""
     with tempfile.TemporaryDirectory(prefix="unisono-model-") as name:
         folder = Path(name)
-        for path in [*ENGINE.glob("*.[ch]"), *HERE.glob("*.[ch]")]:
+        shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("python"), dirs_exist_ok=True)
+        for path in HERE.glob("*.[ch]"):
             shutil.copy(path, folder)
         for change in (*(Change(*smaller) for smaller in SMALLER), *changes):
             path = folder / change.file

@@ -8,9 +8,9 @@
 static ssize_t copy_by_kernel(int pid, const struct iovec *here, const struct iovec *there);
 #define process_vm_readv(pid, here, count, there, ...) copy_by_kernel(pid, here, there)
 
-#include "call.c"
-#include "direct.c"
-#include "reading.c"
+#include "local/call.c"
+#include "local/direct.c"
+#include "local/reading.c"
 #include "streams.h"
 
 uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) { return 1; }

@@ -8,7 +8,7 @@
 #define GIVER_FAILS
 #include "given.c"
 
-#include "group.c"
+#include "base/group.c"
 
 #ifndef BLOCK
 #define BLOCK NO_BLOCK
@@ -16,6 +16,7 @@
 
 char *address_of(un_group *g, int rank, place where, size_t bytes) { return &memory[0]; }
 void record_end(un_group *g, uint64_t number, un_status status) {}
+unsigned current_process(void) { return 0; }
 void wake(const void *word, enum whose whose, int most) {}
 bool peer_is_dead(const un_group *g, int rank, int64_t *ending) { return false; }
 

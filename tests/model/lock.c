@@ -4,8 +4,9 @@
  * lock_calls, try_lock_calls, unlock_calls: one is in a call at a time, and nobody sleeps through its turn. */
 #include "model.h"
 
-#include "wait.c"
-#include "worker.c"
+#include "base/system.c"
+#include "base/wait.c"
+#include "local/worker.c"
 
 enum { THREADS = 2 };
 

@@ -4,7 +4,7 @@
  * while a peer that is one call behind reads it. */
 #include "model.h"
 
-#include "call.c"
+#include "local/call.c"
 
 uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) { return 1; }
 

@@ -5,7 +5,7 @@
  * sleep_at_doorbell: the message arrives, and nobody sleeps through it or its answer. */
 #include "messages_model.h"
 
-#include "progress_thread.c"
+#include "local/progress_thread.c"
 
 static void *pass_message(void *argument) {
     un_group *g = argument;

@@ -1,13 +1,14 @@
 /* A rank's messages: the engine's files, without records, deadlocks and other hosts. */
 #include "model.h"
 
-#include "channels.c"
-#include "matching.c"
-#include "messages.c"
-#include "receive.c"
-#include "send.c"
+#include "base/system.c"
+#include "base/wait.c"
+#include "local/channels.c"
+#include "local/matching.c"
+#include "local/messages.c"
+#include "local/receive.c"
+#include "local/send.c"
 #include "streams.h"
-#include "wait.c"
 
 un_status status_from_abort(const un_group *g) { return UN_OK; }
 void abort_group(un_group *g, un_status status, int rank, uint64_t call) { assert(false); }

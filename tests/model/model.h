@@ -34,6 +34,7 @@ typedef int pthread_once_t, sigset_t;
 #define aligned_alloc calloc
 #define realloc(old, bytes) malloc(bytes) /* grown once */
 #define free(memory) ((void)(memory))
+#undef close /* a macro of theirs; `reach` has a function of that name */
 
 /* -- bytes: each an access that must not race -------------------------------------------------- */
 
@@ -123,7 +124,7 @@ static void model_wake(const void *word, uint32_t most) {
 
 /* -- ranks: threads over one segment -------------------------------------------------------------- */
 
-#include "group.h"
+#include "base/group.h"
 
 #ifndef RANKS
 #define RANKS 2

@@ -6,7 +6,7 @@
  * for. The copy of its text races, and may: what it brought is thrown away then. */
 #include "model.h"
 
-#include "records.c"
+#include "base/records.c"
 
 bool group_is_inherited(const un_group *g) { return false; }
 

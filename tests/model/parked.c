@@ -5,7 +5,7 @@
 #include "messages_model.h"
 
 #define progress(g) false /* nothing moves: the message waits for its peer */
-#include "progress_thread.c"
+#include "local/progress_thread.c"
 
 void end_if_unfinished(un_group *g, bool unfinished) { assert(!unfinished); }
 

@@ -3,7 +3,7 @@
  * open_record: whoever finds the same number before and after reading has a whole record. */
 #include "model.h"
 
-#include "records.c"
+#include "base/records.c"
 
 static void *write_records(void *argument) {
     for (uint64_t number = 1; number <= 3; number++)

@@ -14,7 +14,7 @@ static bool step(un_group *g) {
 
 /* As sleep_at_doorbell looks for progress, of this message alone. */
 #define progress(g) step(g)
-#include "progress_thread.c"
+#include "local/progress_thread.c"
 
 static void *pass_bytes(void *argument) {
     un_group *g = argument;

@@ -12,7 +12,7 @@ static bool step(un_group *g) { return g->rank ? take_entries(g, 0) : announce_s
 
 /* As sleep_at_doorbell looks for progress, of these messages alone. */
 #define progress(g) step(g)
-#include "progress_thread.c"
+#include "local/progress_thread.c"
 
 static void *pass_messages(void *argument) {
     un_group *g = argument;

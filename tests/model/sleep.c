@@ -5,7 +5,8 @@
  * whoever wakes up reads what was published. */
 #include "model.h"
 
-#include "wait.c"
+#include "base/system.c"
+#include "base/wait.c"
 
 un_status fail(un_group *g, un_status status, int rank) {
     assert(false);

@@ -3,7 +3,7 @@
  * move, publish, await_flag, slot_of: a slot is written again only after all have taken what was in it. */
 #include "model.h"
 
-#include "call.c"
+#include "local/call.c"
 
 uint64_t signature_of(un_operation operation, un_reduction reduction, int root, un_dtype dtype) { return 1; }
 

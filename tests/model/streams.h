@@ -1,5 +1,5 @@
 /* User memory in one piece: what stream.c does with that, byte by byte. */
-#include "stream.h"
+#include "base/stream.h"
 
 char *stream_direct(const un_stream *s, size_t offset, size_t bytes) { return s->views->data + offset; }
 
