@@ -395,7 +395,7 @@ class SharedMemory(Transport):
     def allocate(self, size_bytes: int) -> Memory | None:
         if self._server is None:
             raise self.exceptions.closed()
-        if self.size == 1:
+        if self.group.descriptor < 0:  # a group of one
             return None
         try:
             try:
