@@ -27,6 +27,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (1, 9001),
     "norm": (33,),
 }
+PACKED_OR_NOT = [4, 10_000]
+"""Numbers of elements: small tensors travel in one row and are always copied out of it."""
 
 
 def trainer_weights(version: int) -> dict[str, torch.Tensor]:
@@ -172,24 +174,26 @@ def test_tied_on_the_trainer_and_not_on_an_engine(comm: Communicator) -> None:
 
 
 @pytest.mark.ranks(2)
-def test_views_of_an_engines_weights_change_with_them(comm: Communicator) -> None:
+@pytest.mark.parametrize("count", PACKED_OR_NOT)
+def test_views_of_an_engines_weights_change_with_them(comm: Communicator, count: int) -> None:
     if comm.rank == 0:
-        WeightSender(comm, {"q": torch.ones(4), "k": torch.full((4,), 2.0)}).update()
+        WeightSender(comm, {"q": torch.ones(count), "k": torch.full((count,), 2.0)}).update()
         return
-    fused = torch.zeros(8)
-    WeightReceiver(comm, {"q": fused[:4], "k": fused[4:]}).update()
-    assert fused.tolist() == [1.0] * 4 + [2.0] * 4
+    fused = torch.zeros(2 * count)
+    WeightReceiver(comm, {"q": fused[:count], "k": fused[count:]}).update()
+    assert fused.tolist() == [1.0] * count + [2.0] * count
 
 
 @pytest.mark.ranks(2)
-def test_memory_that_others_look_at_is_overwritten(comm: Communicator) -> None:
+@pytest.mark.parametrize("count", PACKED_OR_NOT)
+def test_memory_that_others_look_at_is_overwritten(comm: Communicator, count: int) -> None:
     """NumPy, and processes that share the engine's memory, see the new weights, too."""
-    tensor, shared = torch.full((3,), 1.0 - comm.rank), torch.full((3,), 1.0 - comm.rank)
+    tensor, shared = torch.full((count,), 1.0 - comm.rank), torch.full((count,), 1.0 - comm.rank)
     shared.share_memory_()
     array, where = tensor.numpy(), shared.data_ptr()
     weight_update({"a": tensor, "b": shared}, comm)
-    assert array.tolist() == [1, 1, 1]
-    assert shared.tolist() == [1, 1, 1]
+    assert array.tolist() == [1] * count
+    assert shared.tolist() == [1] * count
     assert shared.data_ptr() == where
 
 
