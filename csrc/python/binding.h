@@ -105,21 +105,13 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-/* Both sides of a call, whose tensors may share memory as allowed: 0, REFUSED, or -1
- * (exception). */
-typedef struct sides {
-    un_operation operation;
-    size_t rank, ranks;
-    bool wide_input, wide_output;
-    bool coalesced;
-    bool in_place; /* the input is the only output */
-    const side *in, *out;
-    struct clash { /* two outputs, or an output and an input, that share memory */
-        bool both_written;
-        size_t one, other;
-    } *clash; /* where to write it; NULL: not wanted */
-} sides;
-int check_overlaps(const sides *s);
+typedef struct clash {
+    extent one, other; /* two outputs, or an output and an input */
+} clash;
+
+/* Whether the tensors of a call share memory as allowed: 0, REFUSED with the first two that do
+ * not, or -1 (exception). */
+int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, clash *found);
 
 /* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other)
  * or None; each side is a tensor or a list; if the input is None, the output is a list. */
