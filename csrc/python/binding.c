@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "binding.h"
+#include <structmember.h>
 
 enum { CLOSE_PATIENCE_MS = 100, CLOSING_MS = 5000 };
 
@@ -35,14 +36,6 @@ static PyObject *group_decide(PyObject *object, PyObject *arguments) {
 /* settle(serial[, value]): the same among the survivors; without a value, -1 if there is none yet */
 static PyObject *group_settle(PyObject *object, PyObject *arguments) {
     return decide_in(object, UN_OF_SURVIVORS, arguments);
-}
-
-/* has_closed(rank) */
-static PyObject *group_has_closed(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (number == -1 && PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(self->group && un_group_has_closed(self->group, (int)number));
 }
 
 /* write_note(kind, about, text) */
@@ -135,63 +128,35 @@ static PyObject *group_failure(PyObject *object, PyObject *ignored) {
                          (long long)f.detail);
 }
 
-/* loss(rank): how its process ended, or None */
-static PyObject *group_loss(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    int64_t detail;
-    if (!self->group || !un_group_has_lost(self->group, (int)number, &detail)) Py_RETURN_NONE;
-    return PyLong_FromLongLong(detail);
-}
-
-static PyObject *group_posted(PyObject *object, PyObject *arguments) {
-    Group *self = (Group *)object;
-    int rank;
-    unsigned long long call;
-    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    if (!self->group || rank < 0 || rank >= self->ranks) Py_RETURN_NONE;
-    un_posted p = un_group_posted(self->group, rank, call);
-    return Py_BuildValue("KiiIiiKK", (unsigned long long)p.call, (int)p.operation,
-                         (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused,
-                         (unsigned long long)p.bytes, (unsigned long long)p.hash);
-}
-
-/* progress(rank): steps of moving data that it has finished */
-static PyObject *group_progress(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    bool known = self->group && number >= 0 && number < self->ranks;
-    return PyLong_FromUnsignedLongLong(known ? un_group_progress(self->group, (int)number) : 0);
-}
-
-/* pair_bytes(rank, call): what it gives to each rank, then what it wants from each */
-static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
-    Group *self = (Group *)object;
-    int rank;
-    unsigned long long call;
-    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    int64_t sizes[2 * UN_MAX_RANKS];
-    bool known = self->group && rank >= 0 && rank < self->ranks;
-    int count = known ? 2 * self->ranks : 0;
+/* state(rank=-1, call=0): figures of the group, and what a rank of it did; see group_types.py */
+static PyObject *group_state(PyObject *object, PyObject *arguments) {
+    const Group *self = (Group *)object;
+    int rank = -1;
+    unsigned long long call = 0;
+    if (!PyArg_ParseTuple(arguments, "|iK", &rank, &call)) return NULL;
+    un_group *g = self->group, *its = g && rank >= 0 && rank < self->ranks ? g : NULL;
+    un_posted p = its ? un_group_posted(its, rank, call) : (un_posted){0};
+    un_waiting w = its ? un_group_waiting(its, rank) : (un_waiting){0};
+    int64_t ending, sizes[2 * UN_MAX_RANKS];
+    bool is_lost = its && un_group_has_lost(its, rank, &ending);
+    int count = its && call ? 2 * self->ranks : 0;
     for (int at = 0; at < count; at++)
-        sizes[at] = (int64_t)un_group_pair_bytes(self->group, rank, call, at >= self->ranks,
+        sizes[at] = (int64_t)un_group_pair_bytes(its, rank, call, at >= self->ranks,
                                                  at % self->ranks);
-    return as_tuple(sizes, (size_t)count);
-}
-
-/* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
-static PyObject *group_waiting(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    un_waiting w = {0};
-    if (self->group && number >= 0 && number < self->ranks)
-        w = un_group_waiting(self->group, (int)number);
-    if (!w.waits) Py_RETURN_NONE;
-    return Py_BuildValue("iiiLKL", (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
-                         (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
+    return Py_BuildValue(
+        "{s:K,s:K,s:i,s:O,s:N,s:K,s:(iiiiLKL),s:(KiiIiiKK),s:N}",
+        "calls", (unsigned long long)(g ? un_group_calls(g) : 0),
+        "reads", (unsigned long long)(g ? un_group_reads(g) : 0),
+        "descriptor", g ? un_group_descriptor(g) : -1,
+        "has_closed", its && un_group_has_closed(its, rank) ? Py_True : Py_False,
+        "loss", is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None),
+        "progress", (unsigned long long)(its ? un_group_progress(its, rank) : 0),
+        "waiting", (int)w.waits, (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
+        (unsigned long long)w.unmatched, (long long)w.unmatched_tag,
+        "posted", (unsigned long long)p.call, (int)p.operation, (int)p.reduction,
+        (unsigned)p.dtype, p.root, (int)p.refused, (unsigned long long)p.bytes,
+        (unsigned long long)p.hash,
+        "sizes", as_tuple(sizes, (size_t)count));
 }
 
 /* unmatched(source): (how many messages match no receive, the tag of the oldest) */
@@ -266,38 +231,6 @@ static PyObject *count_step(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-static PyObject *group_calls(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
-}
-
-static PyObject *group_reads(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromUnsignedLongLong(self->group ? un_group_reads(self->group) : 0);
-}
-
-/* The segment's, as long as the group is open. */
-static PyObject *group_descriptor(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromLong(self->group ? un_group_descriptor(self->group) : -1);
-}
-
-static PyObject *group_get_timeout(PyObject *object, void *ignored) {
-    (void)ignored;
-    return PyLong_FromLongLong(((Group *)object)->timeout_ns);
-}
-
-static int group_set_timeout(PyObject *object, PyObject *value, void *ignored) {
-    (void)ignored;
-    long long ns = value ? PyLong_AsLongLong(value) : -1;
-    if (PyErr_Occurred()) return -1;
-    ((Group *)object)->timeout_ns = ns;
-    return 0;
-}
-
 static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
     (void)keywords;
     int descriptor, rank, ranks;
@@ -343,10 +276,7 @@ static PyMethodDef group_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
-    {"waiting", group_waiting, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
-    {"progress", group_progress, METH_O, NULL},
-    {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
     {"set_eager", group_set_eager, METH_O, NULL},
     {"forbid_reading", group_forbid_reading, METH_NOARGS, NULL},
     {"set_copiers", group_set_copiers, METH_O, NULL},
@@ -355,7 +285,6 @@ static PyMethodDef group_methods[] = {
     {"abort", group_abort, METH_O, NULL},
     {"decide", group_decide, METH_VARARGS, NULL},
     {"settle", group_settle, METH_VARARGS, NULL},
-    {"has_closed", group_has_closed, METH_O, NULL},
     {"write_note", group_write_note, METH_VARARGS, NULL},
     {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
@@ -377,16 +306,12 @@ static PyMethodDef group_methods[] = {
     {"finish", group_finish, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
-    {"loss", group_loss, METH_O, NULL},
-    {"posted", group_posted, METH_VARARGS, NULL},
+    {"state", group_state, METH_VARARGS, NULL},
     {0},
 };
 
-static PyGetSetDef group_properties[] = {
-    {"calls", group_calls, NULL, NULL, NULL},
-    {"reads", group_reads, NULL, NULL, NULL},
-    {"descriptor", group_descriptor, NULL, NULL, NULL},
-    {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
+static PyMemberDef group_members[] = {
+    {"timeout_ns", T_LONGLONG, offsetof(Group, timeout_ns), 0, NULL},
     {0},
 };
 
@@ -395,7 +320,7 @@ static PyType_Slot group_slots[] = {
     {Py_tp_new, (void *)group_new},
     {Py_tp_dealloc, (void *)group_free},
     {Py_tp_methods, group_methods},
-    {Py_tp_getset, group_properties},
+    {Py_tp_members, group_members},
     {0, NULL},
 };
 

@@ -123,7 +123,8 @@ class SegmentBoard:
         return self._group.failure()[0] == Status.CLOSED
 
     def is_gone(self, rank: int) -> bool:
-        return self._group.loss(rank) is not None or self._group.has_closed(rank)
+        state = self._group.state(rank)
+        return state["loss"] is not None or state["has_closed"]
 
     def find_stopped(self) -> Sequence[int]:
         return self._membership.find_stopped()

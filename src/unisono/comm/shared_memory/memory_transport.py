@@ -82,7 +82,7 @@ class SharedMemory(Transport):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
-        announce_segment(self.group.descriptor)
+        announce_segment(self.group.state()["descriptor"])
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
