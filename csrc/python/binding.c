@@ -20,22 +20,15 @@ static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Py_RETURN_NONE;
 }
 
-static PyObject *decide_in(PyObject *object, un_book book, PyObject *arguments) {
-    Group *self = (Group *)object;
-    unsigned serial, value = UN_NOTHING;
-    if (!PyArg_ParseTuple(arguments, "I|I", &serial, &value)) return NULL;
-    int64_t decided = self->group ? un_group_decide(self->group, book, serial, value) : -1;
-    return PyLong_FromLongLong(decided);
-}
-
-/* decide(serial, value): the first member's value; -1: no longer known */
+/* decide(book, serial[, value]): the first member's value; -1: no longer known or, without a value,
+ * none yet. Those of the program are in book 0, those among the survivors in book 1. */
 static PyObject *group_decide(PyObject *object, PyObject *arguments) {
-    return decide_in(object, UN_OF_PROGRAM, arguments);
-}
-
-/* settle(serial[, value]): the same among the survivors; without a value, -1 if there is none yet */
-static PyObject *group_settle(PyObject *object, PyObject *arguments) {
-    return decide_in(object, UN_OF_SURVIVORS, arguments);
+    Group *self = (Group *)object;
+    unsigned book, serial, value = UN_NOTHING;
+    if (!PyArg_ParseTuple(arguments, "II|I", &book, &serial, &value)) return NULL;
+    bool is_known = self->group && book < UN_BOOKS;
+    return PyLong_FromLongLong(
+        is_known ? un_group_decide(self->group, (un_book)book, serial, value) : -1);
 }
 
 /* write_note(kind, about, text) */
@@ -67,18 +60,13 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     if (!self->group || self->closing) Py_RETURN_NONE;
     bool missing[UN_MAX_RANKS];
     PyThreadState *parked = NULL;
-    un_call hooks = {.block = release_gil, .pause = handle_signals, .argument = &parked};
+    un_call hooks = hooks_for(&parked, 0);
     self->users++;
     bool finished = un_group_finish(self->group, &hooks, missing);
-    if (parked) PyEval_RestoreThread(parked);
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (PyErr_Occurred()) return NULL;
     if (finished) Py_RETURN_NONE;
-    int64_t ranks[UN_MAX_RANKS];
-    size_t count = 0;
-    for (int rank = 0; rank < self->ranks; rank++)
-        if (missing[rank]) ranks[count++] = rank;
-    return as_tuple(ranks, count);
+    return ranks_in(self, missing);
 }
 
 /* Other threads may be about to return from the same wait: give them a moment. A call that is
@@ -171,26 +159,16 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
-static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
+/* configure(eager_bytes, may_read, copiers): see unisono.h; -1 copiers: as many as the cores allow */
+static PyObject *group_configure(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    long long number = PyLong_AsLongLong(bytes);
-    if (PyErr_Occurred()) return NULL;
-    if (self->group) un_group_set_eager(self->group, number);
-    Py_RETURN_NONE;
-}
-
-static PyObject *group_set_copiers(PyObject *object, PyObject *copiers) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(copiers);
-    if (PyErr_Occurred()) return NULL;
-    if (self->group) un_group_set_copiers(self->group, (int)number);
-    Py_RETURN_NONE;
-}
-
-static PyObject *group_forbid_reading(PyObject *object, PyObject *unused) {
-    (void)unused;
-    Group *self = (Group *)object;
-    if (self->group) un_group_forbid_reading(self->group);
+    long long eager_bytes;
+    int may_read, copiers;
+    if (!PyArg_ParseTuple(arguments, "Lpi", &eager_bytes, &may_read, &copiers)) return NULL;
+    if (!self->group) Py_RETURN_NONE;
+    un_group_set_eager(self->group, eager_bytes);
+    if (!may_read) un_group_forbid_reading(self->group);
+    if (copiers >= 0) un_group_set_copiers(self->group, copiers);
     Py_RETURN_NONE;
 }
 
@@ -217,8 +195,7 @@ static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     if (!text) return NULL;
     if (self->group) un_group_introduce(self->group, text, global_rank);
     PyObject *old = self->name;
-    Py_INCREF(name);
-    self->name = name;
+    self->name = Py_NewRef(name);
     Py_XDECREF(old);
     self->keeps_sites = keeps_sites;
     Py_RETURN_NONE;
@@ -243,8 +220,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
     if (status)
         return PyErr_Format(PyExc_ValueError, "this segment is not the one that was announced");
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Group *self = (Group *)allocate(type, 0);
+    Group *self = (Group *)PyType_GenericAlloc(type, 0);
     if (!self) {
         un_group_close(group);
         return NULL;
@@ -257,12 +233,9 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
 }
 
 static void group_free(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
     close_now((Group *)object);
     Py_XDECREF(((Group *)object)->name);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyMethodDef group_methods[] = {
@@ -277,14 +250,11 @@ static PyMethodDef group_methods[] = {
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
-    {"set_eager", group_set_eager, METH_O, NULL},
-    {"forbid_reading", group_forbid_reading, METH_NOARGS, NULL},
-    {"set_copiers", group_set_copiers, METH_O, NULL},
+    {"configure", group_configure, METH_VARARGS, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
     {"decide", group_decide, METH_VARARGS, NULL},
-    {"settle", group_settle, METH_VARARGS, NULL},
     {"write_note", group_write_note, METH_VARARGS, NULL},
     {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
@@ -365,12 +335,10 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
     (void)module;
     long number = PyLong_AsLong(ranks);
     if (PyErr_Occurred()) return NULL;
-    un_layout_of_records l = un_records_layout((int)number);
-    return Py_BuildValue("nnnnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
-                         (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
-                         (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
-                         (Py_ssize_t)l.site_count, (Py_ssize_t)l.asked, (Py_ssize_t)l.answer,
-                         (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
+    un_layout_of_records layout = un_records_layout((int)number);
+    int64_t integers[sizeof layout / sizeof(size_t)];
+    memcpy(integers, &layout, sizeof layout);
+    return as_tuple(integers, sizeof layout / sizeof(size_t));
 }
 
 static PyMethodDef module_methods[] = {

@@ -76,6 +76,15 @@ typedef struct kind {
 /* calls.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
+
+/* What the engine calls while it waits; a timeout of 0 is the group's. */
+static inline un_call hooks_for(PyThreadState **parked, int64_t timeout_ns) {
+    return (un_call){.timeout_ns = timeout_ns,
+                     .block = release_gil,
+                     .pause = handle_signals,
+                     .argument = parked};
+}
+
 void write_site_note(un_group *group, uint64_t about);
 PyObject *status_of(int read); /* the status for the result of reading arguments */
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
@@ -124,6 +133,7 @@ enum { DTYPE, DIMS, LENGTHS }; /* a tensor in integers: type, number of dimensio
 bool look_at(PyObject *object, dl_tensor *d); /* false: DLPack cannot export it */
 void describe(int64_t *to, const dl_tensor *d, size_t most_dims); /* at most so many lengths */
 PyObject *as_tuple(const int64_t *integers, size_t count);
+PyObject *ranks_in(const Group *self, const bool *chosen); /* as a tuple */
 
 /* Rows of so many bytes each, as streams: one for each rank. Free with PyMem_Free. */
 un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes);
@@ -180,7 +190,9 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 /* pending.c */
 void reap(Group *self);
 PyObject *group_release_works(PyObject *object, PyObject *ignored);
+void end_use(Group *self, PyThreadState *parked);
 void close_now(Group *self);
+void free_object(PyObject *object);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);

@@ -62,10 +62,7 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
         return failed < 0 ? NULL : PyLong_FromLong(failed == IN_A_GPU ? -ON_DEVICE : -ASK_AGAIN);
     }
     PyThreadState *parked = NULL;
-    un_call hooks = {.timeout_ns = -1,
-                     .block = release_gil,
-                     .pause = handle_signals,
-                     .argument = &parked};
+    un_call hooks = hooks_for(&parked, -1);
     if (self->keeps_sites || all_sites_are_kept) m.site = current_site();
     self->users++;
     if (t.bytes > SMALL_BYTES) release_gil(&parked);
@@ -87,8 +84,7 @@ PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t co
     return run_message((Group *)object, false, arguments, count);
 }
 
-/* -- asynchronous messages
- * ---------------------------------------------------------------------- */
+/* -- asynchronous messages ---------------------------------------------------------------------- */
 
 static bool is_done(const Pending *p) { return un_message_done(&((const Message *)p)->message); }
 
@@ -139,16 +135,14 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
         Py_DECREF((PyObject *)m);
         return status_of(failed);
     }
-    Py_INCREF(arguments[2]);
-    m->owner = arguments[2];
+    m->owner = Py_NewRef(arguments[2]);
     m->message.site = site_of_frame(arguments[1]);
     PyThreadState *parked = NULL;
     PyObject *kept = keep(self, &m->pending);
     self->users++;
     if (m->message.stream.bytes > SMALL_BYTES) release_gil(&parked);
     un_status status = un_message_start(self->group, &m->message);
-    if (parked) PyEval_RestoreThread(parked);
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (!status) return kept;
     raise_error(make_exception(&m->pending, status));
     Py_DECREF(kept);
