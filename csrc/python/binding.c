@@ -1,5 +1,4 @@
 /* The Python module unisono._native: a thin layer over unisono.h on the limited C API. */
-#include <errno.h>
 #include <string.h>
 #include <time.h>
 
@@ -13,10 +12,9 @@ enum { CLOSE_PATIENCE_MS = 100, CLOSING_MS = 5000 };
 /* abort(reason) */
 static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Group *self = (Group *)object;
-    PyObject *bytes = PyUnicode_AsUTF8String(reason);
-    if (!bytes) return NULL;
-    if (self->group) un_group_abort(self->group, PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
+    const char *text = PyUnicode_AsUTF8AndSize(reason, NULL);
+    if (!text) return NULL;
+    if (self->group) un_group_abort(self->group, text);
     Py_RETURN_NONE;
 }
 
@@ -36,12 +34,11 @@ static PyObject *group_write_note(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
     int kind;
     unsigned long long about;
-    PyObject *text;
-    if (!PyArg_ParseTuple(arguments, "iKU", &kind, &about, &text)) return NULL;
-    PyObject *bytes = PyUnicode_AsUTF8String(text);
-    if (!bytes) return NULL;
-    if (self->group) un_group_write_note(self->group, (un_note)kind, about, PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
+    PyObject *note;
+    if (!PyArg_ParseTuple(arguments, "iKU", &kind, &about, &note)) return NULL;
+    const char *text = PyUnicode_AsUTF8AndSize(note, NULL);
+    if (!text) return NULL;
+    if (self->group) un_group_write_note(self->group, (un_note)kind, about, text);
     Py_RETURN_NONE;
 }
 
@@ -94,8 +91,7 @@ static PyObject *group_watch(PyObject *object, PyObject *arguments) {
     int rank, pidfd;
     unsigned long long identity;
     if (!PyArg_ParseTuple(arguments, "iKi", &rank, &identity, &pidfd)) return NULL;
-    bool watched = self->group && un_group_watch(self->group, rank, identity, pidfd);
-    return PyBool_FromLong(watched);
+    return PyBool_FromLong(self->group && un_group_watch(self->group, rank, identity, pidfd));
 }
 
 /* set_flags(address); 0: no flags */
@@ -126,6 +122,7 @@ static PyObject *group_state(PyObject *object, PyObject *arguments) {
     un_posted p = its ? un_group_posted(its, rank, call) : (un_posted){0};
     un_waiting w = its ? un_group_waiting(its, rank) : (un_waiting){0};
     int64_t ending, sizes[2 * UN_MAX_RANKS];
+    bool has_closed = its && un_group_has_closed(its, rank); /* first: a process closes, then ends */
     bool is_lost = its && un_group_has_lost(its, rank, &ending);
     int count = its && call ? 2 * self->ranks : 0;
     for (int at = 0; at < count; at++)
@@ -136,7 +133,7 @@ static PyObject *group_state(PyObject *object, PyObject *arguments) {
         "calls", (unsigned long long)(g ? un_group_calls(g) : 0),
         "reads", (unsigned long long)(g ? un_group_reads(g) : 0),
         "descriptor", g ? un_group_descriptor(g) : -1,
-        "has_closed", its && un_group_has_closed(its, rank) ? Py_True : Py_False,
+        "has_closed", has_closed ? Py_True : Py_False,
         "loss", is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None),
         "progress", (unsigned long long)(its ? un_group_progress(its, rank) : 0),
         "waiting", (int)w.waits, (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
@@ -378,10 +375,7 @@ static int fill_module(PyObject *module) {
     if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
         prepare_messages(module))
         return -1;
-    PyObject *silent = PyLong_FromLongLong(UN_ENDING_SILENT);
-    int failed = silent ? PyModule_AddObjectRef(module, "ENDING_SILENT", silent) : -1;
-    Py_XDECREF(silent);
-    return failed ? -1 : PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
+    return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, NULL}};

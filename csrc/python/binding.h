@@ -114,16 +114,13 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-typedef struct clash {
-    extent one, other; /* two outputs, or an output and an input */
-} clash;
-
 /* Whether the tensors of a call share memory as allowed: 0, REFUSED with the first two that do
  * not, or -1 (exception). */
-int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, clash *found);
+int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, extent found[2]);
 
-/* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other)
- * or None; each side is a tensor or a list; if the input is None, the output is a list. */
+/* find_clash(operation, output, input, rank, ranks, coalesced): the first two that share memory, each
+ * (whether it is an input, its index), or None; each side is a tensor or a list; if the input is
+ * None, the output is a list. */
 PyObject *module_find_clash(PyObject *module, PyObject *arguments);
 PyObject *module_overlaps_itself(PyObject *module, PyObject *tensor);
 
@@ -196,7 +193,8 @@ void free_object(PyObject *object);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);
-PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
+int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,
+                     int bytes);
 
 /* works.c */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count);

@@ -99,9 +99,9 @@ static bool lie_apart(const side *in, const side *out) {
 }
 
 static int check_memory(const call_arguments *a, const Group *self) {
-    clash found;
+    extent found[2];
     if (lie_apart(&a->in, &a->out)) return 0;
-    return check_overlaps(a, (size_t)self->rank, (size_t)self->ranks, &found);
+    return check_overlaps(a, (size_t)self->rank, (size_t)self->ranks, found);
 }
 
 /* Only the peer itself may pass its part of a block: it may be doing so in this very call. */

@@ -15,14 +15,11 @@ static PyTypeObject *message_type;
 
 /* The rank at the other end; -1 is any source, for a receive. */
 static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer) {
-    if (object == Py_None && !sends) {
-        *peer = -1;
-        return true;
-    }
+    bool is_any = object == Py_None && !sends;
     long number = PyLong_CheckExact(object) ? PyLong_AsLong(object) : -1;
     PyErr_Clear();
     *peer = (int)number;
-    return number >= 0 && number < self->ranks;
+    return is_any || (number >= 0 && number < self->ranks);
 }
 
 /* (tensor, peer, tag) into a message: 0, or why not. */
@@ -114,16 +111,14 @@ static PyObject *make_exception(Pending *p, un_status status) {
 static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source,
                                   NULL};
 
-static PyObject *refuse_closed(PyObject *exceptions, bool sends) {
-    int operation = sends ? UN_SEND : UN_RECV;
-    raise_error(PyObject_CallMethod(exceptions, "call_error", "ii", (int)UN_CLOSED, operation));
-    return NULL;
-}
-
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
     if (count != 5) return PyErr_Format(PyExc_TypeError, "a message takes 5 arguments");
-    if (!self->group || self->closing) return refuse_closed(arguments[0], sends);
+    if (!self->group || self->closing) {
+        raise_error(PyObject_CallMethod(arguments[0], "call_error", "ii", (int)UN_CLOSED,
+                                        (int)(sends ? UN_SEND : UN_RECV)));
+        return NULL;
+    }
     if (self->pending) reap(self);
     Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
     if (!m) return NULL;
@@ -159,8 +154,6 @@ PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t c
 }
 
 int prepare_messages(PyObject *module) {
-    if (!message_type)
-        message_type = make_pending_type("unisono._native.Message",
-                                         "An asynchronous message.", sizeof(Message));
-    return message_type ? PyModule_AddObjectRef(module, "Message", (PyObject *)message_type) : -1;
+    return add_pending_type(module, &message_type, "unisono._native.Message",
+                            "An asynchronous message.", sizeof(Message));
 }

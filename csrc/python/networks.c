@@ -1,7 +1,5 @@
 /* UCX, and groups over several hosts. */
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "binding.h"
 

@@ -23,8 +23,9 @@ static const char *address_of(const un_view *view, size_t byte) {
 }
 
 /* Whether every element of one view is the same element of the other. */
-static bool are_the_same(const un_view *a, const un_view *b, size_t item_bytes) {
-    size_t step = a->layout || b->layout ? item_bytes : a->bytes;
+static bool are_the_same(const un_view *a, const un_view *b) {
+    size_t step = a->layout ? a->layout->item_bytes : a->bytes;
+    if (b->layout && b->layout->item_bytes < step) step = b->layout->item_bytes;
     if (a->bytes != b->bytes) return false;
     for (size_t byte = 0; byte < a->bytes; byte += step)
         if (address_of(a, byte) != address_of(b, byte)) return false;
@@ -51,7 +52,7 @@ static bool is_in_place(const call_arguments *a, size_t rank, size_t ranks, size
         const un_view *given = view_in(&a->in, input, wide_input ? part : 0, gives_parts);
         const un_view *taken = view_in(&a->out, output, wide_output ? part : 0, takes_parts);
         if (!given || !taken) continue;
-        if (!are_the_same(given, taken, a->in.tensor[input].item_bytes)) return false;
+        if (!are_the_same(given, taken)) return false;
         found = true;
     }
     const tensor *read = &a->in.tensor[input];
@@ -107,7 +108,7 @@ static void sort(extent *extents, size_t count) {
     }
 }
 
-int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, clash *found) {
+int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, extent found[2]) {
     size_t written = a->in_place ? a->in.tensors : a->out.tensors;
     size_t tensors = a->in.tensors + (a->in_place ? 0 : written);
     if (!written || tensors == 1) return 0;
@@ -125,7 +126,8 @@ int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, clash *fo
     for (size_t i = 0; !failed && i < count; i++)
         for (size_t j = i + 1; !failed && j < count && extents[j].first < extents[i].end; j++)
             if (clashes(a, rank, ranks, &extents[i], &extents[j])) {
-                *found = (clash){extents[i], extents[j]};
+                found[0] = extents[i];
+                found[1] = extents[j];
                 failed = REFUSED;
             }
     if (extents != few) free(extents);
@@ -133,18 +135,6 @@ int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, clash *fo
 }
 
 /* -- for Python: the calls of other transports, and why one of ours was refused ----------------- */
-
-/* Two that clash: an output before an input, outputs in their order. */
-static PyObject *tell_clash(extent one, extent other) {
-    bool both = one.written && other.written;
-    if (both ? other.tensor < one.tensor : !one.written) {
-        extent first = other;
-        other = one;
-        one = first;
-    }
-    return Py_BuildValue("Onn", both ? Py_True : Py_False, (Py_ssize_t)one.tensor,
-                         (Py_ssize_t)other.tensor);
-}
 
 PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     (void)module;
@@ -163,13 +153,14 @@ PyObject *module_find_clash(PyObject *module, PyObject *arguments) {
     bool is_read = a.in_place ? !read_list(&a.in, output)
                               : !read_side(&a.in, input, in_parts, coalesced, false) &&
                                     !read_side(&a.out, output, out_parts, coalesced, false);
-    clash found;
-    bool is_found = is_read && check_overlaps(&a, (size_t)rank, (size_t)ranks, &found) == REFUSED;
+    extent found[2];
+    bool clash = is_read && check_overlaps(&a, (size_t)rank, (size_t)ranks, found) == REFUSED;
     free_tensors(&a);
     if (PyErr_Occurred()) return NULL;
     if (!is_read) return PyErr_Format(PyExc_ValueError, "these tensors cannot be compared");
-    if (!is_found) Py_RETURN_NONE;
-    return tell_clash(found.one, found.other);
+    if (!clash) Py_RETURN_NONE;
+    return Py_BuildValue("(in)(in)", !found[0].written, (Py_ssize_t)found[0].tensor,
+                         !found[1].written, (Py_ssize_t)found[1].tensor);
 }
 
 PyObject *module_overlaps_itself(PyObject *module, PyObject *object) {

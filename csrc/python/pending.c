@@ -190,8 +190,9 @@ static PyMethodDef pending_methods[] = {
     {0},
 };
 
-/* A type whose objects begin with a Pending. */
-PyTypeObject *make_pending_type(const char *name, const char *what, int bytes) {
+/* Add a type whose objects begin with a Pending. */
+int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,
+                     int bytes) {
     PyType_Slot slots[] = {
         {Py_tp_doc, (void *)(uintptr_t)what},
         {Py_tp_dealloc, (void *)free_pending},
@@ -204,5 +205,6 @@ PyTypeObject *make_pending_type(const char *name, const char *what, int bytes) {
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return *type ? PyModule_AddType(module, *type) : -1;
 }
