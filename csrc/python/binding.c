@@ -1,9 +1,9 @@
 /* The Python module unisono._native: a thin layer over unisono.h on the limited C API. */
-#include <errno.h>
 #include <string.h>
 #include <time.h>
 
 #include "binding.h"
+#include <structmember.h>
 
 enum { CLOSE_PATIENCE_MS = 100, CLOSING_MS = 5000 };
 
@@ -12,37 +12,21 @@ enum { CLOSE_PATIENCE_MS = 100, CLOSING_MS = 5000 };
 /* abort(reason) */
 static PyObject *group_abort(PyObject *object, PyObject *reason) {
     Group *self = (Group *)object;
-    PyObject *bytes = PyUnicode_AsUTF8String(reason);
-    if (!bytes) return NULL;
-    if (self->group) un_group_abort(self->group, PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
+    const char *text = PyUnicode_AsUTF8AndSize(reason, NULL);
+    if (!text) return NULL;
+    if (self->group) un_group_abort(self->group, text);
     Py_RETURN_NONE;
 }
 
-static PyObject *decide_in(PyObject *object, un_book book, PyObject *arguments) {
-    Group *self = (Group *)object;
-    unsigned serial, value = UN_NOTHING;
-    if (!PyArg_ParseTuple(arguments, "I|I", &serial, &value)) return NULL;
-    int64_t decided = self->group ? un_group_decide(self->group, book, serial, value) : -1;
-    return PyLong_FromLongLong(decided);
-}
-
-/* decide(serial, value): the first member's value; -1: no longer known */
+/* decide(book, serial[, value]): the first member's value; -1: no longer known or, without a value,
+ * none yet. Those of the program are in book 0, those among the survivors in book 1. */
 static PyObject *group_decide(PyObject *object, PyObject *arguments) {
-    return decide_in(object, UN_OF_PROGRAM, arguments);
-}
-
-/* settle(serial[, value]): the same among the survivors; without a value, -1 if there is none yet */
-static PyObject *group_settle(PyObject *object, PyObject *arguments) {
-    return decide_in(object, UN_OF_SURVIVORS, arguments);
-}
-
-/* has_closed(rank) */
-static PyObject *group_has_closed(PyObject *object, PyObject *rank) {
     Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (number == -1 && PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(self->group && un_group_has_closed(self->group, (int)number));
+    unsigned book, serial, value = UN_NOTHING;
+    if (!PyArg_ParseTuple(arguments, "II|I", &book, &serial, &value)) return NULL;
+    bool is_known = self->group && book < UN_BOOKS;
+    return PyLong_FromLongLong(
+        is_known ? un_group_decide(self->group, (un_book)book, serial, value) : -1);
 }
 
 /* write_note(kind, about, text) */
@@ -50,12 +34,11 @@ static PyObject *group_write_note(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
     int kind;
     unsigned long long about;
-    PyObject *text;
-    if (!PyArg_ParseTuple(arguments, "iKU", &kind, &about, &text)) return NULL;
-    PyObject *bytes = PyUnicode_AsUTF8String(text);
-    if (!bytes) return NULL;
-    if (self->group) un_group_write_note(self->group, (un_note)kind, about, PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
+    PyObject *note;
+    if (!PyArg_ParseTuple(arguments, "iKU", &kind, &about, &note)) return NULL;
+    const char *text = PyUnicode_AsUTF8AndSize(note, NULL);
+    if (!text) return NULL;
+    if (self->group) un_group_write_note(self->group, (un_note)kind, about, text);
     Py_RETURN_NONE;
 }
 
@@ -74,18 +57,13 @@ static PyObject *group_finish(PyObject *object, PyObject *ignored) {
     if (!self->group || self->closing) Py_RETURN_NONE;
     bool missing[UN_MAX_RANKS];
     PyThreadState *parked = NULL;
-    un_call hooks = {.block = release_gil, .pause = handle_signals, .argument = &parked};
+    un_call hooks = hooks_for(&parked, 0);
     self->users++;
     bool finished = un_group_finish(self->group, &hooks, missing);
-    if (parked) PyEval_RestoreThread(parked);
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (PyErr_Occurred()) return NULL;
     if (finished) Py_RETURN_NONE;
-    int64_t ranks[UN_MAX_RANKS];
-    size_t count = 0;
-    for (int rank = 0; rank < self->ranks; rank++)
-        if (missing[rank]) ranks[count++] = rank;
-    return as_tuple(ranks, count);
+    return ranks_in(self, missing);
 }
 
 /* Other threads may be about to return from the same wait: give them a moment. A call that is
@@ -113,8 +91,7 @@ static PyObject *group_watch(PyObject *object, PyObject *arguments) {
     int rank, pidfd;
     unsigned long long identity;
     if (!PyArg_ParseTuple(arguments, "iKi", &rank, &identity, &pidfd)) return NULL;
-    bool watched = self->group && un_group_watch(self->group, rank, identity, pidfd);
-    return PyBool_FromLong(watched);
+    return PyBool_FromLong(self->group && un_group_watch(self->group, rank, identity, pidfd));
 }
 
 /* set_flags(address); 0: no flags */
@@ -135,63 +112,36 @@ static PyObject *group_failure(PyObject *object, PyObject *ignored) {
                          (long long)f.detail);
 }
 
-/* loss(rank): how its process ended, or None */
-static PyObject *group_loss(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    int64_t detail;
-    if (!self->group || !un_group_has_lost(self->group, (int)number, &detail)) Py_RETURN_NONE;
-    return PyLong_FromLongLong(detail);
-}
-
-static PyObject *group_posted(PyObject *object, PyObject *arguments) {
-    Group *self = (Group *)object;
-    int rank;
-    unsigned long long call;
-    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    if (!self->group || rank < 0 || rank >= self->ranks) Py_RETURN_NONE;
-    un_posted p = un_group_posted(self->group, rank, call);
-    return Py_BuildValue("KiiIiiKK", (unsigned long long)p.call, (int)p.operation,
-                         (int)p.reduction, (unsigned)p.dtype, p.root, (int)p.refused,
-                         (unsigned long long)p.bytes, (unsigned long long)p.hash);
-}
-
-/* progress(rank): steps of moving data that it has finished */
-static PyObject *group_progress(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    bool known = self->group && number >= 0 && number < self->ranks;
-    return PyLong_FromUnsignedLongLong(known ? un_group_progress(self->group, (int)number) : 0);
-}
-
-/* pair_bytes(rank, call): what it gives to each rank, then what it wants from each */
-static PyObject *group_pair_bytes(PyObject *object, PyObject *arguments) {
-    Group *self = (Group *)object;
-    int rank;
-    unsigned long long call;
-    if (!PyArg_ParseTuple(arguments, "iK", &rank, &call)) return NULL;
-    int64_t sizes[2 * UN_MAX_RANKS];
-    bool known = self->group && rank >= 0 && rank < self->ranks;
-    int count = known ? 2 * self->ranks : 0;
+/* state(rank=-1, call=0): figures of the group, and what a rank of it did; see group_types.py */
+static PyObject *group_state(PyObject *object, PyObject *arguments) {
+    const Group *self = (Group *)object;
+    int rank = -1;
+    unsigned long long call = 0;
+    if (!PyArg_ParseTuple(arguments, "|iK", &rank, &call)) return NULL;
+    un_group *g = self->group, *its = g && rank >= 0 && rank < self->ranks ? g : NULL;
+    un_posted p = its ? un_group_posted(its, rank, call) : (un_posted){0};
+    un_waiting w = its ? un_group_waiting(its, rank) : (un_waiting){0};
+    int64_t ending, sizes[2 * UN_MAX_RANKS];
+    bool has_closed = its && un_group_has_closed(its, rank); /* first: a process closes, then ends */
+    bool is_lost = its && un_group_has_lost(its, rank, &ending);
+    int count = its && call ? 2 * self->ranks : 0;
     for (int at = 0; at < count; at++)
-        sizes[at] = (int64_t)un_group_pair_bytes(self->group, rank, call, at >= self->ranks,
+        sizes[at] = (int64_t)un_group_pair_bytes(its, rank, call, at >= self->ranks,
                                                  at % self->ranks);
-    return as_tuple(sizes, (size_t)count);
-}
-
-/* waiting(rank): None, or (sends, is_started, peer, tag, unmatched, unmatched_tag) */
-static PyObject *group_waiting(PyObject *object, PyObject *rank) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(rank);
-    if (PyErr_Occurred()) return NULL;
-    un_waiting w = {0};
-    if (self->group && number >= 0 && number < self->ranks)
-        w = un_group_waiting(self->group, (int)number);
-    if (!w.waits) Py_RETURN_NONE;
-    return Py_BuildValue("iiiLKL", (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
-                         (unsigned long long)w.unmatched, (long long)w.unmatched_tag);
+    return Py_BuildValue(
+        "{s:K,s:K,s:i,s:O,s:N,s:K,s:(iiiiLKL),s:(KiiIiiKK),s:N}",
+        "calls", (unsigned long long)(g ? un_group_calls(g) : 0),
+        "reads", (unsigned long long)(g ? un_group_reads(g) : 0),
+        "descriptor", g ? un_group_descriptor(g) : -1,
+        "has_closed", has_closed ? Py_True : Py_False,
+        "loss", is_lost ? PyLong_FromLongLong(ending) : Py_NewRef(Py_None),
+        "progress", (unsigned long long)(its ? un_group_progress(its, rank) : 0),
+        "waiting", (int)w.waits, (int)w.sends, (int)w.is_started, w.peer, (long long)w.tag,
+        (unsigned long long)w.unmatched, (long long)w.unmatched_tag,
+        "posted", (unsigned long long)p.call, (int)p.operation, (int)p.reduction,
+        (unsigned)p.dtype, p.root, (int)p.refused, (unsigned long long)p.bytes,
+        (unsigned long long)p.hash,
+        "sizes", as_tuple(sizes, (size_t)count));
 }
 
 /* unmatched(source): (how many messages match no receive, the tag of the oldest) */
@@ -206,26 +156,16 @@ static PyObject *group_unmatched(PyObject *object, PyObject *source) {
     return Py_BuildValue("KL", (unsigned long long)count, (long long)tag);
 }
 
-static PyObject *group_set_eager(PyObject *object, PyObject *bytes) {
+/* configure(eager_bytes, may_read, copiers): see unisono.h; -1 copiers: as many as the cores allow */
+static PyObject *group_configure(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object;
-    long long number = PyLong_AsLongLong(bytes);
-    if (PyErr_Occurred()) return NULL;
-    if (self->group) un_group_set_eager(self->group, number);
-    Py_RETURN_NONE;
-}
-
-static PyObject *group_set_copiers(PyObject *object, PyObject *copiers) {
-    Group *self = (Group *)object;
-    long number = PyLong_AsLong(copiers);
-    if (PyErr_Occurred()) return NULL;
-    if (self->group) un_group_set_copiers(self->group, (int)number);
-    Py_RETURN_NONE;
-}
-
-static PyObject *group_forbid_reading(PyObject *object, PyObject *unused) {
-    (void)unused;
-    Group *self = (Group *)object;
-    if (self->group) un_group_forbid_reading(self->group);
+    long long eager_bytes;
+    int may_read, copiers;
+    if (!PyArg_ParseTuple(arguments, "Lpi", &eager_bytes, &may_read, &copiers)) return NULL;
+    if (!self->group) Py_RETURN_NONE;
+    un_group_set_eager(self->group, eager_bytes);
+    if (!may_read) un_group_forbid_reading(self->group);
+    if (copiers >= 0) un_group_set_copiers(self->group, copiers);
     Py_RETURN_NONE;
 }
 
@@ -252,8 +192,7 @@ static PyObject *group_introduce(PyObject *object, PyObject *arguments) {
     if (!text) return NULL;
     if (self->group) un_group_introduce(self->group, text, global_rank);
     PyObject *old = self->name;
-    Py_INCREF(name);
-    self->name = name;
+    self->name = Py_NewRef(name);
     Py_XDECREF(old);
     self->keeps_sites = keeps_sites;
     Py_RETURN_NONE;
@@ -264,38 +203,6 @@ static PyObject *count_step(PyObject *module, PyObject *ignored) {
     (void)module, (void)ignored;
     un_count_step();
     Py_RETURN_NONE;
-}
-
-static PyObject *group_calls(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromUnsignedLongLong(self->group ? un_group_calls(self->group) : 0);
-}
-
-static PyObject *group_reads(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromUnsignedLongLong(self->group ? un_group_reads(self->group) : 0);
-}
-
-/* The segment's, as long as the group is open. */
-static PyObject *group_descriptor(PyObject *object, void *ignored) {
-    (void)ignored;
-    Group *self = (Group *)object;
-    return PyLong_FromLong(self->group ? un_group_descriptor(self->group) : -1);
-}
-
-static PyObject *group_get_timeout(PyObject *object, void *ignored) {
-    (void)ignored;
-    return PyLong_FromLongLong(((Group *)object)->timeout_ns);
-}
-
-static int group_set_timeout(PyObject *object, PyObject *value, void *ignored) {
-    (void)ignored;
-    long long ns = value ? PyLong_AsLongLong(value) : -1;
-    if (PyErr_Occurred()) return -1;
-    ((Group *)object)->timeout_ns = ns;
-    return 0;
 }
 
 static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
@@ -310,8 +217,7 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     if (status == UN_SYSTEM) return PyErr_SetFromErrno(PyExc_OSError);
     if (status)
         return PyErr_Format(PyExc_ValueError, "this segment is not the one that was announced");
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Group *self = (Group *)allocate(type, 0);
+    Group *self = (Group *)PyType_GenericAlloc(type, 0);
     if (!self) {
         un_group_close(group);
         return NULL;
@@ -324,12 +230,9 @@ static PyObject *group_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
 }
 
 static void group_free(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
     close_now((Group *)object);
     Py_XDECREF(((Group *)object)->name);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyMethodDef group_methods[] = {
@@ -343,19 +246,12 @@ static PyMethodDef group_methods[] = {
     {"recv", (PyCFunction)(void (*)(void))group_recv, METH_FASTCALL, NULL},
     {"isend", (PyCFunction)(void (*)(void))group_isend, METH_FASTCALL, NULL},
     {"irecv", (PyCFunction)(void (*)(void))group_irecv, METH_FASTCALL, NULL},
-    {"waiting", group_waiting, METH_O, NULL},
     {"unmatched", group_unmatched, METH_O, NULL},
-    {"progress", group_progress, METH_O, NULL},
-    {"pair_bytes", group_pair_bytes, METH_VARARGS, NULL},
-    {"set_eager", group_set_eager, METH_O, NULL},
-    {"forbid_reading", group_forbid_reading, METH_NOARGS, NULL},
-    {"set_copiers", group_set_copiers, METH_O, NULL},
+    {"configure", group_configure, METH_VARARGS, NULL},
     {"barrier", group_barrier, METH_NOARGS, NULL},
     {"refuse", group_refuse, METH_O, NULL},
     {"abort", group_abort, METH_O, NULL},
     {"decide", group_decide, METH_VARARGS, NULL},
-    {"settle", group_settle, METH_VARARGS, NULL},
-    {"has_closed", group_has_closed, METH_O, NULL},
     {"write_note", group_write_note, METH_VARARGS, NULL},
     {"owner", group_owner, METH_O, NULL},
     {"read_note", group_read_note, METH_VARARGS, NULL},
@@ -377,16 +273,12 @@ static PyMethodDef group_methods[] = {
     {"finish", group_finish, METH_NOARGS, NULL},
     {"close", group_close, METH_NOARGS, NULL},
     {"failure", group_failure, METH_NOARGS, NULL},
-    {"loss", group_loss, METH_O, NULL},
-    {"posted", group_posted, METH_VARARGS, NULL},
+    {"state", group_state, METH_VARARGS, NULL},
     {0},
 };
 
-static PyGetSetDef group_properties[] = {
-    {"calls", group_calls, NULL, NULL, NULL},
-    {"reads", group_reads, NULL, NULL, NULL},
-    {"descriptor", group_descriptor, NULL, NULL, NULL},
-    {"timeout_ns", group_get_timeout, group_set_timeout, NULL, NULL},
+static PyMemberDef group_members[] = {
+    {"timeout_ns", T_LONGLONG, offsetof(Group, timeout_ns), 0, NULL},
     {0},
 };
 
@@ -395,7 +287,7 @@ static PyType_Slot group_slots[] = {
     {Py_tp_new, (void *)group_new},
     {Py_tp_dealloc, (void *)group_free},
     {Py_tp_methods, group_methods},
-    {Py_tp_getset, group_properties},
+    {Py_tp_members, group_members},
     {0, NULL},
 };
 
@@ -440,12 +332,10 @@ static PyObject *records_layout(PyObject *module, PyObject *ranks) {
     (void)module;
     long number = PyLong_AsLong(ranks);
     if (PyErr_Occurred()) return NULL;
-    un_layout_of_records l = un_records_layout((int)number);
-    return Py_BuildValue("nnnnnnnnnnnnnn", (Py_ssize_t)l.first_control, (Py_ssize_t)l.control_bytes,
-                         (Py_ssize_t)l.identity, (Py_ssize_t)l.records, (Py_ssize_t)l.record_bytes,
-                         (Py_ssize_t)l.record_count, (Py_ssize_t)l.sites, (Py_ssize_t)l.site_bytes,
-                         (Py_ssize_t)l.site_count, (Py_ssize_t)l.asked, (Py_ssize_t)l.answer,
-                         (Py_ssize_t)l.reason, (Py_ssize_t)l.progress, (Py_ssize_t)l.closed);
+    un_layout_of_records layout = un_records_layout((int)number);
+    int64_t integers[sizeof layout / sizeof(size_t)];
+    memcpy(integers, &layout, sizeof layout);
+    return as_tuple(integers, sizeof layout / sizeof(size_t));
 }
 
 static PyMethodDef module_methods[] = {
@@ -485,10 +375,7 @@ static int fill_module(PyObject *module) {
     if (prepare_calls() || prepare_given() || prepare_blocks() || prepare_works(module) ||
         prepare_messages(module))
         return -1;
-    PyObject *silent = PyLong_FromLongLong(UN_ENDING_SILENT);
-    int failed = silent ? PyModule_AddObjectRef(module, "ENDING_SILENT", silent) : -1;
-    Py_XDECREF(silent);
-    return failed ? -1 : PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
+    return PyModule_AddIntConstant(module, "LAYOUT_VERSION", UN_LAYOUT_VERSION);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill_module}, {0, NULL}};

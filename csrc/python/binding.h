@@ -76,6 +76,15 @@ typedef struct kind {
 /* calls.c */
 void release_gil(void *parked);
 int handle_signals(void *parked);
+
+/* What the engine calls while it waits; a timeout of 0 is the group's. */
+static inline un_call hooks_for(PyThreadState **parked, int64_t timeout_ns) {
+    return (un_call){.timeout_ns = timeout_ns,
+                     .block = release_gil,
+                     .pause = handle_signals,
+                     .argument = parked};
+}
+
 void write_site_note(un_group *group, uint64_t about);
 PyObject *status_of(int read); /* the status for the result of reading arguments */
 int enter_engine(Group *self, un_status (*body)(un_group *, const un_call *), un_call *call,
@@ -105,24 +114,13 @@ static inline bool is_list(PyObject *object) {
 }
 
 /* overlaps.c */
-/* Both sides of a call, whose tensors may share memory as allowed: 0, REFUSED, or -1
- * (exception). */
-typedef struct sides {
-    un_operation operation;
-    size_t rank, ranks;
-    bool wide_input, wide_output;
-    bool coalesced;
-    bool in_place; /* the input is the only output */
-    const side *in, *out;
-    struct clash { /* two outputs, or an output and an input, that share memory */
-        bool both_written;
-        size_t one, other;
-    } *clash; /* where to write it; NULL: not wanted */
-} sides;
-int check_overlaps(const sides *s);
+/* Whether the tensors of a call share memory as allowed: 0, REFUSED with the first two that do
+ * not, or -1 (exception). */
+int check_overlaps(const call_arguments *a, size_t rank, size_t ranks, extent found[2]);
 
-/* find_clash(operation, output, input, rank, ranks, coalesced): (both are outputs, one, other)
- * or None; each side is a tensor or a list; if the input is None, the output is a list. */
+/* find_clash(operation, output, input, rank, ranks, coalesced): the first two that share memory, each
+ * (whether it is an input, its index), or None; each side is a tensor or a list; if the input is
+ * None, the output is a list. */
 PyObject *module_find_clash(PyObject *module, PyObject *arguments);
 PyObject *module_overlaps_itself(PyObject *module, PyObject *tensor);
 
@@ -132,6 +130,7 @@ enum { DTYPE, DIMS, LENGTHS }; /* a tensor in integers: type, number of dimensio
 bool look_at(PyObject *object, dl_tensor *d); /* false: DLPack cannot export it */
 void describe(int64_t *to, const dl_tensor *d, size_t most_dims); /* at most so many lengths */
 PyObject *as_tuple(const int64_t *integers, size_t count);
+PyObject *ranks_in(const Group *self, const bool *chosen); /* as a tuple */
 
 /* Rows of so many bytes each, as streams: one for each rank. Free with PyMem_Free. */
 un_stream *streams_of_rows(const Group *self, char *rows, size_t bytes);
@@ -188,11 +187,14 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments);
 /* pending.c */
 void reap(Group *self);
 PyObject *group_release_works(PyObject *object, PyObject *ignored);
+void end_use(Group *self, PyThreadState *parked);
 void close_now(Group *self);
+void free_object(PyObject *object);
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions);
 PyObject *keep(Group *self, Pending *p);
 void raise_error(PyObject *error);
-PyTypeObject *make_pending_type(const char *name, const char *what, int bytes);
+int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,
+                     int bytes);
 
 /* works.c */
 PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t count);

@@ -53,17 +53,14 @@ PyObject *group_open_block(PyObject *object, PyObject *arguments) {
     if (ranks < 0) return NULL;
     if (!self->group || self->closing || ranks != self->ranks)
         return PyErr_Format(PyExc_ValueError, "the group is closed, or has another size");
-    allocfunc allocate = (allocfunc)PyType_GetSlot(block_type, Py_tp_alloc);
-    Block *made = (Block *)allocate(block_type, 0);
+    Block *made = (Block *)PyType_GenericAlloc(block_type, 0);
     if (!made) return NULL;
     made->ranks = ranks;
-    un_status status;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS
-    status = un_block_open(self->group, descriptor, sizes, &made->block);
-    Py_END_ALLOW_THREADS
+    PyThreadState *parked = PyEval_SaveThread();
+    un_status status = un_block_open(self->group, descriptor, sizes, &made->block);
     int error = errno;
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (!status) return (PyObject *)made;
     made->block = NULL;
     Py_DECREF((PyObject *)made);
@@ -79,8 +76,7 @@ PyObject *group_reopen_block(PyObject *object, PyObject *number) {
     unsigned long long value = PyLong_AsUnsignedLongLong(number);
     if (PyErr_Occurred()) return NULL;
     if (!self->group || self->closing) Py_RETURN_NONE;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(block_type, Py_tp_alloc);
-    Block *made = (Block *)allocate(block_type, 0);
+    Block *made = (Block *)PyType_GenericAlloc(block_type, 0);
     if (!made) return NULL;
     made->ranks = self->ranks;
     made->block = un_block_reopen(self->group, value);
@@ -126,12 +122,9 @@ static int get_buffer(PyObject *object, Py_buffer *view, int flags) {
 
 static void free_block(PyObject *object) {
     Block *self = (Block *)object;
-    PyTypeObject *type = Py_TYPE(object);
     if (self->weak_references) PyObject_ClearWeakRefs(object);
     if (self->block) un_block_release(self->block);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* pack_changes(old, new, bytes, item_bytes, to, room), addresses all: the packed bytes, or -1 */

@@ -99,17 +99,9 @@ static bool lie_apart(const side *in, const side *out) {
 }
 
 static int check_memory(const call_arguments *a, const Group *self) {
+    extent found[2];
     if (lie_apart(&a->in, &a->out)) return 0;
-    sides both = {.operation = a->call.operation,
-                  .rank = (size_t)self->rank,
-                  .ranks = (size_t)self->ranks,
-                  .wide_input = un_is_wide_input(a->call.operation),
-                  .wide_output = un_is_wide_output(a->call.operation),
-                  .coalesced = a->coalesced,
-                  .in_place = a->in_place,
-                  .in = &a->in,
-                  .out = &a->out};
-    return check_overlaps(&both);
+    return check_overlaps(a, (size_t)self->rank, (size_t)self->ranks, found);
 }
 
 /* Only the peer itself may pass its part of a block: it may be doing so in this very call. */

@@ -2,25 +2,16 @@
 #include "layouts.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-static size_t length_of(ptrdiff_t stride) { return (size_t)(stride < 0 ? -stride : stride); }
-
-/* Whether dimensions nest like the units of a clock: then no two elements overlap. If not, they
- * may or may not. Sorts them. */
-static bool are_nested(struct un_dim *dim, int dims, size_t item_bytes) {
-    for (int i = 1; i < dims; i++)
-        for (int j = i; j && dim[j].stride_bytes < dim[j - 1].stride_bytes; j--) {
-            struct un_dim larger = dim[j - 1];
-            dim[j - 1] = dim[j];
-            dim[j] = larger;
-        }
-    size_t reach = item_bytes;
-    for (int d = 0; d < dims; d++) {
-        if ((size_t)dim[d].stride_bytes < reach) return false;
-        reach += (dim[d].length - 1) * (size_t)dim[d].stride_bytes;
-    }
-    return true;
-}
+/* The memory of a tensor, in whatever order: strides above 0, the shortest first. Elements that
+ * touch each other are one. */
+typedef struct lattice {
+    extent range;
+    size_t item_bytes;
+    int dims;
+    struct un_dim dim[64];
+} lattice;
 
 extent extent_of(const char *data, const un_layout *layout, size_t bytes) {
     extent e = {.first = data, .end = data};
@@ -34,6 +25,26 @@ extent extent_of(const char *data, const un_layout *layout, size_t bytes) {
     return e;
 }
 
+static void read_lattice(lattice *l, const char *data, const un_layout *layout, size_t bytes) {
+    l->range = extent_of(data, layout, bytes);
+    l->item_bytes = layout ? layout->item_bytes : bytes;
+    l->dims = 0;
+    for (int d = 0; layout && d < layout->dims; d++) {
+        struct un_dim dim = layout->dim[d];
+        if (!dim.stride_bytes) continue;
+        if (dim.stride_bytes < 0) dim.stride_bytes = -dim.stride_bytes;
+        int at = l->dims++;
+        for (; at && l->dim[at - 1].stride_bytes > dim.stride_bytes; at--)
+            l->dim[at] = l->dim[at - 1];
+        l->dim[at] = dim;
+    }
+    int touching = 0;
+    while (touching < l->dims && l->dim[touching].stride_bytes == (ptrdiff_t)l->item_bytes)
+        l->item_bytes *= l->dim[touching++].length;
+    l->dims -= touching;
+    memmove(l->dim, l->dim + touching, (size_t)l->dims * sizeof *l->dim);
+}
+
 static size_t common_divisor(size_t a, size_t b) {
     while (b) {
         size_t rest = a % b;
@@ -43,10 +54,18 @@ static size_t common_divisor(size_t a, size_t b) {
     return a;
 }
 
-/* A map of the bytes from `first` on, a bit for each `unit`. */
+/* What all strides are multiples of; 0: there are none. */
+static size_t period_of(const lattice *l) {
+    size_t period = 0;
+    for (int d = 0; d < l->dims; d++)
+        period = common_divisor(period, (size_t)l->dim[d].stride_bytes);
+    return period;
+}
+
+/* A map of the bytes of a range, a bit for each `unit`. */
 typedef struct map {
     uint64_t *bits;
-    const char *first, *end;
+    extent range;
     size_t unit;
 } map;
 
@@ -56,8 +75,8 @@ typedef enum purpose { MARK, FIND_TWINS, FIND_MARKED } purpose;
 static bool visit(const map *m, const char *element, size_t item_bytes, purpose purpose) {
     bool marked = false;
     for (const char *byte = element; byte < element + item_bytes; byte += m->unit) {
-        if (byte < m->first || byte >= m->end) continue;
-        size_t index = (size_t)(byte - m->first) / m->unit;
+        if (byte < m->range.first || byte >= m->range.end) continue;
+        size_t index = (size_t)(byte - m->range.first) / m->unit;
         uint64_t bit = (uint64_t)1 << index % 64;
         marked = marked || (m->bits[index / 64] & bit);
         if (purpose != FIND_MARKED) m->bits[index / 64] |= bit;
@@ -65,83 +84,58 @@ static bool visit(const map *m, const char *element, size_t item_bytes, purpose 
     return marked && purpose != MARK;
 }
 
-static bool visit_all(const map *m, const char *data, const un_layout *layout, int from_dim,
-                      purpose purpose) {
-    if (from_dim == layout->dims) return visit(m, data, layout->item_bytes, purpose);
-    const struct un_dim *dim = &layout->dim[from_dim];
+static bool visit_all(const map *m, const char *from, const lattice *l, int dims, purpose purpose) {
+    if (!dims) return visit(m, from, l->item_bytes, purpose);
+    const struct un_dim *dim = &l->dim[dims - 1];
     for (size_t i = 0; i < dim->length; i++)
-        if (visit_all(m, data + (ptrdiff_t)i * dim->stride_bytes, layout, from_dim + 1, purpose))
-            return true;
+        if (visit_all(m, from + (ptrdiff_t)i * dim->stride_bytes, l, dims - 1, purpose)) return true;
     return false;
-}
-
-static size_t unit_of(const un_layout *layout) {
-    size_t unit = layout->item_bytes;
-    for (int d = 0; d < layout->dims; d++)
-        unit = common_divisor(unit, length_of(layout->dim[d].stride_bytes));
-    return unit;
 }
 
 /* Whether elements of a and b, or of a alone, overlap, checked element by element. True if there
  * is no memory for the check. */
-static bool meet_exactly(const char *a, const un_layout *a_layout, const char *b,
-                         const un_layout *b_layout) {
-    extent range = extent_of(a, a_layout, 0);
-    size_t unit = unit_of(a_layout);
+static bool meet_exactly(const lattice *a, const lattice *b) {
+    map m = {.range = a->range, .unit = common_divisor(a->item_bytes, period_of(a))};
     if (b) {
-        extent other = extent_of(b, b_layout, 0);
-        unit = common_divisor(common_divisor(unit, unit_of(b_layout)),
-                              length_of(other.first - range.first));
-        if (other.first > range.first) range.first = other.first;
-        if (other.end < range.end) range.end = other.end;
+        m.unit = common_divisor(common_divisor(m.unit, b->item_bytes), period_of(b));
+        m.unit = common_divisor(m.unit, (size_t)(b->range.first - a->range.first));
+        m.range.first = b->range.first; /* not before a's */
+        if (b->range.end < m.range.end) m.range.end = b->range.end;
     }
-    map m = {.first = range.first, .end = range.end, .unit = unit};
-    m.bits = calloc((size_t)(range.end - range.first) / unit / 64 + 1, sizeof *m.bits);
+    m.bits = calloc((size_t)(m.range.end - m.range.first) / m.unit / 64 + 1, sizeof *m.bits);
     if (!m.bits) return true;
-    bool met = visit_all(&m, a, a_layout, 0, b ? MARK : FIND_TWINS);
-    if (b) met = visit_all(&m, b, b_layout, 0, FIND_MARKED);
+    bool met = visit_all(&m, a->range.first, a, a->dims, b ? MARK : FIND_TWINS);
+    if (b) met = visit_all(&m, b->range.first, b, b->dims, FIND_MARKED);
     free(m.bits);
     return met;
 }
 
-static int positive_dims(struct un_dim *to, const un_layout *layout) {
-    for (int d = 0; d < layout->dims; d++)
-        to[d] = (struct un_dim){layout->dim[d].length,
-                                (ptrdiff_t)length_of(layout->dim[d].stride_bytes)};
-    return layout->dims;
-}
-
+/* Dimensions that nest like the units of a clock never overlap. */
 bool overlaps_itself(const char *data, const un_layout *layout) {
-    struct un_dim dim[64];
-    if (are_nested(dim, positive_dims(dim, layout), layout->item_bytes)) return false;
+    lattice l;
     for (int d = 0; d < layout->dims; d++)
-        if (!dim[d].stride_bytes) return true;
-    return meet_exactly(data, layout, NULL, NULL);
-}
-
-/* Whether two tensors interleave without overlap: treat both as one tensor, with the distance
- * between them as a further dimension. */
-static bool interleave(const un_layout *a, const un_layout *b, size_t distance) {
-    struct un_dim dim[64 + 64 + 1], other[64];
-    int dims = positive_dims(dim, a), others = positive_dims(other, b), own = dims;
-    bool paired[64] = {false}; /* each of a's with one of b's, which may have a stride twice */
-    for (int i = 0; i < others; i++) {
-        int d = 0;
-        while (d < own && (paired[d] || dim[d].stride_bytes != other[i].stride_bytes)) d++;
-        if (d == own) {
-            dim[dims++] = other[i];
-            continue;
-        }
-        paired[d] = true;
-        if (other[i].length > dim[d].length) dim[d].length = other[i].length;
+        if (!layout->dim[d].stride_bytes) return true;
+    read_lattice(&l, data, layout, 0);
+    size_t reach = l.item_bytes;
+    for (int d = 0; d < l.dims; d++) {
+        if ((size_t)l.dim[d].stride_bytes < reach) return meet_exactly(&l, NULL);
+        reach += (l.dim[d].length - 1) * (size_t)l.dim[d].stride_bytes;
     }
-    dim[dims++] = (struct un_dim){2, (ptrdiff_t)distance};
-    return are_nested(dim, dims, a->item_bytes > b->item_bytes ? a->item_bytes : b->item_bytes);
+    return false;
 }
 
-bool layouts_meet(const char *a, const un_layout *a_layout, const char *b,
-                  const un_layout *b_layout) {
-    ptrdiff_t distance = extent_of(b, b_layout, 0).first - extent_of(a, a_layout, 0).first;
-    if (distance && interleave(a_layout, b_layout, length_of(distance))) return false;
-    return meet_exactly(a, a_layout, b, b_layout);
+/* Tensors whose strides have a common period never meet if the places of their elements in it do
+ * not. */
+bool tensors_meet(const char *a, const un_layout *a_layout, size_t a_bytes, const char *b,
+                  const un_layout *b_layout, size_t b_bytes) {
+    lattice one, other, *low = &one, *high = &other;
+    read_lattice(&one, a, a_layout, a_bytes);
+    read_lattice(&other, b, b_layout, b_bytes);
+    if (one.range.first > other.range.first) low = &other, high = &one;
+    if (high->range.first >= low->range.end) return false;
+    size_t period = common_divisor(period_of(low), period_of(high));
+    if (!period) return true;
+    size_t place = (size_t)(high->range.first - low->range.first) % period;
+    if (low->item_bytes <= place && place + high->item_bytes <= period) return false;
+    return meet_exactly(low, high);
 }

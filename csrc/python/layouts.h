@@ -16,7 +16,7 @@ extent extent_of(const char *data, const un_layout *layout, size_t bytes); /* NU
 bool overlaps_itself(const char *data, const un_layout *layout);
 
 /* Whether an element of one tensor shares memory with one of the other. */
-bool layouts_meet(const char *a, const un_layout *a_layout, const char *b,
-                  const un_layout *b_layout);
+bool tensors_meet(const char *a, const un_layout *a_layout, size_t a_bytes, const char *b,
+                  const un_layout *b_layout, size_t b_bytes);
 
 #endif

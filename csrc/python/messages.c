@@ -16,14 +16,11 @@ static PyTypeObject *message_type;
 /* The rank at the other end; -1 is any source, for a receive. */
 static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer) {
     if (self->ranks == 1) return false;
-    if (object == Py_None && !sends) {
-        *peer = -1;
-        return true;
-    }
+    bool is_any = object == Py_None && !sends;
     long number = PyLong_CheckExact(object) ? PyLong_AsLong(object) : -1;
     PyErr_Clear();
     *peer = (int)number;
-    return number >= 0 && number < self->ranks;
+    return is_any || (number >= 0 && number < self->ranks);
 }
 
 /* (tensor, peer, tag) into a message: 0, or why not. */
@@ -63,10 +60,7 @@ static PyObject *run_message(Group *self, bool sends, PyObject *const *arguments
         return failed < 0 ? NULL : PyLong_FromLong(failed == IN_A_GPU ? -ON_DEVICE : -ASK_AGAIN);
     }
     PyThreadState *parked = NULL;
-    un_call hooks = {.timeout_ns = -1,
-                     .block = release_gil,
-                     .pause = handle_signals,
-                     .argument = &parked};
+    un_call hooks = hooks_for(&parked, -1);
     if (self->keeps_sites || all_sites_are_kept) m.site = current_site();
     self->users++;
     if (t.bytes > SMALL_BYTES) release_gil(&parked);
@@ -88,8 +82,7 @@ PyObject *group_recv(PyObject *object, PyObject *const *arguments, Py_ssize_t co
     return run_message((Group *)object, false, arguments, count);
 }
 
-/* -- asynchronous messages
- * ---------------------------------------------------------------------- */
+/* -- asynchronous messages ---------------------------------------------------------------------- */
 
 static bool is_done(const Pending *p) { return un_message_done(&((const Message *)p)->message); }
 
@@ -119,16 +112,14 @@ static PyObject *make_exception(Pending *p, un_status status) {
 static const kind message_kind = {is_done, NULL, result, await, release, make_exception, source,
                                   NULL};
 
-static PyObject *refuse_closed(PyObject *exceptions, bool sends) {
-    int operation = sends ? UN_SEND : UN_RECV;
-    raise_error(PyObject_CallMethod(exceptions, "call_error", "ii", (int)UN_CLOSED, operation));
-    return NULL;
-}
-
 static PyObject *start_message(Group *self, bool sends, PyObject *const *arguments,
                                Py_ssize_t count) {
     if (count != 5) return PyErr_Format(PyExc_TypeError, "a message takes 5 arguments");
-    if (!self->group || self->closing) return refuse_closed(arguments[0], sends);
+    if (!self->group || self->closing) {
+        raise_error(PyObject_CallMethod(arguments[0], "call_error", "ii", (int)UN_CLOSED,
+                                        (int)(sends ? UN_SEND : UN_RECV)));
+        return NULL;
+    }
     if (self->pending) reap(self);
     Message *m = (Message *)new_pending(message_type, &message_kind, arguments[0]);
     if (!m) return NULL;
@@ -140,16 +131,14 @@ static PyObject *start_message(Group *self, bool sends, PyObject *const *argumen
         Py_DECREF((PyObject *)m);
         return status_of(failed);
     }
-    Py_INCREF(arguments[2]);
-    m->owner = arguments[2];
+    m->owner = Py_NewRef(arguments[2]);
     m->message.site = site_of_frame(arguments[1]);
     PyThreadState *parked = NULL;
     PyObject *kept = keep(self, &m->pending);
     self->users++;
     if (m->message.stream.bytes > SMALL_BYTES) release_gil(&parked);
     un_status status = un_message_start(self->group, &m->message);
-    if (parked) PyEval_RestoreThread(parked);
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (!status) return kept;
     raise_error(make_exception(&m->pending, status));
     Py_DECREF(kept);
@@ -166,8 +155,6 @@ PyObject *group_irecv(PyObject *object, PyObject *const *arguments, Py_ssize_t c
 }
 
 int prepare_messages(PyObject *module) {
-    if (!message_type)
-        message_type = make_pending_type("unisono._native.Message",
-                                         "An asynchronous message.", sizeof(Message));
-    return message_type ? PyModule_AddObjectRef(module, "Message", (PyObject *)message_type) : -1;
+    return add_pending_type(module, &message_type, "unisono._native.Message",
+                            "An asynchronous message.", sizeof(Message));
 }

@@ -1,7 +1,5 @@
 /* UCX, and groups over several hosts. */
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "binding.h"
 
@@ -91,17 +89,12 @@ PyObject *group_meet(PyObject *object, PyObject *seconds) {
     if (!self->group || self->closing) return PyErr_Format(PyExc_ValueError, "the group is closed");
     bool missing[UN_MAX_RANKS] = {0};
     PyThreadState *parked = NULL;
-    un_call hooks = {.block = release_gil, .pause = handle_signals, .argument = &parked};
+    un_call hooks = hooks_for(&parked, 0);
     self->users++;
     un_group_meet(self->group, (int64_t)(limit * 1e9), &hooks, missing);
-    if (parked) PyEval_RestoreThread(parked);
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     if (PyErr_Occurred()) return NULL;
-    int64_t ranks[UN_MAX_RANKS];
-    size_t count = 0;
-    for (int rank = 0; rank < self->ranks; rank++)
-        if (missing[rank]) ranks[count++] = rank;
-    return as_tuple(ranks, count);
+    return ranks_in(self, missing);
 }
 
 /* lose(rank, is_silent): its process, on another host, has ended or does not answer */
@@ -110,10 +103,9 @@ PyObject *group_lose(PyObject *object, PyObject *arguments) {
     int rank, is_silent;
     if (!PyArg_ParseTuple(arguments, "ip", &rank, &is_silent)) return NULL;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *parked = PyEval_SaveThread();
     if (self->group) un_group_lose(self->group, rank, is_silent);
-    Py_END_ALLOW_THREADS
-    if (!--self->users && self->closing) close_now(self);
+    end_use(self, parked);
     Py_RETURN_NONE;
 }
 

@@ -37,6 +37,12 @@ PyObject *group_release_works(PyObject *object, PyObject *ignored) {
     return PyBool_FromLong(((Group *)object)->pending != NULL);
 }
 
+/* A call that released the GIL, if `parked`, is over; close() may have waited for it. */
+void end_use(Group *self, PyThreadState *parked) {
+    if (parked) PyEval_RestoreThread(parked);
+    if (!--self->users && self->closing) close_now(self);
+}
+
 void close_now(Group *self) {
     un_group *group = self->group;
     self->group = NULL;
@@ -50,12 +56,10 @@ void close_now(Group *self) {
 }
 
 Pending *new_pending(PyTypeObject *type, const kind *kind, PyObject *exceptions) {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Pending *p = (Pending *)allocate(type, 0);
+    Pending *p = (Pending *)PyType_GenericAlloc(type, 0);
     if (!p) return NULL;
     p->kind = kind;
-    Py_INCREF(exceptions);
-    p->exceptions = exceptions;
+    p->exceptions = Py_NewRef(exceptions);
     return p;
 }
 
@@ -70,15 +74,19 @@ PyObject *keep(Group *self, Pending *p) {
     return (PyObject *)p;
 }
 
+/* The memory of an object of one of our types, which holds a reference to its type. */
+void free_object(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_Free(object);
+    Py_DECREF(type);
+}
+
 static void free_pending(PyObject *object) {
     Pending *p = (Pending *)object;
-    PyTypeObject *type = Py_TYPE(object);
     p->kind->release(p);
     Py_XDECREF((PyObject *)p->group);
     Py_XDECREF(p->exceptions);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* A status, or -1 with an exception (Ctrl-C). */
@@ -91,14 +99,10 @@ static int wait_until_done(Pending *p, int64_t timeout_ns) {
         status = UN_CLOSED;
     } else {
         PyThreadState *parked = NULL;
-        un_call hooks = {.timeout_ns = timeout_ns,
-                         .block = release_gil,
-                         .pause = handle_signals,
-                         .argument = &parked};
+        un_call hooks = hooks_for(&parked, timeout_ns);
         group->users++;
         status = (int)p->kind->await(group->group, p, &hooks);
-        if (parked) PyEval_RestoreThread(parked);
-        if (!--group->users && group->closing) close_now(group);
+        end_use(group, parked);
     }
     if (p->is_kept && p->kind->is_done(p)) let_go(group, p);
     if (group->pending) reap(group);
@@ -186,8 +190,9 @@ static PyMethodDef pending_methods[] = {
     {0},
 };
 
-/* A type whose objects begin with a Pending. */
-PyTypeObject *make_pending_type(const char *name, const char *what, int bytes) {
+/* Add a type whose objects begin with a Pending. */
+int add_pending_type(PyObject *module, PyTypeObject **type, const char *name, const char *what,
+                     int bytes) {
     PyType_Slot slots[] = {
         {Py_tp_doc, (void *)(uintptr_t)what},
         {Py_tp_dealloc, (void *)free_pending},
@@ -200,5 +205,6 @@ PyTypeObject *make_pending_type(const char *name, const char *what, int bytes) {
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
         .slots = slots,
     };
-    return (PyTypeObject *)PyType_FromSpec(&spec);
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return *type ? PyModule_AddType(module, *type) : -1;
 }

@@ -106,16 +106,12 @@ static const un_stream *open_heads(const un_ragged *ragged) {
     return made ? g->tails : NULL;
 }
 
-/* (type, shape) of each rank's tensor, from rows of so many bytes */
-static PyObject *tell_shapes(const Group *self, const char *rows, size_t apart) {
+/* (type, shape) of each rank's tensor, from rows of so many integers */
+static PyObject *tell_shapes(const Group *self, const int64_t *rows, size_t apart) {
     PyObject *shapes = PyList_New(self->ranks);
     for (Py_ssize_t rank = 0; shapes && rank < self->ranks; rank++) {
-        int64_t integers[LENGTHS + MOST_DIMS];
-        const char *from = rows + (size_t)rank * apart;
-        memcpy(integers, from, LENGTHS * sizeof *integers);
-        size_t dims = (size_t)integers[DIMS];
-        memcpy(integers, from, (LENGTHS + dims) * sizeof *integers);
-        PyObject *lengths = as_tuple(integers + LENGTHS, dims);
+        const int64_t *integers = rows + (size_t)rank * apart;
+        PyObject *lengths = as_tuple(integers + LENGTHS, (size_t)integers[DIMS]);
         PyObject *shape = lengths ? Py_BuildValue("(LN)", (long long)integers[DTYPE], lengths) : NULL;
         if (!shape || PyList_SetItem(shapes, rank, shape)) Py_CLEAR(shapes);
     }
@@ -132,7 +128,7 @@ static PyObject *exchange_long_shapes(Group *self, PyObject *given) {
     if (!rows) return PyErr_NoMemory();
     int status = gather_integers(self, mine, COUNT, rows, 0);
     PyObject *result = NULL;
-    if (!status) result = tell_shapes(self, (const char *)rows, sizeof mine);
+    if (!status) result = tell_shapes(self, rows, COUNT);
     if (status > 0) result = PyLong_FromLong(status);
     PyMem_Free(rows);
     return result;
@@ -143,7 +139,7 @@ static PyObject *tell_result(gathering *g) {
     if (g->outputs) return Py_BuildValue("(OO)", g->outputs, Py_None);
     if (g->have_all_come && g->are_all_short) return Py_BuildValue("(OO)", Py_None, Py_None);
     PyObject *shapes = g->are_all_short
-                           ? tell_shapes(g->group, (const char *)head_of(g, 0)->shape, sizeof(head))
+                           ? tell_shapes(g->group, head_of(g, 0)->shape, sizeof(head) / sizeof(int64_t))
                            : exchange_long_shapes(g->group, g->given);
     if (!shapes || !PyList_Check(shapes)) return shapes;
     return Py_BuildValue("(ON)", Py_None, shapes);

@@ -53,6 +53,14 @@ PyObject *as_tuple(const int64_t *integers, size_t count) {
     return tuple;
 }
 
+PyObject *ranks_in(const Group *self, const bool *chosen) {
+    int64_t ranks[UN_MAX_RANKS];
+    size_t count = 0;
+    for (int rank = 0; rank < self->ranks; rank++)
+        if (chosen[rank]) ranks[count++] = rank;
+    return as_tuple(ranks, count);
+}
+
 typedef struct integers {
     int64_t *items;
     size_t count, room;

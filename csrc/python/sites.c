@@ -69,8 +69,7 @@ static code_place *find_place(PyObject *code, int instruction) {
 /* The code object is kept alive while its place is cached, so that its address stays unique. */
 static void remember_place(code_place *p, PyObject *code, int instruction) {
     places_known++;
-    Py_INCREF(code);
-    p->code = code;
+    p->code = Py_NewRef(code);
     p->instruction = instruction;
 }
 
@@ -197,6 +196,12 @@ static void locate(char text[UN_TEXT_BYTES]) {
     PyGILState_Release(state);
 }
 
+static void replace(PyObject **kept, PyObject *by) {
+    PyObject *old = *kept;
+    *kept = Py_XNewRef(by);
+    Py_XDECREF(old);
+}
+
 /* prepare_sites(own_paths, program_paths, locating): the folders whose files are not the
  * caller's, the folders in there whose files are, and a function that says where the program is;
  * None when it must not be asked any more. */
@@ -215,15 +220,9 @@ PyObject *module_prepare_sites(PyObject *module, PyObject *arguments) {
     if (!innermost) innermost = PyLong_FromLong(0);
     if (!get_frame || !innermost) return PyErr_Format(PyExc_RuntimeError, "no sys._getframe");
     forget_places(); /* which code is ours may have changed */
-    Py_INCREF(paths);
-    Py_XDECREF(own_paths);
-    own_paths = paths;
-    Py_INCREF(programs);
-    Py_XDECREF(program_paths);
-    program_paths = programs;
-    Py_XDECREF(locating);
-    locating = locator == Py_None ? NULL : locator;
-    Py_XINCREF(locating);
+    replace(&own_paths, paths);
+    replace(&program_paths, programs);
+    replace(&locating, locator == Py_None ? NULL : locator);
     un_set_locator(locating ? locate : NULL);
     Py_RETURN_NONE;
 }

@@ -70,21 +70,14 @@ static int set_layout(tensor *t, int dims, const int64_t *shape, const int64_t *
     return writable && overlaps_itself(t->data, t->layout) ? REFUSED : 0;
 }
 
-static bool has_elements(const dl_tensor *d) {
-    for (int i = 0; i < d->dims; i++)
-        if (!d->shape[i]) return false;
-    return true;
-}
-
 static int from_dlpack(tensor *t, PyObject *object, const dl_tensor *d, bool writable) {
     if (d->device.type != DLPACK_CPU) return d->device.type == DLPACK_CUDA ? IN_A_GPU : REFUSED;
     t->dtype = un_dtype_of(d->dtype.code, d->dtype.bits, d->dtype.lanes);
     t->item_bytes = ((size_t)d->dtype.bits * d->dtype.lanes + 7) / 8;
     t->data = (char *)d->data + d->byte_offset;
-    if (!d->data && has_elements(d)) return REFUSED;
     int failed = set_layout(t, d->dims, d->shape, d->strides, (int64_t)t->item_bytes, writable);
-    if (failed) return failed;
-    return t->bytes ? check_with_torch(object, t, d->dtype.code) : 0;
+    if (failed || !t->bytes) return failed;
+    return d->data ? check_with_torch(object, t, d->dtype.code) : REFUSED;
 }
 
 /* A type seen before; a program uses a few (Tensor, Parameter, ndarray). */
@@ -107,11 +100,9 @@ static const known_type *know_type(PyObject *object) {
     PyErr_Clear();
     if (api && api->version.major != 1) api = NULL;
     unsigned slot = next_known++ % (sizeof known_types / sizeof *known_types);
-    Py_INCREF(type);
+    bool masks = !api && PyObject_HasAttrString(type, "mask");
     PyObject *old = known_types[slot].type;
-    known_types[slot].type = type;
-    known_types[slot].api = api;
-    known_types[slot].masks = !api && PyObject_HasAttrString(type, "mask");
+    known_types[slot] = (known_type){Py_NewRef(type), api, masks};
     Py_XDECREF(old);
     return &known_types[slot];
 }
@@ -154,13 +145,7 @@ static int from_buffer(tensor *t, PyObject *object, bool writable) {
                         !(t->item_bytes & (t->item_bytes - 1));
     if (!power_of_two || !dtype_of_format(t->buffer.format, t->item_bytes, &t->dtype))
         return REFUSED;
-    int64_t shape[64], strides[64];
-    int dims = t->buffer.ndim;
-    for (int d = 0; d < dims && d < 64; d++) {
-        shape[d] = t->buffer.shape[d];
-        strides[d] = t->buffer.strides[d];
-    }
-    return set_layout(t, dims, shape, strides, 1, writable);
+    return set_layout(t, t->buffer.ndim, t->buffer.shape, t->buffer.strides, 1, writable);
 }
 
 /* A lazy tensor as a resolved copy, which is written back when the call is over. */

@@ -52,10 +52,8 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
     start_side(&a->in);
     start_side(&a->out);
     int failed = parse_call(a, self, arguments + 1, count - 1);
-    if (!failed) {
-        work->kept = PyTuple_Pack(3, a->output, a->input, a->schedule_bytes);
-        failed = work->kept ? 0 : -1;
-    }
+    if (!failed && !(work->kept = PyTuple_Pack(3, a->output, a->input, a->schedule_bytes)))
+        failed = -1;
     if (!failed && a->call.operation != UN_BARRIER) failed = read_tensors(a, self);
     if (failed) {
         Py_DECREF((PyObject *)work);
@@ -71,8 +69,6 @@ PyObject *group_submit(PyObject *object, PyObject *const *arguments, Py_ssize_t 
 }
 
 int prepare_works(PyObject *module) {
-    if (!work_type)
-        work_type = make_pending_type("unisono._native.Work", "An asynchronous call.",
-                                      sizeof(Work));
-    return work_type ? PyModule_AddObjectRef(module, "Work", (PyObject *)work_type) : -1;
+    return add_pending_type(module, &work_type, "unisono._native.Work", "An asynchronous call.",
+                            sizeof(Work));
 }

@@ -31,7 +31,7 @@ _MEMFD_SECRET = 447
 
 
 def reads(comm: Communicator) -> int:
-    return cast(SharedMemory, comm.transport).group.reads
+    return cast(SharedMemory, comm.transport).group.state()["reads"]
 
 
 def row(rank: int, number: int, count: int = PART) -> torch.Tensor:
@@ -194,7 +194,7 @@ for number in range(3):
     out = numpy.zeros(200_000, numpy.float32)
     comm.all_to_all(out, numpy.full_like(out, rank + number))
     assert (out == numpy.repeat([number, number + 1], 100_000)).all()
-print(comm.transport.group.reads)
+print(comm.transport.group.state()["reads"])
 comm.close()
 """
 

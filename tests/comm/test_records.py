@@ -187,7 +187,9 @@ def test_another_user_cannot_read() -> None:
 def test_a_call_that_is_recorded_as_a_whole_leaves_one_record(comm: Communicator) -> None:
     group = comm.transport.group  # type: ignore[attr-defined]
     comm.barrier()
-    record = group.record_open(Operation.REDUCE_SCATTER, 0, -1, 0x12002, 4096, group.calls + 1)
+    record = group.record_open(
+        Operation.REDUCE_SCATTER, 0, -1, 0x12002, 4096, group.state()["calls"] + 1
+    )
     group.record_cover(True)
     comm.all_gather(torch.empty(2, 3), torch.ones(3))  # parts of it
     comm.broadcast(torch.ones(7), 0)

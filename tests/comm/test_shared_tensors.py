@@ -36,7 +36,7 @@ def random_row(comm: Communicator, count: int, *, seed: int = 0) -> torch.Tensor
 
 def turns(comm: Communicator) -> int:
     """How many steps of moving data this rank has finished, over all calls."""
-    return cast(SharedMemory, comm.transport).group.progress(comm.rank)
+    return cast(SharedMemory, comm.transport).group.state(comm.rank)["progress"]
 
 
 def mappings() -> int:

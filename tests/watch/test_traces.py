@@ -128,7 +128,7 @@ def test_what_a_trace_lacks_is_counted(tmp_path: Path, program: WriteProgram) ->
 @pytest.mark.ranks(2)
 def test_a_follower_reads_each_record_once_and_counts_what_it_missed(comm: Communicator) -> None:
     assert isinstance(comm.transport, SharedMemory)
-    follower = RecordFollower(comm.transport.group.descriptor)
+    follower = RecordFollower(comm.transport.group.state()["descriptor"])
     for _ in range(10):
         comm.barrier()
     assert [record.call for rank, record in follower.read() if rank == comm.rank] == [*range(1, 11)]

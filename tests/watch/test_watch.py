@@ -853,7 +853,7 @@ def test_a_watched_process_keeps_records_and_reads_what_is_new(comm: Communicato
             known = read_process(os.getpid(), 64)
             for made in (comm, later):
                 (kept,) = [group for group in known if group.name == made.name]
-                fresh = record_reader.read_segment(made.transport.group.descriptor, 64)
+                fresh = record_reader.read_segment(made.transport.group.state()["descriptor"], 64)
                 assert fresh is not None
                 assert _own_facts(kept) == _own_facts(fresh)
             later.barrier()

@@ -285,15 +285,15 @@ ENGINE = (
     Mutant(
         "overlap-itself",
         "csrc/python/layouts.c",
-        "(size_t)dim[d].stride_bytes < reach",
-        "(size_t)dim[d].stride_bytes < item_bytes",
+        "(size_t)l.dim[d].stride_bytes < reach",
+        "(size_t)l.dim[d].stride_bytes < l.item_bytes",
         "a result is written into a tensor whose elements share memory",
         ("tests/comm/test_overlaps.py::test_overlaps_are_found_exactly",),
     ),
     Mutant(
         "overlap-of-lists",
         "csrc/python/overlaps.c",
-        "    if (s->coalesced && input != output) return false;\n",
+        "    if (a->coalesced && input != output) return false;\n",
         "",
         "lists whose tensors lie in each other's place are not refused: a wrong result",
         ("tests/comm/test_overlaps.py",),

@@ -72,7 +72,7 @@ LIBRARY = (
     Mutant(
         "vote-for-all",
         "src/unisono/comm/shared_memory/memory_transport.py",
-        "decided = self.group.decide(serial, value)",
+        "decided = self.group.decide(OF_PROGRAM, serial, value)",
         "decided = value",
         "each engine decides by itself: after a death some serve the new version, some the old",
         (f"{_FAULTS}ranks_that_want_different_things_decide_alike",),

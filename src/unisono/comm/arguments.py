@@ -391,13 +391,13 @@ def check_overlaps(
     clash = native.find_clash(operation, *sides, rank, size, is_coalesced)
     if clash is None:
         return
-    both_written, one, other = clash
-    if both_written and not source:
+    (_, one), (is_input, other) = sorted(clash)
+    if not is_input and not source:
         raise ValueError(
             f"tensors {one} and {other} of the list share memory, so each result would overwrite "
             "the other: pass each tensor once, or clones"
         )
-    if both_written:
+    if not is_input:
         raise ValueError(
             f"outputs {one} and {other} share memory, but each has its own result: pass clones"
         )

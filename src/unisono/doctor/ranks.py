@@ -86,7 +86,7 @@ def _exchange_large_tensors() -> Check:
     comm.all_to_all(out, given)
     wanted = torch.arange(comm.size).repeat_interleave(1 << 16)
     is_right = torch.equal(out, wanted.float())
-    if cast(SharedMemory, comm.transport).group.reads:
+    if cast(SharedMemory, comm.transport).group.state()["reads"]:
         return Check("large tensors", is_right, message="copied once, by the kernel")
     is_off = variables.READ_PEERS.read_or_warn() is False
     cause = f"{variables.READ_PEERS.name}=0" if is_off else "the kernel does not allow it"

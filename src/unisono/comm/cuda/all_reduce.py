@@ -116,7 +116,7 @@ class AllReduces:
         group, stream = calls.engine.group, calls.stream()
         dtype, size = dtype_name(row), row.nbytes
         described = _ALL_REDUCE, op.number, GPU_MARK, dtype_code(dtype), size
-        record = group.record_open(*described, group.calls + 1)
+        record = group.record_open(*described, group.state()["calls"] + 1)
         assert calls.orchestra is not None
         calls.orchestra.arrive(stream)
         status = group.check(*described, record)

@@ -130,7 +130,7 @@ class CudaCalls:
         dtype = dtype_code(dtype_name(tensors[0])) if tensors else 0
         size_bytes = bytes_given(call, tensors, self.size)
         operation = Operation[call.operation.upper()]
-        record = group.record_open(operation, 0, -1, dtype, size_bytes, group.calls + 1)
+        record = group.record_open(operation, 0, -1, dtype, size_bytes, group.state()["calls"] + 1)
         group.record_cover(True)
         status = Status.ABORTED
         try:

@@ -62,6 +62,9 @@ GPU_MARK = -2
 ABOUT_MESSAGES = 2**64 - 1
 """What a note is about if it is not about one call of the group."""
 
+OF_PROGRAM, OF_SURVIVORS = 0, 1
+"""Whose decisions: they have separate serials."""
+
 ENDING_KNOWN = 1 << 32
 """In a failure's detail: the rest is the wait status of the process that ended."""
 

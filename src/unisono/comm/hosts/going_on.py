@@ -64,10 +64,10 @@ class StoreBoard:
         return {
             rank
             for rank in range(self.size)
-            if (group.has_closed(rank) and group.loss(rank) != ENDING_SILENT)
+            if (group.state(rank)["has_closed"] and group.state(rank)["loss"] != ENDING_SILENT)
             or rank in self._refused
             or self._loss(rank) == ENDED
-            or (rank in here and group.loss(rank) is not None)
+            or (rank in here and group.state(rank)["loss"] is not None)
         }
 
     def choose(self, attempt: int, text: str | None) -> str | None:
@@ -97,7 +97,7 @@ class StoreBoard:
 
     def find_cut_off(self) -> Sequence[int]:
         group = self._of.group
-        silent = {rank for rank in range(self.size) if group.loss(rank) == ENDING_SILENT}
+        silent = {rank for rank in range(self.size) if group.state(rank)["loss"] == ENDING_SILENT}
         silent |= {rank for rank in range(self.size) if self._loss(rank) not in (None, ENDED)}
         self._cut_off |= silent
         if not self._next_call.left_s():
@@ -168,7 +168,7 @@ def _boards(old: HostsTransport) -> Iterator[Callable[[], Any]]:
 
 
 def _is_gone(old: HostsTransport, rank: int) -> bool:
-    return old.group.loss(rank) is not None
+    return old.group.state(rank)["loss"] is not None
 
 
 def _meet(

@@ -120,7 +120,9 @@ class Making:
 
     def living_members(self) -> list[int]:
         group = self._group
-        return [rank for rank in self._members if group and group.group.loss(rank) is None]
+        if group is None:
+            return []
+        return [rank for rank in self._members if group.group.state(rank)["loss"] is None]
 
     def notes(self) -> dict[int, Published]:
         """What the ranks of the parent say that they make."""
@@ -142,8 +144,8 @@ class Making:
         has the new group: none has it before the first member."""
         before, needed = self._closed, self._members
         needed = needed if group.rank == needed[0] else needed[:1]
-        gone = [rank for rank in needed if group.group.has_closed(rank)]
-        self._closed = [rank for rank in gone if group.group.loss(rank) is None]
+        states = {rank: group.group.state(rank) for rank in needed}
+        self._closed = [r for r in needed if states[r]["has_closed"] and states[r]["loss"] is None]
         if before and before == self._closed and self._heeds_closing:
             self.look_for_given_up()
             ending = self.parent.ending(self.what) if self.parent else None  # it says why

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from unisono.comm.engine import OF_SURVIVORS
 from unisono.comm.engine.numbers import Note, Status
 from unisono.comm.rendezvous import makings
 from unisono.comm.rendezvous.bounded_store import StoreGone
@@ -106,24 +107,25 @@ class SegmentBoard:
 
     def choose(self, attempt: int, text: str | None) -> str | None:
         if text is None:
-            chooser = self._group.settle(2 * attempt)
+            chooser = self._group.decide(OF_SURVIVORS, 2 * attempt)
         else:
             self._group.write_note(Note.CHOICE, attempt, text)
-            chooser = self._group.settle(2 * attempt, self.rank)
+            chooser = self._group.decide(OF_SURVIVORS, 2 * attempt, self.rank)
         if chooser < 0:
             return None if text is None else ""
         return self._group.read_note(chooser, Note.CHOICE, attempt) or ""
 
     def settle(self, attempt: int, made: bool | None) -> bool | None:
         proposed = () if made is None else (int(made),)
-        outcome = self._group.settle(2 * attempt + 1, *proposed)
+        outcome = self._group.decide(OF_SURVIVORS, 2 * attempt + 1, *proposed)
         return None if outcome < 0 else bool(outcome)
 
     def is_closed(self) -> bool:
         return self._group.failure()[0] == Status.CLOSED
 
     def is_gone(self, rank: int) -> bool:
-        return self._group.loss(rank) is not None or self._group.has_closed(rank)
+        state = self._group.state(rank)
+        return state["loss"] is not None or state["has_closed"]
 
     def find_stopped(self) -> Sequence[int]:
         return self._membership.find_stopped()

@@ -118,13 +118,11 @@ _REFUSED = dtype_code("float128")
 def describe_post(group: Group, rank: int, call: int) -> str | None:
     """What `rank` posted for this call, in words; None if it has not arrived. Without the sizes
     of a gather, scatter or all_to_all, which may differ."""
-    posted = group.posted(rank, call)
-    if call == 0 or posted is None or posted[0] != call:
+    posted = group.state(rank, call)["posted"]
+    if call == 0 or posted[0] != call:
         return None
-    _, operation_number, reduction, dtype, root, refused, size_bytes, shape_hash = (
-        posted[index] for index in range(8)
-    )
-    operation = Operation(operation_number)
+    operation = Operation(posted[1])
+    _, _, reduction, dtype, root, refused, size_bytes, shape_hash = posted
     text = operation.name.lower()
     if refused == Status.NO_MEMORY:
         return f"{text}, for which it has no room in shared memory"
@@ -164,18 +162,18 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
 def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
     """A mark of the shape that `rank` posted for this call, None if it posted none; and the
     shape for the end of a line, if known."""
-    posted = group.posted(rank, call)
-    mark = 0 if posted is None or posted[0] != call else posted[7] & 0xFFFFFFFF
+    posted = group.state(rank, call)["posted"]
+    mark = posted[7] & 0xFFFFFFFF if posted[0] == call else 0
     shape = group.read_note(rank, Note.SHAPE, call) if mark else None
     return str(mark) if mark else None, f", shape {shape}" if shape else ""
 
 
 def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:
     """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
-    posted = group.posted(0, call)
-    if posted is None or posted[1] not in PAIRED:
+    _, operation, _, dtype, root, *_ = group.state(0, call)["posted"]
+    if operation not in PAIRED:
         return None
-    operation, item_bytes, root = posted[1], max(1, (posted[3] >> 8 & 0xFF) // 8), posted[4]
+    item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
 
     def counts(giver: int, taker: int) -> bool:
         """In a gather only what the root receives counts, in a scatter only what it sends."""
@@ -185,7 +183,7 @@ def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | N
 
     gives, wants = [], []
     for rank in range(size):
-        sizes = [size_bytes // item_bytes for size_bytes in group.pair_bytes(rank, call)]
+        sizes = [size_bytes // item_bytes for size_bytes in group.state(rank, call)["sizes"]]
         gives.append([sizes[to] if counts(rank, to) else None for to in range(size)])
         wants.append([sizes[size + of] if counts(of, rank) else None for of in range(size)])
     return PairwiseSizes(gives, wants)
@@ -252,8 +250,8 @@ def describe_ending(detail: int) -> str:
 def read_waiting(group: Group, rank: int) -> AwaitedMessage | None:
     """The message that a rank waits for, or waited for when the group ended; None: it waits for no
     message, or has not waited for long."""
-    fields = group.waiting(rank)
-    return None if fields is None else AwaitedMessage(*fields)
+    waits, *message = group.state(rank)["waiting"]
+    return AwaitedMessage(*message) if waits else None
 
 
 def describe_message(sends: bool, peer: int, tag: int) -> str:

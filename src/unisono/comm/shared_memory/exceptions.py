@@ -139,7 +139,7 @@ class GroupExceptions:
     def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
         """What to raise because one of these ranks has died, even if not that ended the group."""
         group = self._membership.group
-        lost = {rank: how for rank in ranks if (how := group.loss(rank)) is not None}
+        lost = {rank: how for rank in ranks if (how := group.state(rank)["loss"]) is not None}
         if not lost:
             return None
         peer, detail = next(iter(lost.items()))

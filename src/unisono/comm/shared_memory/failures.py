@@ -123,7 +123,7 @@ def _on_this_host(membership: Membership, rank: int, about: int) -> str:
 def _how_far(membership: Membership, peer: int) -> tuple[str, str]:
     """After how many calls a rank left, and which call this rank was in; empty if unknown, or if
     this rank was in a message."""
-    group = read_segment(membership.group.descriptor)
+    group = read_segment(membership.group.state()["descriptor"])
     records = {member.rank: member.records for member in group.ranks} if group else {}
     own = records.get(membership.rank, ())[-1:]
     if not own or not own[0].call:
@@ -217,7 +217,8 @@ def _stalled(membership: Membership, awaited: int) -> list[int]:
     """The ranks that hold up the others of their host in a call that all have begun. (Between
     hosts the network may be late: only a stopped rank is blamed.)"""
     group = membership.group
-    stalled = error_texts.stalled_ranks([group.progress(rank) for rank in range(membership.size)])
+    progress = [group.state(rank)["progress"] for rank in range(membership.size)]
+    stalled = error_texts.stalled_ranks(progress)
     if awaited in stalled:
         return stalled
     return membership.find_stopped() or [awaited]  # it has resumed meanwhile

@@ -28,7 +28,7 @@ class Ledger:
         self.group = membership.group
         self._exceptions = GroupExceptions(membership, name)
         self.group.introduce(introduction, global_rank, False)
-        announce_segment(self.group.descriptor)
+        announce_segment(self.group.state()["descriptor"])
         self.begin = membership.group.record_open
         """(operation, reduction, root, dtype, bytes, number): a call begins; its record."""
         self.begin_given = membership.group.record_given
@@ -92,7 +92,7 @@ class Ledger:
     def tell(self, about: int, text: str) -> None:
         """Leave a text about a call for the other ranks, instead of the previous one."""
         if self._tell is None:
-            self._tell = note_writer(self.group.descriptor, "answer")
+            self._tell = note_writer(self.group.state()["descriptor"], "answer")
         self._tell(about, text)
 
     def told(self, about: int) -> dict[int, str | None]:

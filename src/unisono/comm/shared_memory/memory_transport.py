@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from unisono import variables
 from unisono.comm.engine import (
+    OF_PROGRAM,
+    OF_SURVIVORS,
     abandon_group,
     end_abandoned_groups,
     engine_ns,
@@ -81,16 +83,17 @@ class SharedMemory(Transport):
         self._refused_messages: list[Work] = []
         self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
         eager_bytes = variables.EAGER_SEND.read()
-        self.group.set_eager(-1 if eager_bytes is None else eager_bytes)
-        if variables.READ_PEERS.read() is False:
-            self.group.forbid_reading()
-        if (threads := variables.COPY_THREADS.read()) is not None:
-            self.group.set_copiers(threads - 1)
+        threads = variables.COPY_THREADS.read()
+        self.group.configure(
+            -1 if eager_bytes is None else eager_bytes,
+            variables.READ_PEERS.read() is not False,
+            -1 if threads is None else threads - 1,
+        )
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
-        if self.group.descriptor >= 0:
-            announce_segment(self.group.descriptor)
+        if (descriptor := self.group.state()["descriptor"]) >= 0:
+            announce_segment(descriptor)
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
@@ -336,7 +339,7 @@ class SharedMemory(Transport):
         serial = GROWTHS * self._growths
 
         def settle(made: bool) -> bool:
-            return self.group.settle(serial, int(made)) == 1
+            return self.group.decide(OF_SURVIVORS, serial, int(made)) == 1
 
         about = {"global_ranks": self.global_ranks, "generation": generation}
         address = self.membership.members[0].address
@@ -478,7 +481,7 @@ class SharedMemory(Transport):
         self.group.abort(reason)
 
     def decide(self, serial: int, value: int) -> int:
-        decided = self.group.decide(serial, value)
+        decided = self.group.decide(OF_PROGRAM, serial, value)
         if decided < 0:  # the group is closed, or this is a forked child
             ending = self.ending("no call")
             raise ending or ValueError(f"too many decisions have followed number {serial}")
