@@ -1,13 +1,14 @@
 /* One rank's membership in a group, as its process knows it, and how groups end.
  *
  * base/     system          the clock, futexes, threads, forks
- *           layout, segment, memory   one block of shared memory; how much memory and how many cores are left
+ *           layout, segment, memory   one block of shared memory; how much the machine has left
  *           constants       sizes of pieces, thresholds, and how long to spin before sleeping
  *           group, watcher  a membership, and how a group ends; the deaths of peers
  *           wait            spin, yield, sleep
  *           records         the record of every call, and notes for peers
- *           stream          user memory, strided or in many tensors, as one sequence of bytes
- *           reduce, kernels arithmetic, once per instruction set, and the dispatch
+ *           stream, pages, changes   user memory as one sequence of bytes; shared pages in its
+ *                           place; what changed in it
+ *           reduce, kernels, halves   arithmetic, once per instruction set, and the dispatch
  * local/    membership      opening and closing
  *           call, collectives, ragged   one call from post to end; how each collective moves data
  *           schedules       all_reduce or broadcast by a schedule that the caller passes
@@ -15,15 +16,12 @@
  *           reading         a peer's own memory, copied by the kernel
  *           copiers         threads that take part in large calls where cores are idle
  *           worker          the call lock, and asynchronous works
- *           messages, channels, send, receive   point to point: waiting for messages, how they
- *                           travel between ranks, the steps of both sides
- *           matching, progress_thread, deadlock   by source and tag; messages that no caller waits
- *                           for; cycles of ranks that wait for each other
- * network/  ucx, network    UCX's functions; this process's worker and its links: bytes and addresses
- * hosts/    hosts           groups over several hosts: see hosts.h
+ *           messages, channels, send, receive, matching, progress_thread, deadlock   point to point
+ * network/  ucx, network    UCX's functions; this process's worker and its links
+ * hosts/                    groups over several hosts: see hosts.h
  * python/                   the binding
  *
- * A folder includes only headers of those above it (tools/check_includes.py).
+ * Each folder includes only headers of those above it (tools/check_includes.py).
  */
 #ifndef UNISONO_GROUP_H
 #define UNISONO_GROUP_H
@@ -82,7 +80,7 @@ typedef struct reach {
     void (*post)(struct execution *x, uint64_t signature, uint64_t bytes, uint64_t hash);
     void (*close)(un_group *g);
 
-    /* calls: what does not fit into descriptors; NULL in a group that sums rank by rank */
+    /* calls: what does not fit into descriptors; sums of what does, NULL: rank by rank */
     un_status (*run)(struct execution *x);
     void (*combine)(struct execution *x, char *to, const void **sources, size_t bytes);
 

@@ -339,7 +339,6 @@ static void close_hosts(un_group *g) {
     g->reach = NULL;
 }
 
-
 static void fill_reach(hosts *hs, bool is_strict) {
     int here = hs->host[hs->mine].count;
     for (int rank = 0; rank < hs->group->ranks; rank++)

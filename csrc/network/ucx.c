@@ -144,5 +144,3 @@ const char *load_ucx(const char *path) {
     pthread_mutex_unlock(&loading);
     return result;
 }
-
-

@@ -255,5 +255,4 @@ extern struct ucx {
  * or why it cannot be loaded, in a static buffer. */
 const char *load_ucx(const char *path);
 
-
 #endif

@@ -81,7 +81,7 @@ def describe_loss(
     member, how = membership.members[peer], error_texts.describe_ending(detail)
     if not detail and member.is_here:  # its parent may collect it at this moment
         how = describe_zombie(member.pid)
-        how = how or error_texts.describe_ending(membership.group.loss(peer) or 0)
+        how = how or error_texts.describe_ending(membership.group.state(peer)["loss"] or 0)
     text = f"rank {peer} ({member}) {how}; this rank was in {doing} of group {name}"
     last_words = membership.group.read_note(peer, Note.REASON, ABOUT_MESSAGES)
     if last_words:

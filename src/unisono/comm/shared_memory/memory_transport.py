@@ -398,7 +398,7 @@ class SharedMemory(Transport):
     def allocate(self, size_bytes: int) -> Memory | None:
         if self._server is None:
             raise self.exceptions.closed()
-        if self.group.descriptor < 0:  # a group of one
+        if self.group.state()["descriptor"] < 0:  # a group of one
             return None
         try:
             try:
