@@ -344,6 +344,7 @@ def test_two_ranks_that_take_another_branch_have_not_made_a_call_too_many() -> N
     usual, other = calls(1, 2), calls(7, 1)
     assert find_shift(group(usual, usual, usual, other)) is not None
     assert find_shift(group(usual, usual, usual, other, other)) is None
+    assert find_shift(group(usual, usual, usual, other, calls(8, 1))) is None
 
 
 def test_different_calls_are_a_mismatch_also_where_nobody_waits() -> None:

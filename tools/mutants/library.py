@@ -144,7 +144,6 @@ LIBRARY = (
         "a rank that is busy with the exception of a failed call is blamed for it",
         (f"{_WATCH}whose_call_has_just_failed_had_waited_too",),
     ),
-    # -- not noticed by any test yet --------------------------------------------------------------
     Mutant(
         "blame-over-hosts",
         "src/unisono/comm/hosts/hosts_transport.py",
