@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 
-@well_formed
 def weighted_sum(
     x: torch.Tensor,
     weight: torch.Tensor | float,
@@ -64,7 +63,6 @@ def weighted_sum(
     return differentiable.all_reduce(local, "sum", comm).to(product.dtype)
 
 
-@well_formed
 def mean(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
@@ -87,7 +85,6 @@ def mean(
     return keep_or_squeeze(result, axis, keepdim)
 
 
-@well_formed
 def variance(
     x: torch.Tensor,
     dim: int | None = None,
@@ -114,7 +111,6 @@ def variance(
     return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
-@well_formed
 def l2_norm(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
@@ -130,7 +126,6 @@ def l2_norm(
     return keep_or_squeeze(result, axis, keepdim and dim is not None)
 
 
-@well_formed
 def normalize(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, eps: float = 1e-12
 ) -> torch.Tensor:
@@ -173,7 +168,6 @@ class _Norm(torch.autograd.Function):
 # process.
 
 
-@well_formed
 def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """exp(x) divided by its sum over `dim` and all ranks; each rank has its shard's part.
 
@@ -190,7 +184,6 @@ def softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> tor
     return _softmax("softmax", x, dim, group)
 
 
-@well_formed
 def log_softmax(x: torch.Tensor, dim: int | None = None, group: Group = None) -> torch.Tensor:
     """The logarithm of `softmax`, computed so that small probabilities stay exact; each rank has
     its shard's part. `x`, `dim` and `group` are those of `softmax`. Raises what that raises.
@@ -209,7 +202,6 @@ def _softmax(operation: str, x: torch.Tensor, dim: int | None, group: Group) -> 
     return result.squeeze(0) if dim is None else result
 
 
-@well_formed
 def logsumexp(
     x: torch.Tensor, dim: int | None = None, group: Group = None, *, keepdim: bool = False
 ) -> torch.Tensor:
@@ -345,3 +337,7 @@ def sum_gradients(comm: Communicator, gradient: torch.Tensor) -> torch.Tensor:
     total = gradient.clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total)
     return total
+
+
+for _name in __all__:
+    globals()[_name] = well_formed(globals()[_name])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import re
 import sys
 import warnings
@@ -57,36 +55,25 @@ class Controller:
                 for reason in unready
             ]
         self._tests += 1
-        first = self._assignment(item, plan)
+        first, test_id = self._assignment(item, plan), str(item.nodeid)
+        next_ids = [str(test.nodeid) if test else None for test in following]
         runs = [
-            RunTest(
-                str(item.nodeid),
-                str(test.nodeid) if test else None,
-                dataclasses.replace(first, rank=rank),
-            )
-            for rank, test in enumerate(following)
+            RunTest(test_id, next_id, dataclasses.replace(first, rank=rank))
+            for rank, next_id in enumerate(next_ids)
         ]
         try:
             endings = self._pool.run(runs, plan.timeout_s)
         finally:
             for file in first.files():
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(file)
+                file.unlink(missing_ok=True)
         self._warn(endings)
         return [self._reports(item, ending) for ending in endings]
 
     def _assignment(self, item: pytest.Item, plan: Plan) -> RankAssignment:
         """That of rank 0."""
-        folder = self._pool.folder
         name = re.sub(r"\W", "_", item.name)[:30]
-        return RankAssignment(
-            0,
-            plan.size,
-            plan.backend,
-            plan.timeout_s,
-            f"{folder}/meeting-{self._tests}",
-            f"{folder}/{name}-{self._tests}",
-        )
+        files = [f"{self._pool.folder}/{which}-{self._tests}" for which in ("meeting", name)]
+        return RankAssignment(0, plan.size, plan.backend, plan.timeout_s, *files)
 
     # -- the next test -------------------------------------------------------------------------
 

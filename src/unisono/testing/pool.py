@@ -118,12 +118,8 @@ class Pool:
         end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
         while waiting:
             watched = [end for rank in waiting.values() for end in (rank.channel, rank.sentinel)]
-            ready = wait(watched, max(0.0, end - time.monotonic()))
-            answered = [
-                number
-                for number, rank in waiting.items()
-                if rank.channel in ready or rank.sentinel in ready
-            ]
+            ready = set(wait(watched, max(0.0, end - time.monotonic())))
+            answered = [n for n, rank in waiting.items() if ready & {rank.channel, rank.sentinel}]
             if not answered and time.monotonic() >= end:
                 endings.update(self._give_up(list(waiting.values()), why))
                 break

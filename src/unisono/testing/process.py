@@ -37,18 +37,11 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         heavy = [name for name in _HEAVY if name in sys.modules]
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        command = [sys.executable, *flags, "-P", nursery.__file__, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                    "-P",
-                    nursery.__file__,
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    "pytest",
-                    *heavy,
-                ],
+                [*command, str(os.getpid()), "pytest", *heavy],
                 # One thread each, as under torchrun: ranks share the cores. A process that forks
                 # must not run the watch's thread.
                 env={"OMP_NUM_THREADS": "1", **os.environ, "UNISONO_WATCH": "0"},
@@ -96,15 +89,9 @@ class PooledRank:
         with theirs, open(status, "wb"), self._log.open("wb") as log:
             self._pid = nursery.fork(theirs.fileno(), status, None if shown else log.fileno())
         self.send((_command_line(config), dict(os.environ), str(config.invocation_params.dir)))
-        self.send(
-            protocol.Start(
-                number,
-                tuple(sys.path),
-                tuple(sys.argv),
-                str(folder),
-                _coverage_input(config) | getattr(config, "workerinput", {}),
-            )
-        )
+        given = _coverage_input(config) | getattr(config, "workerinput", {})
+        paths, words = tuple(sys.path), tuple(sys.argv)
+        self.send(protocol.Start(number, paths, words, str(folder), given))
 
     def send(self, message: object) -> None:
         """Send it a message; if it is gone, the wait for the answer will notice."""

@@ -140,8 +140,7 @@ def where_is_program() -> str:
 _hidden = [os.path.dirname(variables.__file__)]
 _shown: list[str] = []
 _WRAPPERS = "contextlib", "typing_extensions", "warnings"
-"""Modules of Python that call what they wrap, or keep to call later: none of their lines is the
-program's."""
+"""Modules of Python that call what they wrap: their lines are not the program's."""
 
 
 def hide_files(folder: str) -> None:

@@ -51,12 +51,10 @@ _executions: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDicti
 
 
 def _refuse_form(why: str, given: tuple[Any, ...], named: dict[str, Any]) -> NoReturn:
-    every = (*given, *named.values())
-    comm: Communicator | None = next((each for each in every if hasattr(each, "_refuse_for")), None)
-    schedule = next((each for each in every if isinstance(each, Schedule)), None)
-    if comm is None or schedule is None:
-        raise TypeError(why)
-    comm._refuse_for(schedule.collective, TypeError(why))
+    for each in (*given, *named.values()):
+        if hasattr(each, "_refuse_for"):
+            each._refuse_for("all_reduce", TypeError(why))
+    raise TypeError(why)
 
 
 @refused_by(_refuse_form, "unisono")
