@@ -275,23 +275,14 @@ static inline size_t round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-typedef struct unfinished { /* what is under way when the group closes */
-    bool any;
-    bool moving;    /* some of it has begun on every member */
-    uint64_t moved; /* changes whenever something has moved */
-    bool *missing;  /* the ranks that have not begun the rest */
-} unfinished;
-
 void abort_group(un_group *g, un_status status, int rank, uint64_t call);
 bool take_abort(un_group *g, uint64_t word); /* of another host; false: there is one already */
 void wake_everyone(un_group *g);
 COLD void abort_unfit(un_group *g, int sender, uint64_t handle);
 COLD uint64_t unfit_handle(const un_group *g, int *receiver);
-COLD void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number);
 bool group_is_inherited(const un_group *g);
 un_status fail(un_group *g, un_status status, int rank);
 un_status fail_from_abort(un_group *g);
-void end_if_unfinished(un_group *g, bool unfinished);
 un_status interrupt(un_group *g, uint64_t call); /* in a call that only we can continue */
 un_status status_from_abort(const un_group *g); /* UN_OK: the group works */
 

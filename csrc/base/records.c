@@ -6,6 +6,7 @@
  * work that ends a thousand records after it began finds its slot reused and leaves it alone.
  */
 #define _GNU_SOURCE
+#include <stdio.h>
 #include <unistd.h>
 
 #include "base/records.h"
@@ -147,6 +148,19 @@ void un_group_write_note(un_group *g, un_note kind, uint64_t about, const char *
     if (writes) write_note(n, about, text, strnlen(text, UN_TEXT_BYTES - 1));
     pthread_mutex_unlock(&g->note_lock);
     if (writes && g->reach) g->reach->write_note(g, kind, about, text);
+}
+
+/* Leave a note with a shape, if it is known, after a short prefix. */
+void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number) {
+    char text[UN_TEXT_BYTES];
+    size_t length = (size_t)snprintf(text, sizeof text, "%s", before);
+    int dims = shape ? shape->dims : -1;
+    for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++)
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s%lld", d ? ", " : "(",
+                                   (long long)shape->length[d]);
+    const char *rest = dims > UN_SHAPE_DIMS ? ", ...)" : dims == 1 ? ",)" : dims ? ")" : "()";
+    if (dims >= 0) snprintf(text + length, sizeof text - length, "%s", rest);
+    un_group_write_note(g, UN_SHAPE, number, text);
 }
 
 bool un_group_read_note(const un_group *g, int rank, un_note kind, uint64_t about,

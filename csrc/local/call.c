@@ -258,19 +258,6 @@ uint64_t open_call_record(un_group *g, const un_call *call, uint64_t number,
     return open_record(g, signature_of_call(call), bytes_of(g, call), number, call->site, state);
 }
 
-/* Leave a note with a shape, if it is known, after a short prefix. */
-void write_shape_note(un_group *g, const char *before, const un_shape *shape, uint64_t number) {
-    char text[UN_TEXT_BYTES];
-    size_t length = (size_t)snprintf(text, sizeof text, "%s", before);
-    int dims = shape ? shape->dims : -1;
-    for (int d = 0; d < dims && d < UN_SHAPE_DIMS; d++)
-        length += (size_t)snprintf(text + length, sizeof text - length, "%s%lld", d ? ", " : "(",
-                                   (long long)shape->length[d]);
-    const char *rest = dims > UN_SHAPE_DIMS ? ", ...)" : dims == 1 ? ",)" : dims ? ")" : "()";
-    if (dims >= 0) snprintf(text + length, sizeof text - length, "%s", rest);
-    un_group_write_note(g, UN_SHAPE, number, text);
-}
-
 /* For the peers' error texts: our shape and our line. A rank that knows one knows the other. */
 static void write_failure_notes(un_group *g, const un_call *call, uint64_t number) {
     if (call->shape) write_shape_note(g, "", call->shape, number);

@@ -2,7 +2,7 @@
 #ifndef UNISONO_MESSAGES_H
 #define UNISONO_MESSAGES_H
 
-#include "base/wait.h"
+#include "local/worker.h"
 
 enum phase {
     TO_ANNOUNCE, /* a send for which the channel has no room yet */
