@@ -29,7 +29,7 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05

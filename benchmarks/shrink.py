@@ -49,7 +49,7 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.errors import GroupError, PeerLost, RendezvousError
 

@@ -23,9 +23,9 @@ from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost,
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
-from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
+from unisono.comm.meeting.identity import Hosts
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
 

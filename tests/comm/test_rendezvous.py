@@ -29,9 +29,9 @@ from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import announcements as boards
-from unisono.comm.rendezvous import membership
-from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.meeting import announcements as boards
+from unisono.comm.meeting import membership
+from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
 from user_programs import eventually
 
 

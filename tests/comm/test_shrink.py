@@ -16,8 +16,8 @@ from resources import assert_given_back, held_resources
 from unisono import GroupAborted, GroupClosed, NoQuorum, PeerLost
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import solo
-from unisono.comm.rendezvous import survivors
-from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.meeting import survivors
+from unisono.comm.meeting.membership import JoinRequest
 from user_programs import eventually
 
 

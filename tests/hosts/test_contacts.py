@@ -9,7 +9,7 @@ from ranks import RankPool, raised
 from unisono import RendezvousError
 from unisono.comm.factory import connect
 from unisono.comm.hosts.contacts import Contact, compare_versions
-from unisono.comm.hosts.identity import Hosts
+from unisono.comm.meeting.identity import Hosts
 
 HOSTS = Hosts(((0, 2), (1,)), ("node7", "node8"), 0, (11, 12, 13))
 

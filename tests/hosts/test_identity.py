@@ -12,8 +12,8 @@ import torch.distributed as dist
 from namespaces import Host, MakeNetwork, Network
 
 from ranks import RankPool
-from unisono.comm.hosts.identity import Claim, Hosts, find_hosts, group_claims
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Claim, Hosts, find_hosts, group_claims
 from unisono.errors import RendezvousError
 from user_programs import eventually
 

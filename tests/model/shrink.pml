@@ -1,4 +1,4 @@
-/* How the survivors of a group go on: src/unisono/comm/rendezvous/survivors.py, go_on, _attempt,
+/* How the survivors of a group go on: src/unisono/comm/meeting/survivors.py, go_on, _attempt,
  * _await_choice, _await_outcome and Attempt; src/unisono/comm/hosts/going_on.py, shrink, _boards,
  * StoreBoard._attested and StoreBoard.refusal.
  *

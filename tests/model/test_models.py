@@ -20,10 +20,10 @@ from ranks import RankPool, connect
 from unisono import Communicator
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.frames import Session
-from unisono.comm.rendezvous.growing import Growth
-from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.survivors import SegmentBoard
-from unisono.comm.rendezvous.unix_socket import Connection
+from unisono.comm.meeting.growing import Growth
+from unisono.comm.meeting.membership import JoinRequest
+from unisono.comm.meeting.survivors import SegmentBoard
+from unisono.comm.meeting.unix_socket import Connection
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.training.weights.protocol import UpdateProtocol
 

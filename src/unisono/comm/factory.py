@@ -13,10 +13,10 @@ from typing import Any
 from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import Operation
-from unisono.comm.rendezvous.announcements import Announcements, StoreAnnouncements
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
-from unisono.comm.rendezvous.membership import JoinRequest, check_size, meet_by
-from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
+from unisono.comm.meeting.announcements import Announcements, StoreAnnouncements
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, meeting_timeout_s
+from unisono.comm.meeting.membership import JoinRequest, check_size, meet_by
+from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
@@ -56,7 +56,7 @@ def connect(
     """Meet the other `size - 1` ranks through a torch Store and make a group with them. Without
     a common world they have no global ranks. Other arguments are those of
     `SharedMemory.connect`."""
-    from unisono.comm.hosts.identity import find_hosts
+    from unisono.comm.meeting.identity import find_hosts
 
     if variables.HOSTS.read() != "gloo":
         check_size(name, size)  # before they meet
@@ -108,7 +108,7 @@ def fresh_part(store: Any, rank: int, size: int, deadline: Deadline, name: str =
         return store
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from unisono.comm.rendezvous.roll_call import call_roll
+    from unisono.comm.meeting.roll_call import call_roll
 
     own = PrefixStore(f"unisono/{size}", store)
     return PrefixStore(call_roll(own, name, rank, size, deadline)[0], own)
@@ -123,8 +123,8 @@ def join(
     timeout_s: float | None,
     join_timeout_s: float | None,
 ) -> Communicator:
-    from unisono.comm.hosts.network import is_networked
-    from unisono.comm.rendezvous.meeting_points import meeting_by_name
+    from unisono.comm.meeting.meeting_points import meeting_by_name
+    from unisono.comm.meeting.network import is_networked
 
     _check_name(name)
     if size is None:
@@ -171,7 +171,7 @@ def grow(
     generation: int,
 ) -> Communicator:
     """The group that results from growing, with newcomers that know it by another name."""
-    from unisono.comm.hosts.network import is_networked
+    from unisono.comm.meeting.network import is_networked
 
     _check_name(known_as)
     if group.backend == "unisono" and is_networked(store):
@@ -189,7 +189,7 @@ def _meeting_of_newcomers(
     name: str, rank: int, store: Any
 ) -> AbstractContextManager[Announcements]:
     """Where new processes find a group that grows; its members are there as rank 0."""
-    from unisono.comm.rendezvous.meeting_points import meeting_by_name
+    from unisono.comm.meeting.meeting_points import meeting_by_name
 
     return meeting_by_name(f"{name} grows", rank, store)
 
@@ -203,7 +203,7 @@ def _grow_alone(
     generation: int,
 ) -> Transport:
     """The transport that a group of one, a Solo, grows into."""
-    from unisono.comm.rendezvous.growing import admit, number_newcomers
+    from unisono.comm.meeting.growing import admit, number_newcomers
 
     alone.raise_if_ended()
     about = {"global_ranks": alone.global_ranks, "generation": generation}
@@ -224,8 +224,8 @@ def _come_in(
     join_timeout_s: float | None,
 ) -> Communicator:
     """Join a group that grows."""
-    from unisono.comm.hosts.network import is_networked
-    from unisono.comm.rendezvous.growing import join_growing, number_newcomers
+    from unisono.comm.meeting.growing import join_growing, number_newcomers
+    from unisono.comm.meeting.network import is_networked
 
     if rank is not None and rank < 0:
         raise ValueError(f"{rank} is not a rank")
@@ -254,7 +254,7 @@ def _join_anywhere(
     """Meet in a store that other hosts can also reach: each meeting has its own part of it."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    from unisono.comm.rendezvous.roll_call import call_roll
+    from unisono.comm.meeting.roll_call import call_roll
 
     while True:
         token, _ = call_roll(store, name, rank, size, deadline)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, fresh_part, solo
-from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.makings import GroupsDiffer, key_of, making
+from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
+from unisono.comm.meeting.makings import GroupsDiffer, key_of, making
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught

@@ -15,9 +15,9 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import Operation, Status
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.bounded_store import BoundedStore
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.comm.engine import native
-from unisono.comm.hosts.identity import find_hosts
 from unisono.comm.hosts.links import GroupMembers, Links, Party
 from unisono.comm.hosts.placement import place
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.shared_memory.group_parts import Part, name_part
 from unisono.errors import RendezvousError
 from unisono.watch.job_view import open_links

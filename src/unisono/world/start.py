@@ -17,12 +17,12 @@ from typing import Any
 from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host, fresh_part, solo
-from unisono.comm.hosts.identity import identify_host
+from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.bounded_store import exchange
+from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
+from unisono.comm.meeting.identity import identify_host
+from unisono.comm.meeting.meeting_points import rendezvous_of_parent
 from unisono.comm.over_torch.stores import store_at, store_of
-from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.rendezvous.bounded_store import exchange
-from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
-from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks

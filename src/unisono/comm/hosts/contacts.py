@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.comm.engine import native
-from unisono.comm.hosts import sealed, ucx
-from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.network import find_interface
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.hosts import ucx
+from unisono.comm.meeting import sealed
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Hosts
+from unisono.comm.meeting.network import find_interface
 from unisono.errors import RendezvousError, UnisonoError
 
 

@@ -13,11 +13,11 @@ from unisono.comm.engine import ENDING_SILENT, Status
 from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
 from unisono.comm.hosts.making import connect_anywhere
-from unisono.comm.hosts.network import open_store
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.survivors import Attempt, go_on
-from unisono.comm.rendezvous.unix_socket import Departed
+from unisono.comm.meeting.bounded_store import BoundedStore, StoreGone
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.network import open_store
+from unisono.comm.meeting.survivors import Attempt, go_on
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.solo import Solo
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks

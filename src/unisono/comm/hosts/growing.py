@@ -16,14 +16,14 @@ from typing import Any
 
 from unisono.comm.hosts.hosts_transport import Meeting
 from unisono.comm.hosts.making import connect_anywhere
-from unisono.comm.hosts.network import open_store
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline, in_seconds
-from unisono.comm.rendezvous.growing import MEETING_S, number_newcomers, places_after
-from unisono.comm.rendezvous.makings import making
-from unisono.comm.rendezvous.roll_call import call_roll
-from unisono.comm.rendezvous.survivors import await_outcome
-from unisono.comm.rendezvous.unix_socket import Departed
+from unisono.comm.meeting.bounded_store import BoundedStore, StoreGone
+from unisono.comm.meeting.deadline import Deadline, in_seconds
+from unisono.comm.meeting.growing import MEETING_S, number_newcomers, places_after
+from unisono.comm.meeting.makings import making
+from unisono.comm.meeting.network import open_store
+from unisono.comm.meeting.roll_call import call_roll
+from unisono.comm.meeting.survivors import await_outcome
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, RendezvousError
 

@@ -18,10 +18,10 @@ from typing import Any
 from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.rendezvous.deadline import Deadline, in_seconds
-from unisono.comm.rendezvous.makings import look
-from unisono.comm.rendezvous.membership import Member, Membership
-from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
+from unisono.comm.meeting.deadline import Deadline, in_seconds
+from unisono.comm.meeting.makings import look
+from unisono.comm.meeting.membership import Member, Membership
+from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.group_parts import Part, name_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory, told_of_deaths
 from unisono.comm.transport import Transport

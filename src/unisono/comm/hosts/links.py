@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from unisono.comm.engine import native
 from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
 from unisono.comm.hosts.control_line import ENDED, ControlLines
-from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.network import INSTEAD, open_store
 from unisono.comm.hosts.questions import Questions, answers, last_words
+from unisono.comm.meeting.bounded_store import BoundedStore, StoreGone
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Hosts
+from unisono.comm.meeting.network import INSTEAD, open_store
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import GroupClosed, RendezvousError
 from unisono.processes import state_of
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting, segments_of
-from unisono.comm.hosts.identity import Hosts, find_hosts
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.membership import JoinRequest, meet_by
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Hosts, find_hosts
+from unisono.comm.meeting.membership import JoinRequest, meet_by
+from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport

@@ -11,7 +11,7 @@ import re
 import time
 from typing import Any
 
-from unisono.comm.rendezvous.bounded_store import BoundedStore
+from unisono.comm.meeting.bounded_store import BoundedStore
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,

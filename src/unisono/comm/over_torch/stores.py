@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.comm.rendezvous.bounded_store import answer_within
-from unisono.comm.rendezvous.deadline import Deadline, Waiting
+from unisono.comm.meeting.bounded_store import answer_within
+from unisono.comm.meeting.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
 from unisono.processes import namespace
 

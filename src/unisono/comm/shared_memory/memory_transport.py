@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from unisono import variables
 from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
+from unisono.comm.meeting.makings import SHRINKS, GroupsDiffer
+from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at, meet_by
+from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.reductions import Reduction, known_reduction
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
-from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_at, meet_by
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import address_of, count, dtype_name
@@ -31,8 +31,8 @@ from unisono.failures import load_soon
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
     from unisono.comm.engine.group_types import Gathered, Group
-    from unisono.comm.rendezvous.announcements import Announcements
-    from unisono.comm.rendezvous.survivors import Attempt
+    from unisono.comm.meeting.announcements import Announcements
+    from unisono.comm.meeting.survivors import Attempt
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
@@ -288,7 +288,7 @@ class SharedMemory(Transport):
         return meet_at(leader.address, self._server, request)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
-        from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
+        from unisono.comm.meeting.survivors import SegmentBoard, go_on
 
         self.end_for_survivors()
         board = SegmentBoard(self.membership, self.name)
@@ -306,7 +306,7 @@ class SharedMemory(Transport):
     def grow(
         self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
     ) -> Transport:
-        from unisono.comm.rendezvous.growing import admit, number_newcomers
+        from unisono.comm.meeting.growing import admit, number_newcomers
 
         self.raise_if_ended()
         assert self._server is not None

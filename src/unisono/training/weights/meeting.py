@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.meeting.bounded_store import BoundedStore, StoreGone
+from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds, meeting_timeout_s
 from unisono.comm.over_torch.stateless import check_backend, connect_stateless
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds, meeting_timeout_s
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
 from unisono.training.weights.by_parameter import WeightUpdateGroup

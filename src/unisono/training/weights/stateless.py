@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.meeting.deadline import meeting_timeout_s
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.deadline import meeting_timeout_s
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.comm.rendezvous import makings
+from unisono.comm.meeting import makings
 from unisono.errors import RendezvousError, name_ranks
 
 JOIN_TIMEOUT_S = 300.0

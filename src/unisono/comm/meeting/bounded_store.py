@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
+from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
 from unisono.errors import RendezvousError
 
 

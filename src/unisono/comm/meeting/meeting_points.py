@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.rendezvous.announcements import (
+from unisono.comm.meeting.announcements import (
     Announcements,
     FileAnnouncements,
     StoreAnnouncements,
     about_me,
     clear_if_over,
 )
-from unisono.comm.rendezvous.unix_socket import new_socket
+from unisono.comm.meeting.unix_socket import new_socket
 from unisono.errors import RendezvousError
 from unisono.processes import namespace, start_time
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono import variables
-from unisono.comm.rendezvous.bounded_store import exchange
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
+from unisono.comm.meeting.bounded_store import exchange
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.unix_socket import descriptors_needed, peer_uid
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace
 
@@ -121,7 +121,7 @@ def find_hosts(
             return hosts  # the ranks prove it when they share a segment
         if hosts.count > 1:
             _check_carriers(claims, hosts)
-        from unisono.comm.hosts import network, sealed  # not needed on a single host
+        from unisono.comm.meeting import network, sealed  # not needed on a single host
 
         hosts.secret = sealed.make_secret([vars(claim) for claim in claims])
 

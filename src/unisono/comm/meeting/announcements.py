@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
-from unisono.comm.rendezvous.unix_socket import Connection, descriptors_needed
+from unisono.comm.meeting.bounded_store import BoundedStore
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.comm.meeting.unix_socket import Connection, descriptors_needed
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace, start_time
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.comm.rendezvous.bounded_store import StoreGone, answer_within
+from unisono.comm.meeting.bounded_store import StoreGone, answer_within
 from unisono.errors import RendezvousError
 
 Addresses = dict[str, str]

@@ -10,5 +10,8 @@ meeting_points.py  which file that is, for the children of one process, or by a 
 unix_socket.py     connections between processes of this user, and the socket that accepts them
 bounded_store.py   torch Stores that answer in time, and texts exchanged through one
 roll_call.py       which processes of several hosts are present, through a torch Store
+identity.py        which ranks share a host, and the proof
+sealed.py          what ranks exchange through the store, sealed with a secret
+network.py         the interface by which hosts reach each other
 deadline.py        how long ranks wait for each other, and what they log meanwhile
 """

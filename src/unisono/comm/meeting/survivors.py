@@ -31,11 +31,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from unisono.comm.engine.numbers import Note, Status
-from unisono.comm.rendezvous import makings
-from unisono.comm.rendezvous.bounded_store import StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.membership import Membership
-from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
+from unisono.comm.meeting import makings
+from unisono.comm.meeting.bounded_store import StoreGone
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.membership import Membership
+from unisono.comm.meeting.unix_socket import Departed, TooFewDescriptors
 from unisono.errors import GroupClosed, GroupError, NoQuorum, RendezvousError, name_ranks
 
 STOPPED_S = 5.0

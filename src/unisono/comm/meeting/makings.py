@@ -31,7 +31,7 @@ from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
 if TYPE_CHECKING:
-    from unisono.comm.rendezvous.membership import Membership
+    from unisono.comm.meeting.membership import Membership
 
 SHRINKS = "it continues in a smaller group (shrink)"
 """Why a rank that calls shrink ends its group."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono import variables
-from unisono.comm.rendezvous import bounded_store
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting import bounded_store
+from unisono.comm.meeting.deadline import Deadline
 from unisono.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from unisono.comm.hosts.identity import Hosts
+    from unisono.comm.meeting.identity import Hosts
 
 
 def make_secret(claims: Sequence[dict[str, Any]]) -> bytes:

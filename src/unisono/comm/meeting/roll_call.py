@@ -14,8 +14,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.deadline import Deadline, Waiting
+from unisono.comm.meeting.bounded_store import BoundedStore
+from unisono.comm.meeting.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
 
 
