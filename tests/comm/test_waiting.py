@@ -24,6 +24,7 @@ from unisono import Communicator, RendezvousError
 from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting import deadline as waits
 from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import meeting_timeout_s
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
@@ -162,7 +163,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     errors: dict[int, BaseException | None] = {}
 
     def come(rank: int, within_s: float) -> None:
-        announcements = StoreAnnouncements(store)
+        announcements = StoreAnnouncements(Board(store))
         errors[rank] = attempt(connect_on_host, announcements, rank, 8, join_timeout_s=within_s)
 
     everyone = (0, 1, 2, 5)

@@ -34,7 +34,6 @@ for_need = {
     "unisono.comm.over_torch",
     "unisono.comm.overlaps",
     "unisono.comm.meeting.meeting_points",
-    "unisono.comm.meeting.roll_call",
     "unisono.comm.shared_memory.allocation",
     "unisono.comm.shared_memory.dtypes",
     "unisono.comm.shared_memory.error_texts",

@@ -1,5 +1,6 @@
 """Ranks on several hosts: the engine inside each, UCX between them.
 
+anywhere.py           which transport ranks get that meet on a board
 making.py             how a group over several hosts is made
 hosts_transport.py    one member of it
 going_on.py           how the survivors form a new group after a death

@@ -64,8 +64,7 @@ class HostsMembership(Membership):
             )
             for rank, member in enumerate(placement.members)
         )
-        size, payloads = len(members), links.payloads(placement.members)
-        super().__init__(met.key, placement.rank, size, met.group, members, payloads, met.inner)
+        super().__init__(met.key, placement.rank, len(members), met.group, members, inner=met.inner)
         self.links, self.placement = links, placement
 
     def find_stopped(self) -> list[int]:

@@ -46,6 +46,13 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
 
+class LimitOfEach(Deadline):
+    """A limit for each of several requests, instead of for all of them together."""
+
+    def left_s(self) -> float:
+        return self.timeout_s
+
+
 class Waiting:
     """A rank's wait for the others of a new group, up to a deadline."""
 

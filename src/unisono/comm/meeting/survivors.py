@@ -32,7 +32,7 @@ from typing import Protocol, TypeVar
 
 from unisono.comm.engine.numbers import Note, Status
 from unisono.comm.meeting import makings
-from unisono.comm.meeting.bounded_store import StoreGone
+from unisono.comm.meeting.board import StoreGone
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.meeting.membership import Membership
 from unisono.comm.meeting.unix_socket import Departed, TooFewDescriptors

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.meeting.bounded_store import answer_within
+from unisono.comm.meeting.board import answer_within
 from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.errors import RendezvousError, UnisonoError
 

@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 from unisono import variables
 from unisono.comm.arguments import Call, flatten
-from unisono.comm.meeting.bounded_store import answer_within
+from unisono.comm.meeting.board import answer_within
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
     decode_call,

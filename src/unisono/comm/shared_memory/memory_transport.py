@@ -98,7 +98,7 @@ class SharedMemory(Transport):
         size: int,
         *,
         name: str = "world",
-        global_ranks: tuple[int, ...] | None = None,
+        global_ranks: tuple[int, ...] | None = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         deadline: Deadline | None = None,
@@ -114,7 +114,8 @@ class SharedMemory(Transport):
         with contextlib.closing(RendezvousServer()) as server:
             membership = meet_by(announcements, server, request)
             load_soon(*NEEDED_LATER)
-            return cls(membership, server, name, global_ranks or tuple(range(size)), timeout_s)
+            ranks = tuple(range(size)) if global_ranks == () else global_ranks
+            return cls(membership, server, name, ranks, timeout_s)
 
     def _name_for_readers(self) -> str:
         """The name of the group for readers of its records."""
@@ -353,8 +354,7 @@ class SharedMemory(Transport):
             len(attempt.members),
             attempt.deadline,
             self.timeout_s,
-            before.payloads[self.rank] if before.payloads else "",
-            attempt.check,
+            check=attempt.check,
             settle=attempt.settle,
         )
         return meet_at(before.members[attempt.members[0]].address, self._server, request)

@@ -1,0 +1,70 @@
+"""A group of ranks that meet on a board, wherever they are: which transport it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono import variables
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.identity import find_hosts
+from unisono.comm.meeting.membership import check_size
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+
+# What only ranks of several hosts need is imported where it is used: others start faster.
+
+
+def connect(
+    board: Board,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    global_ranks: Sequence[int] | None = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Transport:
+    """Meet the other `size - 1` ranks on a board, until its deadline, and make a group with them.
+    Ranks without a common world have None as their global ranks."""
+    if variables.HOSTS.read() != "gloo":
+        check_size(name, size)  # before they meet
+    ranks = None if global_ranks is None else tuple(global_ranks) or tuple(range(size))
+    if size == 1:
+        from unisono.comm.solo import Solo  # it needs NumPy, which ranks may not have
+
+        return Solo(name, ranks, timeout_s)
+    hosts = find_hosts(board, rank, size, name)
+    if hosts.count == 1:
+        return connect_here(board, rank, size, name, ranks, timeout_s)
+    if variables.HOSTS.read() == "gloo":
+        from unisono.comm.over_torch.stateless import connect_stateless
+
+        return connect_stateless(
+            *("gloo", board.torch_store(), name, rank, size, timeout_s, board.deadline.left_s()),
+            address=hosts.address,
+            global_ranks=ranks,
+        )
+    from unisono.comm.hosts.making import make_world
+
+    return make_world(board, hosts, rank, name, ranks, timeout_s)
+
+
+def connect_here(
+    board: Board,
+    rank: int,
+    size: int,
+    name: str,
+    global_ranks: tuple[int, ...] | None,
+    timeout_s: float,
+) -> Transport:
+    """The same for ranks that are all on this host."""
+    return SharedMemory.connect(
+        StoreAnnouncements(board),
+        rank,
+        size,
+        name=name,
+        global_ranks=global_ranks,
+        timeout_s=timeout_s,
+        deadline=board.deadline,
+        check=board.check,
+    )
