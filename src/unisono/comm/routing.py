@@ -17,6 +17,7 @@ from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
 from unisono.comm.meeting.membership import JoinRequest, check_size, meet_by
 from unisono.comm.meeting.roster import agree
 from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
+from unisono.comm.shared_memory.engine_transport import EngineTransport
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
@@ -189,7 +190,7 @@ def transport_on_gpu(transport: Transport, device: Any, operation: str) -> Trans
     """The transport for collectives on tensors of this GPU, for a group whose own transport does
     not support them; all ranks ask with their first such call. None: there is none. Raises
     ValueError, on every rank, if their GPUs allow none."""
-    if not isinstance(transport, SharedMemory):
+    if not isinstance(transport, EngineTransport):
         return None
     from unisono.comm.cuda.first_call import meet_on_gpus
 
