@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from unisono import variables
 from unisono.comm.meeting.announcements import StoreAnnouncements
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.meeting.membership import check_size
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
 
@@ -47,6 +49,38 @@ def connect(
     from unisono.comm.hosts.making import make_world
 
     return make_world(board, hosts, rank, name, ranks, timeout_s)
+
+
+def connect_once(
+    board: Board,
+    rank: int,
+    size: int,
+    settle: Callable[[bool | None], bool | None],
+    leads: bool,
+    **how: Any,
+) -> Transport:
+    """As `connect`, with the same result on every rank: the one that `leads` settles, once and for
+    all, that the group is made; a rank that gives up before settles that it is not. Raises Departed
+    then."""
+    from unisono.comm.meeting.survivors import await_outcome
+
+    def check() -> None:
+        board.check()
+        if settle(None) is False:
+            raise Departed(f"a process gave up while group {how['name']} was made")
+
+    made: Transport | None = None
+    try:
+        made = connect(board.until(board.deadline, check), rank, size, **how)
+        if not (settle(True) if leads else await_outcome(settle, board.check, board.deadline)):
+            raise Departed(f"a member left while group {how['name']} was made")
+    except BaseException as error:
+        is_made = not isinstance(error, StoreGone) and settle(False)
+        if made is None or not is_made or not isinstance(error, Exception):
+            if made is not None:
+                made.close()
+            raise
+    return made
 
 
 def connect_here(

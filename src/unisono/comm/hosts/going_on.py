@@ -10,13 +10,12 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.engine import ENDING_SILENT, Status
-from unisono.comm.hosts.anywhere import connect
+from unisono.comm.hosts.anywhere import connect_once
 from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.deadline import Deadline, LimitOfEach
 from unisono.comm.meeting.survivors import Attempt, go_on
-from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks
 
@@ -34,9 +33,9 @@ def _store_s() -> float:
     return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
-class StoreBoard:
-    """The board of ranks on several hosts: a torch Store. `is_named`: the program chose this
-    store, and the ranks that reach it decide."""
+class StoreVote:
+    """The vote of ranks on several hosts: on a board. `is_named`: the program chose its store, and
+    the ranks that reach it decide."""
 
     def __init__(self, group: HostsTransport, board: Board, is_named: bool) -> None:
         self.rank, self.size, self.name = group.rank, group.size, group.name
@@ -72,16 +71,11 @@ class StoreBoard:
         }
 
     def choose(self, attempt: int, text: str | None) -> str | None:
-        return self._first(f"choice/{attempt}", text)
+        name = f"choice/{attempt}"
+        return self._board.compare_set(name, "", text) if text else self._board.get(name) or None
 
     def settle(self, attempt: int, made: bool | None) -> bool | None:
-        told = self._first(f"outcome/{attempt}", None if made is None else str(int(made)))
-        return None if told is None else told == "1"
-
-    def _first(self, key: str, text: str | None) -> str | None:
-        if text is None:
-            return self._board.get(key) or None
-        return self._board.compare_set(key, "", text)
+        return self._board.settle(f"outcome/{attempt}", made)
 
     def is_closed(self) -> bool:
         return self._of.group.failure()[0] == Status.CLOSED
@@ -141,8 +135,8 @@ def shrink(
     for open_board in boards:
         try:
             opened = open_board()
-            board = StoreBoard(old, opened, is_named=store is not None)
-            return go_on(board, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
+            vote = StoreVote(old, opened, is_named=store is not None)
+            return go_on(vote, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
         except StoreGone as error:
             lost = lost or error
             if met:  # that group may be made, and this rank must not leave it for another
@@ -182,12 +176,5 @@ def _meet(
     known, timeout_s = old.global_ranks, old.timeout_s
     global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
     part = board.until(attempt.deadline, attempt.check).part(f"unisono/{attempt.key}")
-    made = connect(part, rank, size, name=name, global_ranks=global_ranks, timeout_s=timeout_s)
-    try:
-        is_made = attempt.settle(True) if rank == 0 else attempt.await_outcome()
-        if not is_made:
-            raise Departed(f"a member of group {name} left while it was made")
-    except BaseException:
-        made.close()
-        raise
-    return made
+    how: Any = {"name": name, "global_ranks": global_ranks, "timeout_s": timeout_s}
+    return connect_once(part, rank, size, attempt.settle, leads=rank == 0, **how)

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from unisono.comm.hosts.anywhere import connect
+from unisono.comm.hosts.anywhere import connect_once
 from unisono.comm.meeting.board import Board, Foreign, StoreGone
 from unisono.comm.meeting.deadline import Deadline, LimitOfEach, in_seconds
 from unisono.comm.meeting.growing import MEETING_S, number_newcomers, places_after
 from unisono.comm.meeting.makings import making
 from unisono.comm.meeting.roster import agree
-from unisono.comm.meeting.survivors import await_outcome
 from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, RendezvousError
@@ -77,38 +76,12 @@ class GrowthStore:
             raise (_Refused if number - members in twice else Departed)(
                 f"group {name}: two new processes asked for rank {wants[twice[0]]}"
             )
-        places, settle = places_after(members, wants), partial(self._settle, token)
-
-        def check_all() -> None:
-            check()
-            if settle(None) is False:
-                raise Departed(f"a process gave up while group {name} was made")
-
+        places = places_after(members, wants)
         ranks = number_newcomers(about["global_ranks"], places)
-        board = self._whole.until(Deadline(MEETING_S), check_all).part(f"unisono/{token}")
-        made: Transport | None = None
-        try:
-            made = connect(
-                board, places[number], size, name=name, global_ranks=ranks, timeout_s=timeout_s
-            )
-            leads = number == 0
-            if not (settle(True) if leads else await_outcome(settle, check, board.deadline)):
-                raise Departed(f"a member left while group {name} was made")
-        except BaseException as error:
-            is_made = not isinstance(error, StoreGone) and settle(False)
-            if made is None or not is_made or not isinstance(error, Exception):
-                if made is not None:
-                    made.close()
-                raise
-        return made
-
-    def _settle(self, token: str, made: bool | None) -> bool | None:
-        """Whether a group is made, as settled first; None: not settled yet."""
-        key = f"made/{token}"
-        if made is not None:
-            return bool(int(self._board.compare_set(key, "", str(int(made)))))
-        told = self._board.get(key)
-        return bool(int(told)) if told else None
+        board = self._whole.until(Deadline(MEETING_S), check).part(f"unisono/{token}")
+        settle = partial(self._board.settle, f"made/{token}")
+        how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
+        return connect_once(board, places[number], size, settle, leads=number == 0, **how)
 
 
 def grow(

@@ -122,6 +122,11 @@ class Board:
         given = self.path + name, before, self._seal(name, text)
         return self._open(name, self._ask(lambda: self.store.compare_set(*given)))
 
+    def settle(self, name: str, made: bool | None) -> bool | None:
+        """Whether something is made, as settled first; with None as far as it is settled."""
+        told = self.get(name) if made is None else self.compare_set(name, "", str(int(made)))
+        return told == "1" if told else None
+
     def _ask(self, ask: Callable[[], Any]) -> Any:
         try:
             return answer_within(self.deadline.left_s(), ask)

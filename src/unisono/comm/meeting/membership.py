@@ -143,7 +143,7 @@ class JoinRequest:
         payload: str = "",
         check: Callable[[], None] = lambda: None,
         segments: Sequence[tuple[Sequence[int], int, int]] = (),
-        settle: Callable[[bool], bool] | None = None,
+        settle: Callable[[bool], bool | None] | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
         self.settle = settle

@@ -100,11 +100,11 @@ class SharedMemory(EngineTransport):
         return split_here(self, members, name)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
-        from unisono.comm.meeting.survivors import SegmentBoard, go_on
+        from unisono.comm.meeting.survivors import SegmentVote, go_on
 
         self.end_for_survivors()
-        board = SegmentBoard(self.membership, self.name)
-        made, members = go_on(board, at_least, timeout_s, self._meet_left)
+        vote = SegmentVote(self.membership, self.name)
+        made, members = go_on(vote, at_least, timeout_s, self._meet_left)
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         if made is None:
