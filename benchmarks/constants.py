@@ -1,4 +1,4 @@
-"""What other values of the engine's constants cost: csrc/constants.h with one of them changed.
+"""What other values of the engine's constants cost: csrc/base/constants.h with one of them changed.
 
     python benchmarks/constants.py                     every constant, smaller and larger
     python benchmarks/constants.py CUT_FROM --rounds 9
@@ -38,11 +38,11 @@ def build(folder: Path, constant: str, factor: float) -> Path:
         to = folder / name
         to.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if name == "csrc" else shutil.copy)(ROOT / name, to)
-    header = folder / "csrc/constants.h"
+    header = folder / "csrc/base/constants.h"
     text, count = re.subn(
         rf"\b{constant} = ([^,]+),", rf"{constant} = (int)((\1) * {factor}),", header.read_text()
     )
-    assert count, f"csrc/constants.h has no {constant}"
+    assert count, f"csrc/base/constants.h has no {constant}"
     header.write_text(text)
     build = ["cmake", "--build", folder / "build", "--target", "native_latency"]
     for command in (["cmake", "-S", folder, "-B", folder / "build", "-DUNISONO_MODULE=OFF"], build):

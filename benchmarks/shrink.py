@@ -54,10 +54,7 @@ from unisono.comm.meeting.board import Board
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.errors import GroupError, PeerLost, RendezvousError
 
-for _module in (
-    *NEEDED_LATER,
-    "unisono.comm.solo",
-):  # imported before a death
+for _module in NEEDED_LATER:  # imported before a death
     importlib.import_module(_module)
 
 WAYS = ("shrink", "meet again")

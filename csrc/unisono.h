@@ -1,4 +1,5 @@
-/* The engine's contract: collectives between the processes of one machine over shared memory.
+/* The engine's contract: collectives between processes, over shared memory on one host and over UCX
+ * between hosts.
  *
  * A segment is one block of shared memory. Its creator sizes it with un_segment_create and hands
  * the descriptor to the other members; every member then opens it with un_group_open under its

@@ -12,7 +12,6 @@ from ranks import attempt
 from unisono.comm.communicator import Communicator
 
 EVERY = [
-    ("solo", 1),
     *(("native", ranks) for ranks in (1, 2, 3, 4, 8)),
     *(("torch", ranks) for ranks in (1, 2, 3, 4)),
     *(("shared", ranks) for ranks in (2, 3, 4, 8)),
@@ -31,11 +30,11 @@ PLACEMENTS = {"hosts2x2": "ABBA", "hosts1x3": "ABBB"}
 RESOLVED = [("resolved", 2)]
 # The sizes of every run: three is the smallest group in which gloo may add in its own order, eight
 # has every power of two below it.
-QUICK = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
+QUICK = {("native", 1), ("native", 2), ("native", 3), ("native", 8), ("torch", 3)}
 # For tests whose cases do not depend on the number of ranks.
 QUICK_DTYPES = QUICK - {("native", 8)}
 # For tests of the engine's own thresholds whose expected results take long to compute.
-QUICK_HEAVY = {("solo", 1), ("native", 1), ("native", 2), ("native", 3), ("native", 4)}
+QUICK_HEAVY = {("native", 1), ("native", 2), ("native", 3), ("native", 4)}
 
 
 def implementation(name: str, ranks: int, quick: Collection[tuple[str, int]] = QUICK) -> Any:

@@ -15,6 +15,7 @@ static PyTypeObject *message_type;
 
 /* The rank at the other end; -1 is any source, for a receive. */
 static bool read_peer(const Group *self, bool sends, PyObject *object, int *peer) {
+    if (self->ranks == 1) return false;
     if (object == Py_None && !sends) {
         *peer = -1;
         return true;

@@ -76,13 +76,19 @@ def mention_misspelt() -> None:
     """Warn once about variables that are probably misspelt, and about an invalid UNISONO_WATCH,
     which only a program that imports torch would read."""
     WATCH.read_or_warn()
-    known = [each.name for each in globals().values() if isinstance(each, Variable)]
     for name in os.environ:
-        if name.startswith("UNISONO_") and name not in known:
-            from difflib import get_close_matches
+        if name.startswith("UNISONO_"):
+            _mention_if_misspelt(name)
 
-            for likely in get_close_matches(name, known, 1, cutoff=0.85):
-                _warn_once(f"{name} is not a variable of unisono (did you mean {likely}?)")
+
+@functools.cache
+def _mention_if_misspelt(name: str) -> None:
+    known = [each.name for each in globals().values() if isinstance(each, Variable)]
+    if name not in known:
+        from difflib import get_close_matches
+
+        for likely in get_close_matches(name, known, 1, cutoff=0.85):
+            _warn_once(f"{name} is not a variable of unisono (did you mean {likely}?)")
 
 
 def mention_nccl_algo() -> None:

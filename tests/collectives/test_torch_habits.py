@@ -15,7 +15,7 @@ import unisono
 from implementations import on_backends
 from unisono import CollectiveMismatch, Message, UnisonoError
 from unisono.comm.communicator import Communicator
-from unisono.comm.solo import Solo
+from unisono.comm.factory import alone
 from unisono.world.world import resolve
 
 u: Any = unisono  # calls that type checkers reject
@@ -258,9 +258,9 @@ def test_what_is_suggested_exists() -> None:
         for part in text.split("unisono.")[1:]:
             assert part.partition("(")[0] in unisono.__all__
         for part in text.split("comm.")[1:]:
-            assert re.split(r"\W", part)[0] in dir(Communicator(Solo()))
+            assert re.split(r"\W", part)[0] in dir(alone())
     assert not set(INSTEAD) & set(unisono.__all__)
-    assert not set(ON_COMMUNICATOR) & set(dir(Communicator(Solo())))
+    assert not set(ON_COMMUNICATOR) & set(dir(alone()))
 
 
 # -- launch ----------------------------------------------------------------------------------------

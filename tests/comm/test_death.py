@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -109,6 +110,18 @@ try:
 except PeerLost as error:
     print(error.peer, error)
 """
+
+
+def test_how_a_rank_ended_that_its_parent_has_yet_to_collect(tmp_path: Path) -> None:
+    """A launcher on a busy machine is slow to do so."""
+    killed = LEAVES_EARLY.replace(
+        'raise RuntimeError("this rank fails")', "os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", f"import os{killed}", str(tmp_path / "meeting")]
+    other = subprocess.Popen([*command, "1"])
+    found = subprocess.run([*command, "0"], stdout=subprocess.PIPE, text=True, timeout=180)
+    assert re.match(r"1 rank 1 \(pid \d+\) was killed by SIGKILL;", found.stdout), found.stdout
+    assert other.wait(180) == -signal.SIGKILL
 
 
 def test_a_rank_that_raises_is_lost_too(tmp_path: Path) -> None:

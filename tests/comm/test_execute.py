@@ -122,9 +122,9 @@ def test_the_same_over_gloo(process_group: Any) -> None:
 
 
 def test_a_group_of_one() -> None:
-    from unisono.comm.solo import Solo
+    from unisono.comm.factory import alone
 
-    comm = Communicator(Solo())
+    comm = alone()
     for collective in COLLECTIVES:
         for schedule in schedules(collective, 1):
             run_and_check(schedule, comm, 5, 0)

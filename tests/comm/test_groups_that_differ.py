@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy
 import pytest
 
 import unisono
@@ -94,6 +95,25 @@ def fail_to_make(rank: int, size: int, path: str, case: str) -> tuple[str, str, 
             with subgroup(comm, range(size)) as whole:
                 whole.barrier()
         return type(error).__name__, str(error), took_s
+
+
+@pytest.mark.provokes
+def test_a_rank_that_comes_when_the_others_have_given_up(pool: RankPool) -> None:
+    error, text = pool.run(come_late, 3, connected=False)[2]
+    assert error == "GroupsDiffer", (error, text)
+    assert "rank 2 in split([0, 1, 2])" in text
+    assert "rank 0 in split([0, 1])" in text
+
+
+def come_late(rank: int, size: int, path: str) -> tuple[str, str]:
+    with connect(path, rank, size) as comm:
+        word = numpy.zeros(1)
+        for other in range(2 if rank == 2 else 0):
+            comm.recv(word, other)
+        error = attempt(comm.split, [[0, 1], [1, 0], [0, 1, 2]][rank])
+        if rank < 2:
+            comm.send(word, 2)
+        return type(error).__name__, str(error)
 
 
 @pytest.mark.ranks(2)

@@ -71,9 +71,9 @@ def grow_from_one(rank: int, size: int, path: str) -> int:
     if rank:
         comm = Communicator.join(path, 2 if rank == 3 else None)
     else:
-        from unisono.comm.factory import solo
+        from unisono.comm.factory import alone
 
-        comm = solo().grow(path, 3)
+        comm = alone().grow(path, 3)
     assert comm.global_ranks == (0, 1, 2, 3)
     about(comm)
     return comm.rank

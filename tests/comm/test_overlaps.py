@@ -32,7 +32,7 @@ from unisono.world.world import resolve
 
 @pytest.fixture
 def comm(process_group: Any) -> Communicator:
-    """The Communicator under the default group: native, solo, or over gloo."""
+    """The Communicator under the default group: native, or over gloo."""
     return resolve(process_group)
 
 

@@ -15,7 +15,7 @@ from ranks import RankPool, attempt, connect, raised, subgroup
 from resources import assert_given_back, held_resources
 from unisono import GroupAborted, GroupClosed, NoQuorum, PeerLost
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import solo
+from unisono.comm.factory import alone
 from unisono.comm.meeting import survivors
 from unisono.comm.meeting.membership import JoinRequest
 from user_programs import eventually
@@ -369,10 +369,10 @@ def close_while_shrinking(rank: int, size: int, path: str) -> object:
 
 
 def test_a_group_of_one_that_is_closed_does_not_shrink() -> None:
-    alone = solo()
-    alone.close()
+    comm = alone()
+    comm.close()
     with pytest.raises(GroupClosed):
-        alone.shrink()
+        comm.shrink()
 
 
 def test_whoever_drops_the_new_group_is_told_so(fresh_pool: RankPool) -> None:

@@ -34,7 +34,7 @@ def methods() -> Iterator[tuple[type[Transport], str]]:
 
 
 def test_there_are_five() -> None:
-    known = {"SharedMemory", "HostsTransport", "Cuda", "OverTorch", "Solo"}
+    known = {"SharedMemory", "HostsTransport", "Cuda", "OverTorch"}
     assert {kind.__name__ for kind in transports()} == known
 
 

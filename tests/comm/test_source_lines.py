@@ -20,8 +20,8 @@ from ranks import attempt, subgroup
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
+from unisono.comm.factory import alone
 from unisono.comm.shared_memory.record_reader import read_process
-from unisono.comm.solo import Solo
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -154,7 +154,7 @@ def test_abort_ends_every_wait_and_says_why(comm: Communicator) -> None:
 
 
 def test_a_group_of_one_can_be_aborted_too() -> None:
-    comm = Communicator(Solo())
+    comm = alone()
     assert comm.errored is None
     comm.abort("enough")
     error = attempt(comm.barrier)

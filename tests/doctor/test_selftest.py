@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import unisono
 from unisono.comm.communicator import Communicator
-from unisono.comm.solo import Solo
+from unisono.comm.factory import alone
 from unisono.comm.work import Work
 from unisono.errors import GroupAborted
 
@@ -170,7 +170,7 @@ def test_a_refusal_of_the_backend_is_red() -> None:
         def all_to_all(self, *args: Any, **keywords: Any) -> None:
             raise RuntimeError("this backend has no all_to_all")
 
-    result = unisono.self_test(Poor(Solo()), show=False)
+    result = unisono.self_test(Poor(alone().transport), show=False)
     red = {check.primitive: check.message for check in result.checks if not check.ok}
     assert red == {"all_to_all": "RuntimeError: this backend has no all_to_all"}
     assert "WRONG all_to_all" in str(result)

@@ -1,4 +1,4 @@
-"""csrc/ucx.h compared with the headers of pip's UCX, and what loading it leaves in a process."""
+"""csrc/network/ucx.h compared with the headers of pip's UCX, and what loading it leaves behind."""
 
 import importlib.util
 import os
@@ -46,7 +46,7 @@ def test_declarations_are_those_of_ucx(tmp_path: Path, wheel: Path) -> None:
 
 @pytest.fixture
 def loads_ucx(tmp_path: Path) -> Path:
-    return compile_native(tmp_path, "ucx_load", ROOT / "csrc/ucx.c", "-pthread")
+    return compile_native(tmp_path, "ucx_load", ROOT / "csrc/network/ucx.c", "-pthread")
 
 
 def run_load(program: Path, *paths: Path, **variables: str) -> list[str]:

@@ -1,5 +1,5 @@
 /* The vote on a weight update: src/unisono/training/weights/protocol.py, UpdateProtocol.decide and
- * _settle; Communicator.decide, which is un_group_decide (csrc/group.c) on one host and
+ * _settle; Communicator.decide, which is un_group_decide (csrc/base/group.c) on one host and
  * Links.decide over several.
  *
  * Every rank tells its vote and hears all (exchange); proposes what it has seen (decide); the first

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "blocks.h"
-#include "wait.h"
+#include "local/blocks.h"
+#include "base/wait.h"
 #include "threads.h"
 
 enum { PART_BYTES = 4 * 1024 * 1024 };

@@ -3,7 +3,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 
-#include "wait.h"
+#include "base/wait.h"
 #include "threads.h"
 
 static void expect_end(const membership *me, un_status status) {

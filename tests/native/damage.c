@@ -1,6 +1,6 @@
 /* Invalid values from a peer, as a stray pointer of its program would leave them: the
  * group ends with that reason, and nothing outside of the messages is read or written. */
-#include "group.h"
+#include "base/group.h"
 #include "checked_messages.h"
 
 static const un_call forever = {.timeout_ns = -1};

@@ -9,7 +9,7 @@
 #include <stdarg.h>
 #include <sys/syscall.h>
 
-#include "wait.h"
+#include "base/wait.h"
 #include "checked_messages.h"
 
 enum { RANKS = 2, LONGEST_S = 8 };

@@ -1,4 +1,4 @@
-/* What csrc/ucx.h declares by hand, one line each. Compiled as it is, with that; with -DREAL, with
+/* What csrc/network/ucx.h declares by hand, one line each. Compiled as it is, with that; with -DREAL, with
  * UCX's own headers, which then also check the types of the functions. test_ucx_layout.py compares.
  */
 #ifdef REAL
@@ -6,7 +6,7 @@
 #endif
 #include <stdio.h>
 
-#include "ucx.h"
+#include "network/ucx.h"
 
 #ifdef REAL
 struct ucx ucx = {

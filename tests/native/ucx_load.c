@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ucx.h"
+#include "network/ucx.h"
 
 enum { SIGNALS = 65, BYTES = 32 };
 static const char *const functions[] = {"mmap",  "munmap", "mremap", "brk",     "sbrk",

@@ -38,7 +38,6 @@ for_need = {
     "unisono.comm.shared_memory.dtypes",
     "unisono.comm.shared_memory.error_texts",
     "unisono.comm.shared_memory.failures",
-    "unisono.comm.solo",
     "unisono.plan",
     "unisono.launcher",
     "unisono.torch_backend.futures",

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from unisono import ProcessGroupManager
 from unisono.comm.communicator import Communicator
-from unisono.comm.solo import Solo
+from unisono.comm.factory import alone
 
 FOLDER = Path(__file__).parents[2] / "examples" / "parallel_gpt"
 MODULES = ("layers", "model", "pipeline", "train")
@@ -97,7 +97,7 @@ def losses_alone(example: Any, **changes: Any) -> list[float]:
     rank."""
     key = tuple(sorted(changes.items()))
     if key not in _alone:
-        _alone[key] = losses(example, Communicator(Solo()), {}, **changes)
+        _alone[key] = losses(example, alone(), {}, **changes)
     return _alone[key]
 
 

@@ -187,10 +187,13 @@ def test_what_may_happen_to_a_trace_inside_a_program(tmp_path: Path, program: Wr
     done = program("""
         import os, resource, signal
         import numpy, unisono
+        from unisono.comm.shared_memory.record_reader import read_segment
+        from user_programs import eventually
         comm = unisono.init()
         with unisono.watch.trace("stopped.json"):
             comm.all_reduce(numpy.ones(4))
             unisono.watch.stop()
+        assert eventually(lambda: os.path.exists("stopped.json"))
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         with unisono.watch.trace("full.json"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
@@ -202,14 +205,20 @@ def test_what_may_happen_to_a_trace_inside_a_program(tmp_path: Path, program: Wr
                 for _ in range(5):
                     comm.all_reduce(numpy.ones(4))
                 if comm.rank == 0:
+                    records = comm.transport.membership.group.descriptor
+                    waits = lambda rank: read_segment(records, 1).ranks[rank].records[-1].call == 17
+                    assert eventually(lambda: waits(1) and waits(2))
                     os.kill(os.getpid(), signal.SIGKILL)
                 comm.all_reduce(numpy.ones(4))
         except unisono.PeerLost as error:
             print(error.report.verdict, flush=True)
-    """).run(before=("-m", "unisono", "run", "-n", "3"))
+    """).run(
+        before=("-m", "unisono", "run", "-n", "3"),
+        environment={"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
     assert done.returncode == 137, done.stderr
-    how = "rank 0 never reached all_reduce #17 of group world (program.py:20): it was killed by"
-    assert done.stdout.count(f"{how} SIGKILL after all_reduce #16 (program.py:17)") == 2
+    how = "rank 0 never reached all_reduce #17 of group world (program.py:26): it was killed by"
+    assert done.stdout.count(f"{how} SIGKILL after all_reduce #16 (program.py:20)") == 2
     assert Counter(e["pid"] for e in events(tmp_path / "stopped.json")) == {0: 1, 1: 1, 2: 1}
     failure = f"unisono: the trace {tmp_path / 'full.json'} could not be written: File too large"
     assert done.stderr.count(failure) == 1

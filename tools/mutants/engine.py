@@ -11,7 +11,7 @@ ENGINE = (
     # -- memory orders ---------------------------------------------------------------------------
     Mutant(
         "wake-order",
-        "csrc/wait.h",
+        "csrc/base/wait.h",
         "->sleepers, memory_order_seq_cst))\n        wake(flag",
         "->sleepers, memory_order_relaxed))\n        wake(flag",
         "a rank that falls asleep while its peer publishes is not woken: some calls take 50 ms",
@@ -19,7 +19,7 @@ ENGINE = (
     ),
     Mutant(
         "bell-order",
-        "csrc/channels.c",
+        "csrc/local/channels.c",
         "&c->listeners, memory_order_seq_cst)",
         "&c->listeners, memory_order_relaxed)",
         "the same for messages: a sender misses that its receiver is about to sleep",
@@ -27,7 +27,7 @@ ENGINE = (
     ),
     Mutant(
         "publish-order",
-        "csrc/wait.h",
+        "csrc/base/wait.h",
         "atomic_store_explicit(flag, value, memory_order_seq_cst);\n    if",
         "atomic_store_explicit(flag, value, memory_order_relaxed);\n    if",
         "a peer that sees the flag may not see the data: a wrong number",
@@ -35,7 +35,7 @@ ENGINE = (
     ),
     Mutant(
         "sleep-order",
-        "csrc/wait.c",
+        "csrc/base/wait.c",
         "atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);",
         "atomic_fetch_add_explicit(sleepers, 1, memory_order_relaxed);",
         "the sleeper's side of wake-order",
@@ -46,7 +46,7 @@ ENGINE = (
     # -- meeting ---------------------------------------------------------------------------------
     Mutant(
         "compare-bytes",
-        "csrc/call.c",
+        "csrc/local/call.c",
         "read_word(&a->bytes) == read_word(&b->bytes) &&",
         "",
         "ranks that pass different sizes are not told so: garbage, or memory overrun",
@@ -54,7 +54,7 @@ ENGINE = (
     ),
     Mutant(
         "compare-root",
-        "csrc/records.c",
+        "csrc/base/records.c",
         " | (uint64_t)(uint16_t)root << 24",
         "",
         "ranks that name different roots are not told so",
@@ -64,7 +64,7 @@ ENGINE = (
     ),
     Mutant(
         "compare-pairs",
-        "csrc/call.c",
+        "csrc/local/call.c",
         "return x->pairs_agree && !x->pairs_agree(x) ? mismatch(x) : UN_OK;",
         "return UN_OK;",
         "an all_to_all whose ranks expect other sizes than they get reads beyond them",
@@ -72,7 +72,7 @@ ENGINE = (
     ),
     Mutant(
         "compare-factor",
-        "csrc/collectives.c",
+        "csrc/local/collectives.c",
         "            x->hash = mix(x->hash, factor);\n",
         "",
         "ranks that scale by different factors have different results, and nobody knows",
@@ -82,7 +82,7 @@ ENGINE = (
     ),
     Mutant(
         "descriptor-refusal",
-        "csrc/call.c",
+        "csrc/local/call.c",
         "if (refusal) signature = refusal_of(x->call, refusal);",
         "",
         "a rank that refuses its arguments looks to its peers as if it had come",
@@ -91,7 +91,7 @@ ENGINE = (
     # -- arithmetic ------------------------------------------------------------------------------
     Mutant(
         "average-rounds-twice",
-        "csrc/reduce.c",
+        "csrc/base/reduce.c",
         "if (sources & (sources - 1))",
         "if (sources < 0)",
         "an average over three ranks is multiplied by a rounded third instead of divided",
@@ -99,7 +99,7 @@ ENGINE = (
     ),
     Mutant(
         "order-of-sums",
-        "csrc/reduce.c",
+        "csrc/base/reduce.c",
         "for (int s = 2; s < sources - 1; s++)                                             \\",
         "for (int s = sources - 2; s > 1; s--)                                             \\",
         "sums are not added in rank order: other bits than documented, and than in other cuts",
@@ -107,7 +107,7 @@ ENGINE = (
     ),
     Mutant(
         "premul-factor",
-        "csrc/schedules.c",
+        "csrc/local/schedules.c",
         "call->factor);\n    else if",
         "1);\n    else if",
         "a scaled sum by an algorithm forgets its factor",
@@ -116,7 +116,7 @@ ENGINE = (
     # -- moving ----------------------------------------------------------------------------------
     Mutant(
         "slots-of-two-calls",
-        "csrc/group.h",
+        "csrc/base/group.h",
         "2 * SLOTS + (call & 1) * SLOTS + step % SLOTS",
         "2 * SLOTS + step % SLOTS",
         "a rank that is one call ahead writes over what slower peers still read",
@@ -124,7 +124,7 @@ ENGINE = (
     ),
     Mutant(
         "steps-wait",
-        "csrc/call.c",
+        "csrc/local/call.c",
         "g->calls.steps + step - 1, &x->patience);",
         "g->calls.steps + (step > 2 ? step - 2 : 1), &x->patience);",
         "a rank combines pieces that its peers have not brought yet",
@@ -132,7 +132,7 @@ ENGINE = (
     ),
     Mutant(
         "blocking-overtakes",
-        "csrc/call.c",
+        "csrc/local/call.c",
         "        run_queue(g, NULL, call, false);\n",
         "",
         "a blocking call runs before works that were begun earlier: ranks meet in different calls",
@@ -141,7 +141,7 @@ ENGINE = (
     # -- messages --------------------------------------------------------------------------------
     Mutant(
         "reply-to-nobody",
-        "csrc/send.c",
+        "csrc/local/send.c",
         "if (!m) return refuse_damage(g, peer);",
         "if (!m) return true;",
         "a damaged reply is passed over, and its sender waits for ever",
@@ -149,7 +149,7 @@ ENGINE = (
     ),
     Mutant(
         "receives-in-order",
-        "csrc/receive.c",
+        "csrc/local/receive.c",
         "any->number < own->number",
         "any->number > own->number",
         "a receive from anybody that was posted first goes without its message",
@@ -157,7 +157,7 @@ ENGINE = (
     ),
     Mutant(
         "deadlock-of-one-thread",
-        "csrc/deadlock.c",
+        "csrc/local/deadlock.c",
         "g->messages.waiters == 1 && ",
         "",
         "two threads of each rank wait, a third has yet to send: that is no deadlock",
@@ -168,7 +168,7 @@ ENGINE = (
     ),
     Mutant(
         "deadlock-unread",
-        "csrc/deadlock.c",
+        "csrc/local/deadlock.c",
         "    return w->sends ? !has_unread_replies(g, rank, w->peer)\n"
         "                    : !has_unread_messages(g, w->peer, rank);",
         "    return true;",
@@ -178,7 +178,7 @@ ENGINE = (
     # -- ends ------------------------------------------------------------------------------------
     Mutant(
         "first-fault-wins",
-        "csrc/group.c",
+        "csrc/base/group.c",
         "if (!atomic_compare_exchange_strong(&g->segment.header->abort, &none, word))",
         "if ((none = atomic_exchange(&g->segment.header->abort, word)) == word)",
         "ranks name different causes of one failure",
@@ -188,7 +188,7 @@ ENGINE = (
     ),
     Mutant(
         "first-proposal-wins",
-        "csrc/group.c",
+        "csrc/base/group.c",
         "seen >> 32 < serial)",
         "seen >> 32 <= serial)",
         "after a death some engines serve the new version, some the old",
@@ -198,7 +198,7 @@ ENGINE = (
     ),
     Mutant(
         "closed-in-order",
-        "csrc/watcher.c",
+        "csrc/base/watcher.c",
         "->watching.peers[rank] == lost && !atomic_load(&control_of(g, rank)->closed)",
         "->watching.peers[rank] == lost",
         "a rank that has left a group in good order and ends counts as lost",
@@ -206,7 +206,7 @@ ENGINE = (
     ),
     Mutant(
         "closed-is-noticed",
-        "csrc/wait.c",
+        "csrc/base/wait.c",
         "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
         "->closed, memory_order_acquire) &&\n        false)",
         "who needs a peer that has closed the group waits for it until the deadline",
@@ -214,7 +214,7 @@ ENGINE = (
     ),
     Mutant(
         "closed-behind-its-call",
-        "csrc/wait.c",
+        "csrc/base/wait.c",
         "->closed, memory_order_acquire) &&\n        !reached(flag, target))",
         "->closed, memory_order_acquire))",
         "a peer that closes right after its last call takes the others down",
@@ -222,7 +222,7 @@ ENGINE = (
     ),
     Mutant(
         "dead-before-watched",
-        "csrc/watcher.c",
+        "csrc/base/watcher.c",
         "        if (p->dead) abort_group(g, UN_PEER_LOST, rank, 0);\n",
         "",
         "a group made with a rank that has just died waits until its deadline",
@@ -230,7 +230,7 @@ ENGINE = (
     ),
     Mutant(
         "limit-of-a-work",
-        "csrc/worker.c",
+        "csrc/local/worker.c",
         "        waiting.timeout_ns = work->call.timeout_ns;\n",
         "",
         "a work waits by the limit of whoever happens to run the queue",
@@ -239,7 +239,7 @@ ENGINE = (
     # -- records ---------------------------------------------------------------------------------
     Mutant(
         "late-record",
-        "csrc/records.c",
+        "csrc/base/records.c",
         "return number && atomic_load_explicit(&r->number, memory_order_relaxed) == number;",
         "return number != 0;",
         "a work that ends a thousand calls later writes its end into another call's record",
@@ -251,7 +251,7 @@ ENGINE = (
     # -- shared tensors --------------------------------------------------------------------------
     Mutant(
         "writers-stop",
-        "csrc/direct.c",
+        "csrc/local/direct.c",
         "    if (status && writes) wait_for_writers(x);\n",
         "    (void)writes, (void)wait_for_writers;\n",
         "after a failed all_reduce peers still write into this rank's tensors",
@@ -259,7 +259,7 @@ ENGINE = (
     ),
     Mutant(
         "readers-keep-memory",
-        "csrc/blocks.c",
+        "csrc/local/blocks.c",
         "    if (g->blocks.readers) return;\n",
         "",
         "memory is unmapped while a call reads it: the process crashes",
@@ -267,7 +267,7 @@ ENGINE = (
     ),
     Mutant(
         "last-release",
-        "csrc/blocks.c",
+        "csrc/local/blocks.c",
         "        madvise(b->base + PAGE_BYTES, b->bytes - PAGE_BYTES, MADV_REMOVE);",
         "        errno = 0;",
         "what all ranks have dropped stays in memory until each makes another shared tensor",
@@ -275,7 +275,7 @@ ENGINE = (
     ),
     Mutant(
         "place-in-bounds",
-        "csrc/blocks.c",
+        "csrc/local/blocks.c",
         "where.offset <= room && bytes <= room - where.offset",
         "where.offset + bytes <= room",
         "a damaged place leads into another rank's memory",

@@ -32,10 +32,11 @@ from unisono.collectives.arguments import (
 )
 from unisono.collectives.ragged import device_of
 from unisono.collectives.types import Op, OutT, Rank, StructureT, TensorT
+from unisono.comm.arguments import check_reduction
 from unisono.comm.communicator import Algorithm, Group
-from unisono.comm.tensors import Tensor, Tensors
+from unisono.comm.tensors import Tensor, Tensors, dtype_name
 from unisono.comm.work import Work
-from unisono.world.world import resolve, well_formed
+from unisono.world.world import needs_no_group, resolve, well_formed
 
 _Tensor = torch.Tensor
 
@@ -137,6 +138,8 @@ def broadcast(
     >>> unisono.broadcast(torch.full((2,), comm.rank), src=1)
     tensor([1, 1])
     """
+    if needs_no_group(group):
+        return result_or_work(None, async_op, tensor)
     comm = resolve(group)
     if type(tensor) is not _Tensor and not is_tensor(tensor):
         src = check_rank(comm, "broadcast", src, root)
@@ -200,6 +203,8 @@ def gather(
     >>> everyone == ([torch.tensor(0), torch.tensor(1)] if comm.rank == 0 else None)
     True
     """
+    if needs_no_group(group):
+        return result_or_work(None, async_op, [copy_of(tensor)])
     comm = resolve(group)
     dst = check_rank(comm, "gather", dst, root)
     check_tensor(comm, "gather", tensor)
@@ -346,6 +351,8 @@ def reduce_tensor(
     >>> unisono.reduce_tensor(loss, "sum", async_op=True).wait()
     tensor(3.)
     """
+    if needs_no_group(group) and check_reduction(op, [dtype_name(tensor)]).factor == 1:
+        return result_or_work(None, async_op, copy_of(tensor))
     return all_reduce(copy_of(tensor), op, group, async_op=async_op)
 
 

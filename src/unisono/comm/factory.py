@@ -14,14 +14,13 @@ from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 
-def solo(
+def alone(
     name: str = "world",
     global_ranks: tuple[int, ...] | None = (0,),
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Communicator:
-    from unisono.comm.solo import Solo  # it needs NumPy, which ranks may not have
-
-    return Communicator(Solo(name, global_ranks, timeout_s))
+    """A group of one. Raises EngineUnavailable without the engine."""
+    return Communicator(SharedMemory.alone(name, global_ranks, timeout_s))
 
 
 def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:

@@ -107,7 +107,7 @@ def known_reduction(op: Any) -> NamedReduction | None:
 
 
 def has_meaning(op: str, dtype: str) -> bool:
-    """Whether a reduction is defined for a dtype, both by name: the rule of csrc/reduce.c."""
+    """Whether a reduction is defined for a dtype, both by name: the rule of csrc/base/reduce.c."""
     if dtype.startswith(("float8", "float4", "bcomplex", "float128", "complex32", "longdouble")):
         return False
     if dtype == "bool":

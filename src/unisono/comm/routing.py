@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from contextlib import AbstractContextManager, closing
-from functools import partial
 from typing import Any
 
 from unisono import variables
@@ -59,9 +58,7 @@ def join(
     check_size(name, size)
     timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     if size == 1:
-        from unisono.comm.solo import Solo
-
-        return Solo(name, None, timeout_s)
+        return SharedMemory.alone(name, None, timeout_s)
     if board is not None and board.host:
         return _join_anywhere(name, rank, size, board, timeout_s)
     request = JoinRequest(name, rank, size, deadline, timeout_s)
@@ -105,8 +102,7 @@ def grow(
 
         return growing.grow(group, board, name, known_as, count, limit_s, generation)
     meeting = known_as, _meeting_of_newcomers(known_as, 0, board)
-    how = partial(_grow_alone, group) if group.size == 1 else group.grow
-    return how(name, meeting, count, limit_s, generation)
+    return group.grow(name, meeting, count, limit_s, generation)
 
 
 def _meeting_of_newcomers(
@@ -116,27 +112,6 @@ def _meeting_of_newcomers(
     from unisono.comm.meeting.meeting_points import meeting_by_name
 
     return meeting_by_name(f"{name} grows", rank, board)
-
-
-def _grow_alone(
-    alone: Any,
-    name: str,
-    meeting: tuple[str, AbstractContextManager[Announcements]],
-    count: int,
-    limit_s: float,
-    generation: int,
-) -> Transport:
-    """The transport that a group of one, a Solo, grows into."""
-    from unisono.comm.meeting.growing import admit, number_newcomers
-
-    alone.raise_if_ended()
-    about = {"global_ranks": alone.global_ranks, "generation": generation}
-    with closing(RendezvousServer()) as server:
-        membership, growth = admit(
-            alone, server, server.address, name, meeting, count, limit_s, about, None
-        )
-        global_ranks = number_newcomers(alone.global_ranks, growth.places)
-        return SharedMemory(membership, server, name, global_ranks, alone.timeout_s)
 
 
 def _come_in(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,8 +42,8 @@ class RankAssignment:
     meeting: str
     shared: str
 
-    def files(self) -> list[Path]:
-        return [Path(self.meeting + which) for which in ("-comm", "-init", "-store")]
+    def files(self) -> list[str]:
+        return [self.meeting + which for which in ("-comm", "-init", "-store")]
 
 
 ASSIGNMENT = pytest.StashKey[RankAssignment]()

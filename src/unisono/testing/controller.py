@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
 import re
 import sys
 import warnings
@@ -54,32 +57,35 @@ class Controller:
                 for reason in unready
             ]
         self._tests += 1
+        first = self._assignment(item, plan)
         runs = [
             RunTest(
                 str(item.nodeid),
                 str(test.nodeid) if test else None,
-                self._assignment(rank, item, plan),
+                dataclasses.replace(first, rank=rank),
             )
             for rank, test in enumerate(following)
         ]
         try:
             endings = self._pool.run(runs, plan.timeout_s)
         finally:
-            for file in runs[0].assignment.files():
-                file.unlink(missing_ok=True)
+            for file in first.files():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file)
         self._warn(endings)
         return [self._reports(item, ending) for ending in endings]
 
-    def _assignment(self, rank: int, item: pytest.Item, plan: Plan) -> RankAssignment:
+    def _assignment(self, item: pytest.Item, plan: Plan) -> RankAssignment:
+        """That of rank 0."""
         folder = self._pool.folder
         name = re.sub(r"\W", "_", item.name)[:30]
         return RankAssignment(
-            rank,
+            0,
             plan.size,
             plan.backend,
             plan.timeout_s,
-            str(folder / f"meeting-{self._tests}"),
-            str(folder / f"{name}-{self._tests}"),
+            f"{folder}/meeting-{self._tests}",
+            f"{folder}/{name}-{self._tests}",
         )
 
     # -- the next test -------------------------------------------------------------------------

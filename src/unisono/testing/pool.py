@@ -118,8 +118,12 @@ class Pool:
         end, why = time.monotonic() + timeout_s, f"the test's deadline of {timeout_s:g} s"
         while waiting:
             watched = [end for rank in waiting.values() for end in (rank.channel, rank.sentinel)]
-            wait(watched, max(0.0, end - time.monotonic()))
-            answered = [number for number, rank in waiting.items() if rank.has_answered()]
+            ready = wait(watched, max(0.0, end - time.monotonic()))
+            answered = [
+                number
+                for number, rank in waiting.items()
+                if rank.channel in ready or rank.sentinel in ready
+            ]
             if not answered and time.monotonic() >= end:
                 endings.update(self._give_up(list(waiting.values()), why))
                 break

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -89,6 +90,8 @@ class PooledRank:
         self._stacks.unlink(missing_ok=True)  # left by an earlier process with this number
         self.channel, theirs = Pipe()
         self.sentinel, status = os.pipe()
+        self._end = select.poll()
+        self._end.register(self.sentinel, select.POLLIN)
         shown = config.getoption("capture", "no") == "no"
         with theirs, open(status, "wb"), self._log.open("wb") as log:
             self._pid = nursery.fork(theirs.fileno(), status, None if shown else log.fileno())
@@ -110,7 +113,8 @@ class PooledRank:
 
     def answer(self, timeout_s: float) -> object:
         """Its next message; None if it is gone or late, Unable if the message cannot be read."""
-        wait([self.channel, self.sentinel], timeout_s)
+        if timeout_s:
+            wait([self.channel, self.sentinel], timeout_s)
         try:
             if not self.channel.poll():
                 return None
@@ -123,18 +127,12 @@ class PooledRank:
             text = "the controller cannot read the report"
             return protocol.Unable(text, repr(error), broken=True)
 
-    def has_answered(self) -> bool:
-        try:
-            return self.channel.poll() or not self.is_alive()
-        except OSError:
-            return True
-
     def is_alive(self) -> bool:
         self.join(0.0)
         return self._code is None
 
     def join(self, timeout_s: float) -> None:
-        if self._code is None and wait([self.sentinel], timeout_s):
+        if self._code is None and self._end.poll(1e3 * timeout_s):
             self._code = int(os.read(self.sentinel, 16) or -signal.SIGKILL)
 
     def end(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import _pytest.assertion
+import _pytest.logging
 import pytest
 
 from unisono import variables
@@ -65,6 +67,35 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     if "cov_master_host" not in start.worker_input:
         pluginmanager.set_blocked("_cov")  # pytest-cov: the controller measures nothing
     pluginmanager.register(RankSession(channel, start), "unisono-rank")
+
+
+class _QuickCatching(_pytest.logging.catching_logs):  # type: ignore[type-arg]
+    """pytest's own locks every logger that does not propagate, and torch has 42: six times a test,
+    60 us each."""
+
+    def __enter__(self) -> Any:
+        root = logging.getLogger()
+        if self.level is not None:
+            self.handler.setLevel(self.level)
+            self.orig_level = root.level
+            root.setLevel(min(self.orig_level, self.level))
+        every = [root, *root.manager.loggerDict.values()]
+        loggers = [each for each in every if isinstance(each, logging.Logger)]
+        self.attached_loggers = [each for each in loggers if each is root or not each.propagate]
+        for logger in self.attached_loggers:
+            logger.handlers.append(self.handler)
+        return self.handler
+
+    def __exit__(self, *raised: object) -> None:
+        if self.level is not None:
+            logging.getLogger().setLevel(self.orig_level)
+        for logger in self.attached_loggers:
+            if self.handler in logger.handlers:  # the test may have removed it
+                logger.handlers.remove(self.handler)
+
+
+if hasattr(_pytest.logging.catching_logs, "attached_loggers"):  # pytest 9.2 and later
+    vars(_pytest.logging)["catching_logs"] = _QuickCatching
 
 
 class RankSession:
@@ -203,12 +234,14 @@ class RankSession:
             del session.config.stash[assignment.ASSIGNMENT]
         return Ran(tuple(self._reports), tuple(self._warnings))
 
-    @pytest.fixture(autouse=True)
-    def _leave_no_group(self) -> Generator[None, None, None]:
-        """A plugin's fixture starts before those of tests and ends after them, so that what it
-        finds, and its warnings, belong to this test and not to the next."""
-        yield
-        assignment.close_groups()
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+        """After the fixtures, but in the test's own teardown: what is found, and its warnings,
+        belong to this test and not to the next."""
+        try:
+            yield
+        finally:
+            assignment.close_groups()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         config = self._config

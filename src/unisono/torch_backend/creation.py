@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import solo
+from unisono.comm.factory import alone
 from unisono.comm.hosts.anywhere import connect, connect_here
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
@@ -64,7 +64,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     name = "world" if is_default else str(given["group_desc"] if described else options.group_id)
     store = options.store
     if size == 1:
-        return solo(name, ranks if in_world else None, timeout_s), store
+        return alone(name, ranks if in_world else None, timeout_s), store
     world = _world() if in_world else None
     if world is not None:
         store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]

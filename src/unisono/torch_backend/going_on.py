@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d
 
-from unisono.comm.factory import connect, solo
+from unisono.comm.factory import alone, connect
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.work import FinishedWork
@@ -69,7 +69,7 @@ class ReconfigurableProcessGroup(UnisonoProcessGroup):
     supports_reconfigure = True
 
     def __init__(self, store: Any, name: str, timeout_s: float) -> None:
-        nobody = solo(name, timeout_s=timeout_s)
+        nobody = alone(name, timeout_s=timeout_s)
         nobody.close()
         super().__init__(nobody, store)
         self._handle = uuid4().hex

@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import connect, connect_on_host, solo
+from unisono.comm.factory import alone, connect, connect_on_host
 from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
@@ -99,7 +99,7 @@ def start(
         _log.info("backend %s for %s: %s", backend, name_number(info.size, "rank"), reason)
     if backend == "unisono":
         if comm is None and info.size == 1:
-            comm = solo(timeout_s=timeout_s)
+            comm = alone(timeout_s=timeout_s)
         if comm is None and board is not None:
             comm = connect(board, info.rank, info.size, timeout_s=timeout_s)
         assert comm is not None
@@ -244,17 +244,19 @@ def _start_over_torch(
     from unisono.torch_backend.autoload import backend_problem
 
     with contextlib.ExitStack() as stack:
-        native = native or solo()
-        stack.callback(native.close)
+        if native is not None:
+            stack.callback(native.close)
         problem = backend_problem(backend)
         if problem:
             raise UnisonoError(problem)
         if backend == "nccl":
             _check_gpus(everyone)
             torch.cuda.set_device(device_index(torch, info.local_rank))
-        if store is None:
-            store = stack.enter_context(store_of(native))
-        native.close()
+        if native is None:
+            store = store or dist.HashStore()  # type: ignore[attr-defined]
+        else:
+            store = store or stack.enter_context(store_of(native))
+            native.close()
         both = "cpu:gloo,cuda:nccl"  # CPU tensors work, too
         dist.init_process_group(
             both if backend == "nccl" and dist.is_gloo_available() else backend,

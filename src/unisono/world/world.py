@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from unisono import variables
 from unisono.comm.communicator import Communicator, Group
+from unisono.comm.engine import works
 from unisono.comm.forms import Function, refused_by
 from unisono.comm.transport import check_seconds
-from unisono.comm.work import Work
+from unisono.comm.work import FinishedWork, Work
 from unisono.errors import UnisonoError
 from unisono.torch_habits import describe_no_group
 from unisono.torch_support import require_torch
@@ -281,13 +282,23 @@ def resolve(group: Group = None) -> Communicator:
             return comm
     if group is not None:
         raise UnisonoError(describe_no_group(group))
+    _check_launched_alone()
+    return _alone(os.getpid())
+
+
+def _check_launched_alone() -> None:
     size = read_size()
     if size > 1:
         raise UnisonoError(
             f"unisono is not initialised: this process was launched as one of {size} ranks, which "
             "have not met: call unisono.init() first"
         )
-    return _solo()
+
+
+def needs_no_group(group: Group) -> bool:
+    """Whether a helper function has nothing to do: this process is not distributed, and has no
+    engine for a group of one."""
+    return not works and group is None and _existing() is None and read_size() == 1
 
 
 def well_formed(function: Function) -> Function:
@@ -335,11 +346,12 @@ def _default_group() -> Any:
     return dist.group.WORLD
 
 
-@functools.cache
-def _solo() -> Communicator:
-    from unisono.comm.factory import solo
+@functools.lru_cache(maxsize=1)
+def _alone(pid: int) -> Communicator:
+    """The group of one of a process that is not distributed; a forked child needs its own."""
+    from unisono.comm.factory import alone
 
-    return solo()
+    return alone()
 
 
 def get_rank(group: Group = None) -> int:
@@ -452,6 +464,8 @@ def barrier(group: Group = None, *, async_op: bool = False) -> Work | None:
     >>> work = unisono.barrier(async_op=True)
     >>> work.wait()
     """
+    if needs_no_group(group):
+        return FinishedWork() if async_op else None
     return resolve(group).barrier(async_op=async_op)
 
 
@@ -459,7 +473,7 @@ def _launched() -> RankInfo:
     """Which rank of how many the launcher made this process; UnisonoError if unknown."""
     info = read_rank_info()
     if info is None:
-        resolve(None)
+        _check_launched_alone()
         return RankInfo(0, 1)
     return info
 

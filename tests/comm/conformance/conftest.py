@@ -18,7 +18,6 @@ import torch.distributed as dist
 import expected
 from implementations import EVERY, PLACEMENTS, SHARING, implementation
 from on_shared_tensors import OnSharedTensors
-from ranks import connect
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect as connect_hosts
 from unisono.comm.hosts.hosts_transport import HostsTransport
@@ -30,8 +29,8 @@ from unisono.world.world import resolve
 
 @pytest.fixture(params=[implementation(*chosen) for chosen in EVERY])
 def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Communicator]:
-    """The plugin's Communicator, a native one of one rank, one over the plugin's gloo group, and
-    the one under a process group of our backend."""
+    """The plugin's Communicator, one over the plugin's gloo group, and the one under a process
+    group of our backend."""
     if request.param == "torch":
         with resolve(request.getfixturevalue("process_group")) as made:
             assert isinstance(made.transport, OverTorch)
@@ -43,9 +42,6 @@ def comm(request: pytest.FixtureRequest, shared_tmp_path: Path) -> Iterator[Comm
         yield cast(Communicator, OnSharedTensors(world, SHARING[request.param]))
     elif request.param == "resolved":
         yield resolve(request.getfixturevalue("process_group"))
-    elif request.param == "native" and request.getfixturevalue("world_of_ours").size == 1:
-        with connect(str(shared_tmp_path / "alone"), 0, 1) as native:
-            yield native
     else:
         yield request.getfixturevalue("world_of_ours")
 

@@ -124,7 +124,7 @@ def test_strided_arrays_in_place_and_premul(comm: Communicator) -> None:
     assert wide.tolist() == [2 * rank + i + 100 * peer for peer in range(size) for i in (0, 1)]
 
 
-@on_implementations([("solo", 1), ("native", 2), ("torch", 2)])
+@on_implementations([("native", 1), ("native", 2), ("torch", 2)])
 def test_what_makes_no_sense_is_refused_and_the_group_goes_on(comm: Communicator) -> None:
     size = comm.size
     tensor, wide = torch.ones(4), torch.ones(4 * size)

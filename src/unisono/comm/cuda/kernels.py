@@ -1,5 +1,5 @@
-"""The arithmetic of reductions in CUDA C: the same steps as in csrc/reduce.c, so that the bits are
-the same. Rows are combined in rank order; half types in float32, rounded once.
+"""The arithmetic of reductions in CUDA C: the same steps as in csrc/base/reduce.c, so that the bits
+are the same. Rows are combined in rank order; half types in float32, rounded once.
 
 Each element is read once from every rank's row and written once to every output: 2 * ranks * size
 bytes in all, which is the minimum. A thread takes 16 bytes of each row.

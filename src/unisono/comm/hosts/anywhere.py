@@ -32,9 +32,7 @@ def connect(
         check_size(name, size)  # before they meet
     ranks = None if global_ranks is None else tuple(global_ranks) or tuple(range(size))
     if size == 1:
-        from unisono.comm.solo import Solo  # it needs NumPy, which ranks may not have
-
-        return Solo(name, ranks, timeout_s)
+        return SharedMemory.alone(name, ranks, timeout_s)
     hosts = find_hosts(board, rank, size, name)
     if hosts.count == 1:
         return connect_here(board, rank, size, name, ranks, timeout_s)

@@ -144,6 +144,7 @@ class Making:
         gone = [rank for rank in needed if group.group.has_closed(rank)]
         self._closed = [rank for rank in gone if group.group.loss(rank) is None]
         if before and before == self._closed and self._heeds_closing:
+            self.look_for_given_up()
             ending = self.parent.ending(self.what) if self.parent else None  # it says why
             who = name_ranks(before)
             text = f"{who} closed the group that it comes from before {self.what}"
@@ -181,15 +182,20 @@ class Making:
             time.sleep(_LOOK_S / 4)
             wait = {rank: note for rank, note in self.notes().items() if note.state == _ALONE}
             left = bool(_numbers_of(wait).items() & self._stuck.items())
-        calls: dict[str, list[int]] = {}
-        for rank, note in stuck.items():
-            calls.setdefault(note.what, []).append(rank)
-        shown = [f"{name_ranks(ranks)} in {what}" for what, ranks in calls.items()][:_MOST_SHOWN]
-        raise GroupsDiffer(
-            f"ranks wait for each other in calls that make different groups: {'; '.join(shown)}. "
-            "All members make a group with the same ranks, in the same order, and the same label, "
-            "and all ranks make their groups in the same order"
-        )
+        raise _differ(stuck)
+
+    def look_for_given_up(self) -> None:
+        """It fails: raise GroupsDiffer if a member has given up another call, and left."""
+        is_alone = len(in_progress) == 1 and not _may_others_make_groups()
+        if self._group is None or self.recovers or not is_alone:
+            return
+        self._publish(_ALONE)
+        found = self.notes()
+        own = found.get(self._group.rank)
+        others = {rank: found[rank] for rank in own.blockers(found)} if own else {}
+        if own and any(note.state == _GIVES_UP for note in others.values()):
+            self._publish(_GIVES_UP)
+            raise _differ({self._group.rank: own} | others)
 
 
 @contextlib.contextmanager
@@ -199,6 +205,10 @@ def making(*call: Any) -> Iterator[None]:
     made = in_progress[thread] = Making(*call)
     try:
         yield
+    except RendezvousError as error:
+        if not isinstance(error, GroupsDiffer):
+            made.look_for_given_up()
+        raise
     finally:
         in_progress.pop(thread, None)
         made.end()
@@ -218,6 +228,18 @@ def say(group: Membership, note: Published | None = None) -> None:
         text = _encode([*group.said, *note[:-1], f"{note.what[: -excess - 3]}..."])
     if len(text.encode()) <= _LONGEST_NOTE_BYTES:  # otherwise only the watch can tell
         group.group.write_note(Note.COMING, next(_numbers), text)
+
+
+def _differ(notes: Mapping[int, Published]) -> GroupsDiffer:
+    calls: dict[str, list[int]] = {}
+    for rank, note in sorted(notes.items()):
+        calls.setdefault(note.what, []).append(rank)
+    shown = [f"{name_ranks(ranks)} in {what}" for what, ranks in calls.items()][:_MOST_SHOWN]
+    return GroupsDiffer(
+        f"ranks wait for each other in calls that make different groups: {'; '.join(shown)}. "
+        "All members make a group with the same ranks, in the same order, and the same label, "
+        "and all ranks make their groups in the same order"
+    )
 
 
 def key_of(name: str) -> str:

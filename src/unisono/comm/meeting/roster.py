@@ -8,6 +8,7 @@ begin.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -135,7 +136,8 @@ class Roster:
             self.wait(partial(self._missing, wanted))
 
     def leave(self) -> None:
-        self.board.compare_set(str(self.rank), self._text, _LEFT)
+        with contextlib.suppress(Foreign):  # there is a reason already
+            self.board.compare_set(str(self.rank), self._text, _LEFT)
 
     def _compare_sizes(self, here: list[Entry]) -> None:
         """Raise RendezvousError if a rank joined with another size; all ranks do."""

@@ -18,6 +18,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from unisono.comm.meeting.deadline import Deadline
@@ -201,21 +202,29 @@ if hasattr(os, "register_at_fork"):  # the package also installs where the engin
 
 class RendezvousServer:
     """A listening socket of this process, and early visitors. Shared by all groups that come
-    from one world."""
+    from one world. A group of one has no socket, unless it grows."""
 
     def __init__(self) -> None:
-        self.address = f"unisono-{os.urandom(16).hex()}"
         self.pid = os.getpid()
-        self._socket = new_socket()
         self._spares: list[int] = []
-        self._socket.bind(b"\0" + self.address.encode())
-        self._socket.listen(1024)
-        self._socket.setblocking(False)
         self._silent: dict[Connection, Deadline] = {}
         self._early: dict[str, list[Connection]] = {}
         self._owners = 1
         self._lock = threading.Lock()
         _servers.add(self)
+
+    @cached_property
+    def _socket(self) -> socket.socket:
+        return new_socket()
+
+    @cached_property
+    def address(self) -> str:
+        """Where it listens, from the moment that this is asked."""
+        address = f"unisono-{os.urandom(16).hex()}"
+        self._socket.bind(b"\0" + address.encode())
+        self._socket.listen(1024)
+        self._socket.setblocking(False)
+        return address
 
     def share(self) -> RendezvousServer:
         self._owners += 1
@@ -233,7 +242,8 @@ class RendezvousServer:
                 visitor.close()
         self._early.clear()
         self._silent.clear()
-        self._socket.close()
+        if "_socket" in vars(self):
+            self._socket.close()
         self.use_spare()
 
     def keep_spare(self) -> None:

@@ -22,7 +22,7 @@ from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
-from unisono.comm.work import Work, join_works
+from unisono.comm.work import FinishedWork, Work, join_works
 from unisono.errors import GroupError, RendezvousError
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class EngineTransport(Transport):
         keeps_sites = variables.SITES.read() or False
         global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
         self.group.introduce(shown_name or name, global_rank, keeps_sites)
-        announce_segment(self.group.descriptor)
+        if self.group.descriptor >= 0:
+            announce_segment(self.group.descriptor)
         self.timeout_s = timeout_s
         end_abandoned_groups()
 
@@ -116,6 +117,9 @@ class EngineTransport(Transport):
             if not isinstance(status, int):
                 return status
             if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
+                if self.size == 1:
+                    _move_alone(output, input, factor)
+                    return FinishedWork() if async_op else None
                 why = "the engine cannot read this memory"
                 self.refuse(call.name, why)
                 raise TypeError(f"{call.name} on group {self.name}: {why}")
@@ -241,6 +245,8 @@ class EngineTransport(Transport):
         """An empty message of a type that torch lacks: it fits only one that the peer refused."""
         import numpy
 
+        if self.size == 1:
+            return
         self._note_refusal(why)
         begin = self.group.isend if sends else self.group.irecv
         nothing = numpy.empty(0, numpy.longdouble)
@@ -347,6 +353,28 @@ def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
         to = [outputs[place] for place in places]
         calls.append((to, to if inputs is outputs else [inputs[place] for place in places]))
     return calls
+
+
+def _move_alone(output: Any, input: Any, factor: float) -> None:
+    """A call of one rank on what the engine cannot read: memory of a GPU, elements of less than a
+    byte."""
+    import torch
+
+    from unisono.comm.schedules import flat
+
+    sides = (side if type(side) in _LISTS else [side] for side in (output, input))
+    for given, source in zip(*sides, strict=True):
+        to = torch.as_tensor(given).detach()
+        if source is not given:
+            source = torch.as_tensor(source).detach().reshape(to.shape)
+            try:
+                to.copy_(source)
+            except NotImplementedError:  # torch has dtypes (int1, ...) that it cannot copy
+                to.view(torch.uint8).copy_(source.view(torch.uint8))
+        if factor != 1.0:
+            row = flat.flat(to)
+            flat.scale(row, factor)
+            flat.write_back(to, row)
 
 
 def _given(side: Any) -> Any:

@@ -45,13 +45,13 @@ def _posted_hash(word: int) -> int:
 
 
 def _mixed(value: int) -> int:
-    """The hash of one value: `mix` in csrc/collectives.c."""
+    """The hash of one value: `mix` in csrc/local/collectives.c."""
     product = value * _GOLDEN & 0xFFFFFFFFFFFFFFFF
     return product ^ product >> 32
 
 
 _RAGGED = _posted_hash(0x68656164)
-"""The hash that a ragged gather posts: HEADS in csrc/ragged.c."""
+"""The hash that a ragged gather posts: HEADS in csrc/local/ragged.c."""
 _ORDERS = {
     _posted_hash(_mixed(number)): order
     for number, order in enumerate(
@@ -64,7 +64,7 @@ _ORDERS = {
         start=1,
     )
 }
-"""The hash that a reduction over hosts posts, by the order of its sums: csrc/collectives.c."""
+"""The hash that a reduction over hosts posts, by the order of its sums: csrc/hosts/hosts.c."""
 _HASH = re.compile(r", (\w+) with hash [0-9a-f]{8}")
 PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 

@@ -23,7 +23,7 @@ from unisono.errors import (
     name_number,
     name_ranks,
 )
-from unisono.processes import state_of
+from unisono.processes import describe_zombie, state_of
 
 if TYPE_CHECKING:
     from unisono.comm.engine.group_types import Group
@@ -78,10 +78,11 @@ def describe_failure(membership: Membership, name: str, doing: str) -> GroupErro
 def describe_loss(
     membership: Membership, name: str, doing: str, peer: int, detail: int, call: int = 0
 ) -> PeerLost:
-    text = (
-        f"rank {peer} ({membership.members[peer]}) "
-        f"{error_texts.describe_ending(detail)}; this rank was in {doing} of group {name}"
-    )
+    member, how = membership.members[peer], error_texts.describe_ending(detail)
+    if not detail and member.is_here:  # its parent may collect it at this moment
+        how = describe_zombie(member.pid)
+        how = how or error_texts.describe_ending(membership.group.loss(peer) or 0)
+    text = f"rank {peer} ({member}) {how}; this rank was in {doing} of group {name}"
     last_words = membership.group.read_note(peer, Note.REASON, ABOUT_MESSAGES)
     if last_words:
         text = f"{text}\n  rank {peer} {last_words}"

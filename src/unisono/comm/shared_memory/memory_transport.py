@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from unisono.comm.engine import open_group
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
-from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at, meet_by
+from unisono.comm.meeting.membership import JoinRequest, Member, Membership, meet_at, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.engine_transport import EngineTransport, told_of_deaths
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
@@ -70,6 +71,21 @@ class SharedMemory(EngineTransport):
             ranks = tuple(range(size)) if global_ranks == () else global_ranks
             return cls(membership, server, name, ranks, timeout_s)
 
+    @classmethod
+    def alone(
+        cls,
+        name: str = "world",
+        global_ranks: tuple[int, ...] | None = (0,),
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> SharedMemory:
+        """A group of this process only, in its own memory: it has no descriptor and no thread."""
+        group = open_group(-1, 0, 1, 0, timeout_s)
+        membership = Membership(name, 0, 1, group, (Member("here", os.getpid()),))
+        with contextlib.closing(RendezvousServer()) as server:
+            made = cls(membership, server, name, global_ranks, timeout_s)
+        made.devices = ("cpu", "cuda")
+        return made
+
     @property
     def payloads(self) -> tuple[str, ...]:
         """What each rank published to the others when they met."""
@@ -108,9 +124,7 @@ class SharedMemory(EngineTransport):
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         if made is None:
-            from unisono.comm.solo import Solo
-
-            return Solo(name, global_ranks, self.timeout_s)
+            return SharedMemory.alone(name, global_ranks, self.timeout_s)
         return SharedMemory(made, self.server(), name, global_ranks, self.timeout_s)
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
@@ -168,6 +182,8 @@ class SharedMemory(EngineTransport):
 
     def allocate(self, size_bytes: int) -> Memory | None:
         self.server()  # the group is open
+        if self.size == 1:
+            return None
         try:
             try:
                 allocator, wanted = self._allocator, min(size_bytes, _MOST_BYTES)
@@ -204,6 +220,10 @@ class SharedMemory(EngineTransport):
     def memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
 
+    def check_message(self, sends: bool, peer: int | None) -> None:
+        if self.size == 1:
+            raise ValueError("a group of one has no other rank to exchange messages with")
+
     def check_call(self, call: Call) -> None:
         """Only the peer may pass its part of a block: it may be doing so in this very call."""
         from unisono.comm.arguments import flatten
@@ -232,9 +252,7 @@ def split_here(group: EngineTransport, members: tuple[int, ...], name: str) -> T
     known, timeout_s = group.global_ranks, group.timeout_s
     global_ranks = None if known is None else tuple(known[rank] for rank in members)
     if len(members) == 1:
-        from unisono.comm.solo import Solo
-
-        return Solo(name, global_ranks, timeout_s)
+        return SharedMemory.alone(name, global_ranks, timeout_s)
     check = group.check_of_split(members)
     with told_of_deaths(check):
         membership = group.meet(members, name, check)

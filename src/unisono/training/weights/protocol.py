@@ -4,7 +4,7 @@ In the first round every rank says, in a few numbers, whether it holds what it h
 update and can use the same plan. If one cannot, all describe what they hold, make a plan, and
 prepare for it.
 
-The vote ends in a decision of the group (`Communicator._decide`): a rank that has seen all votes
+The vote ends in a decision of the group (`Communicator.decide`): a rank that has seen all votes
 proposes to commit, a rank that has seen a failure proposes to keep the old weights, and the first
 proposal counts. It outlives every rank, so all survivors reach the same decision, no matter when in
 the last round a rank dies.

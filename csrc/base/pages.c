@@ -1,0 +1,44 @@
+/* Pages of a block in place of a process's own, so that existing memory becomes shared.
+ *
+ * Memory that another library has allocated, and keeps using by its address, cannot be moved to a
+ * block. But the block's pages can be mapped at its address: mremap maps shared pages a second
+ * time, and replaces one mapping by another.
+ */
+#define _GNU_SOURCE
+#include <sys/mman.h>
+
+#include "base/group.h"
+
+static char *if_mapped(void *address) { return address == MAP_FAILED ? NULL : address; }
+
+static char *own_pages(char *at, size_t bytes) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
+    return if_mapped(mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0));
+}
+
+/* Replace one mapping by another. If that fails half-way, nothing is mapped there. */
+static bool move_mapping(char *from, char *to, size_t bytes) {
+    return if_mapped(mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to)) != NULL;
+}
+
+bool un_share_pages(char *at, char *shared, size_t bytes) {
+    char *again = if_mapped(mremap(shared, 0, bytes, MREMAP_MAYMOVE));
+    if (!again) return false;
+    memcpy(shared, at, bytes);
+    if (move_mapping(again, at, bytes)) return true;
+    munmap(again, bytes);
+    if (own_pages(at, bytes)) memcpy(at, shared, bytes);
+    return false;
+}
+
+bool un_unshare_pages(char *at, size_t bytes) {
+    char *own = own_pages(NULL, bytes);
+    if (!own) return false;
+    memcpy(own, at, bytes);
+    if (move_mapping(own, at, bytes)) return true;
+    if (own_pages(at, bytes)) memcpy(at, own, bytes);
+    munmap(own, bytes);
+    return true;
+}
+
+bool un_protect_pages(char *at, size_t bytes) { return !mprotect(at, bytes, PROT_READ); }

@@ -1,0 +1,507 @@
+/* Groups over hosts: which rank is where, and the mirrors of ranks on other hosts. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+
+#include "hosts/hosts.h"
+#include "local/messages.h"
+#include "base/records.h"
+#include "base/watcher.h"
+
+enum {
+    UNCLAIMED = 4096, /* parcels for groups not opened here yet */
+    CLOSED = 1024,
+    MOST_DESCRIBED = 2 * UN_MAX_RANKS * sizeof(uint64_t) + sizeof((descriptor *)0)->payload,
+    BROKEN_NS = 1000 * 1000 * 1000, /* a rank counts as lost so long after its link broke */
+};
+
+/* With the network's lock. */
+static struct {
+    hosts *first;
+    parcel_queue unclaimed;
+    size_t unclaimed_count;
+    uint64_t closed[CLOSED]; /* keys of groups that this process has left, the latest ones */
+    size_t closed_count;
+} all;
+
+/* -- parcels -------------------------------------------------------------------------------------- */
+
+void push_parcel(parcel_queue *q, parcel *p) {
+    p->next = NULL;
+    if (!q->first) q->last = &q->first;
+    *q->last = p;
+    q->last = &p->next;
+}
+
+parcel *take_parcel(parcel_queue *q) {
+    parcel *p = q->first;
+    if (p) q->first = p->next;
+    return p;
+}
+
+/* The one with this sender and number, if it is there. */
+parcel *find_parcel(parcel_queue *q, int from, uint64_t number) {
+    for (parcel **link = &q->first; *link; link = &(*link)->next) {
+        parcel *found = *link;
+        if (found->head.from != from || found->head.number != number) continue;
+        *link = found->next;
+        for (q->last = &q->first; *q->last;) q->last = &(*q->last)->next;
+        return found;
+    }
+    return NULL;
+}
+
+void drop_parcel(parcel *p) {
+    drop_remote(p->remote);
+    free(p);
+}
+
+void drop_parcels(parcel_queue *q) {
+    for (parcel *p; (p = take_parcel(q));) drop_parcel(p);
+}
+
+parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    size_t here = remote ? 0 : bytes;
+    parcel *p = malloc(sizeof *p + here);
+    if (!p) return NULL;
+    *p = (parcel){.head = *head, .bytes = bytes, .remote = remote};
+    if (here) memcpy(p->data, data, here);
+    return p;
+}
+
+/* -- sending ---------------------------------------------------------------------------------------- */
+
+wire wire_of(const un_group *g, enum wire_kind kind) {
+    return (wire){.group = hosts_of(g)->key, .kind = (uint16_t)kind, .from = (uint16_t)g->rank};
+}
+
+un_link *link_of(un_group *g, int rank) {
+    rank_of_hosts *r = &hosts_of(g)->of[rank];
+    lock_network();
+    if (!r->link) r->link = link_to(r->address, r->address_bytes);
+    un_link *link = r->link;
+    unlock_network();
+    return link;
+}
+
+/* Our mate on a host or, once it has left the group, another rank there; -1: all have left. */
+static int listener_on(const un_group *g, int number) {
+    const host *h = &hosts_of(g)->host[number];
+    for (int i = 0; i < h->count; i++) {
+        int rank = h->ranks[(hosts_of(g)->index + i) % h->count];
+        if (!atomic_load(&control_of(g, rank)->closed)) return rank;
+    }
+    return -1;
+}
+
+/* One on each other host, from the host after ours on, so that not all send to the same one. */
+void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
+    const hosts *hs = hosts_of(g);
+    for (int step = 1; step < hs->count; step++) {
+        int rank = listener_on(g, (hs->mine + step) % hs->count);
+        if (rank >= 0) send_copy_of(link_of(g, rank), head, data, bytes);
+    }
+}
+
+static void post_descriptor(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
+    un_group *g = x->g;
+    wire head = wire_of(g, WIRE_DESCRIPTOR);
+    head.number = x->number;
+    head.words[0] = signature;
+    head.words[1] = bytes;
+    head.words[2] = hash;
+    head.extra = x->pairs_agree != NULL;
+    char data[MOST_DESCRIBED];
+    size_t sizes = head.extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    if (sizes) memcpy(data, sizes_of(g, g->rank, x->number), sizes);
+    memcpy(data + sizes, descriptor_of(g, g->rank, x->number)->payload, x->payload_bytes);
+    tell_mates(g, &head, data, sizes + x->payload_bytes);
+}
+
+static void send_abort(un_group *g, uint64_t word) {
+    wire head = wire_of(g, WIRE_ABORT);
+    int rank = (int16_t)(word >> 8 & 0xffff);
+    head.words[0] = word;
+    if (rank >= 0 && rank < g->ranks) head.words[1] = read_word(&control_of(g, rank)->ending);
+    tell_mates(g, &head, NULL, 0);
+}
+
+static void abort_inner(un_group *g, uint64_t word) {
+    abort_group(hosts_of(g)->inner, (un_status)(word & 0xff), -1, 0);
+}
+
+static void abort_hosts(un_group *g, uint64_t word) {
+    abort_inner(g, word);
+    send_abort(g, word);
+}
+
+static void send_note(un_group *g, int kind, uint64_t about, const char *text) {
+    wire head = wire_of(g, WIRE_NOTE);
+    head.extra = (uint32_t)kind;
+    head.number = about;
+    tell_mates(g, &head, text, strnlen(text, UN_TEXT_BYTES - 1));
+}
+
+static void ask_rank(un_group *g, int rank, uint64_t call) {
+    wire head = wire_of(g, WIRE_ASK);
+    head.number = call;
+    send_copy_of(link_of(g, rank), &head, NULL, 0);
+}
+
+static void send_waiting(un_group *g) {
+    const control *mine = control_of(g, g->rank);
+    wire head = wire_of(g, WIRE_WAITING);
+    head.words[0] = atomic_load(&mine->waiting);
+    head.words[1] = atomic_load(&mine->waiting_tag);
+    head.words[2] = atomic_load(&mine->unmatched);
+    head.number = atomic_load(&mine->unmatched_tag);
+    tell_mates(g, &head, traffic_of(g, g->rank), 2 * (size_t)g->ranks * sizeof(uint64_t));
+}
+
+/* -- receiving: with the network's lock ------------------------------------------------------------- */
+
+/* As `publish`, on behalf of a rank on another host. */
+static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) {
+    atomic_store_explicit(flag, value, memory_order_seq_cst);
+    if (atomic_load_explicit(&control_of(g, rank)->sleepers, memory_order_seq_cst))
+        wake(flag, OF_RANKS, INT_MAX);
+}
+
+static void mirror_descriptor(un_group *g, const wire *head, const char *data, size_t bytes) {
+    size_t sizes = head->extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    descriptor *theirs = descriptor_of(g, head->from, head->number);
+    if (bytes < sizes || bytes - sizes > sizeof theirs->payload) return;
+    if (sizes) memcpy(sizes_of(g, head->from, head->number), data, sizes);
+    if (bytes > sizes) memcpy(theirs->payload, data + sizes, bytes - sizes);
+    write_word(&theirs->signature, head->words[0]);
+    write_word(&theirs->bytes, head->words[1]);
+    write_word(&theirs->hash, head->words[2]);
+    publish_mirror(g, head->from, &theirs->call, head->number);
+}
+
+static void mirror_note(un_group *g, const wire *head, const char *data, size_t bytes) {
+    if (head->extra >= UN_NOTES || bytes >= UN_TEXT_BYTES) return;
+    write_note(&control_of(g, head->from)->notes[head->extra], head->number, data, bytes);
+}
+
+static void mirror_abort(un_group *g, const wire *head) {
+    int rank = (int16_t)(head->words[0] >> 8 & 0xffff);
+    if (rank >= 0 && rank < g->ranks && head->words[1])
+        write_word(&control_of(g, rank)->ending, head->words[1]);
+    if (take_abort(g, head->words[0])) abort_inner(g, head->words[0]);
+}
+
+static void mirror_waiting(un_group *g, const wire *head, const char *data, size_t bytes) {
+    control *theirs = control_of(g, head->from);
+    if (bytes != 2 * (size_t)g->ranks * sizeof(uint64_t)) return;
+    atomic_store(&theirs->waiting, 0);
+    memcpy(traffic_of(g, head->from), data, bytes);
+    atomic_store(&theirs->waiting_tag, head->words[1]);
+    atomic_store(&theirs->unmatched, head->words[2]);
+    atomic_store(&theirs->unmatched_tag, head->number);
+    atomic_store(&theirs->waiting, head->words[0]);
+}
+
+static void mirror_closed(un_group *g, int rank) {
+    atomic_store(&control_of(g, rank)->closed, 1);
+    wake_everyone(g);
+}
+
+/* Whether `remote` was kept. */
+static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    un_group *g = hs->group;
+    if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    bool is_data = head->kind == WIRE_DATA || head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY;
+    if (is_data && status_from_abort(g)) return false;
+    if (head->kind == WIRE_DATA) return receive_data(hs, head, data, bytes, remote);
+    if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
+        return receive_message(hs, head, data, bytes, remote);
+    if (remote) return false; /* the rest is short */
+    switch (head->kind) {
+    case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
+    case WIRE_DESCRIPTOR: mirror_descriptor(g, head, data, bytes); break;
+    case WIRE_NOTE: mirror_note(g, head, data, bytes); break;
+    case WIRE_ABORT: mirror_abort(g, head); break;
+    case WIRE_CLOSED:
+        if (bytes == (size_t)g->ranks * sizeof(uint64_t)) memcpy(traffic_of(g, head->from), data, bytes);
+        mirror_closed(g, head->from);
+        break;
+    case WIRE_ASK: atomic_store(&control_of(g, g->rank)->asked, head->number); break;
+    case WIRE_WAITING: mirror_waiting(g, head, data, bytes); break;
+    default: break;
+    }
+    return false;
+}
+
+static bool is_closed_key(uint64_t key) {
+    for (size_t i = 0; i < CLOSED && i < all.closed_count; i++)
+        if (all.closed[i] == key) return true;
+    return false;
+}
+
+static bool deliver(const wire *head, const void *data, size_t bytes, remote_data *remote) {
+    for (hosts *hs = all.first; hs; hs = hs->next)
+        if (hs->key == head->group) return receive(hs, head, data, bytes, remote);
+    if (is_closed_key(head->group)) return false;
+    parcel *p = keep_parcel(head, data, bytes, remote);
+    if (!p) return false;
+    push_parcel(&all.unclaimed, p);
+    if (++all.unclaimed_count > UNCLAIMED) {
+        drop_parcel(take_parcel(&all.unclaimed));
+        all.unclaimed_count--;
+    }
+    return true;
+}
+
+/* -- opening and closing ------------------------------------------------------------------------------ */
+
+static void claim_parcels(hosts *hs) {
+    parcel_queue others = {0};
+    all.unclaimed_count = 0;
+    for (parcel *p; (p = take_parcel(&all.unclaimed));) {
+        if (p->head.group != hs->key) {
+            push_parcel(&others, p);
+            all.unclaimed_count++;
+            continue;
+        }
+        if (!receive(hs, &p->head, p->remote ? NULL : p->data, p->bytes, p->remote))
+            drop_remote(p->remote);
+        free(p);
+    }
+    all.unclaimed = others;
+    if (others.first)
+        for (all.unclaimed.last = &all.unclaimed.first; *all.unclaimed.last;)
+            all.unclaimed.last = &(*all.unclaimed.last)->next;
+}
+
+static void free_hosts(hosts *hs) {
+    for (int rank = 0; hs->of && rank < hs->group->ranks; rank++) free(hs->of[rank].address);
+    for (size_t i = 0; i < sizeof hs->scratch / sizeof *hs->scratch; i++) free(hs->scratch[i]);
+    free(hs->host);
+    free(hs->ranks);
+    free(hs->of);
+    free(hs->where);
+    free(hs->reach.sent);
+    free(hs->reach.had);
+    free(hs);
+}
+
+static bool make_tables(hosts *hs, size_t ranks) {
+    hs->host = calloc(ranks, sizeof *hs->host);
+    hs->ranks = calloc(ranks, sizeof *hs->ranks);
+    hs->of = calloc(ranks, sizeof *hs->of);
+    hs->where = calloc(ranks, sizeof *hs->where);
+    hs->reach.sent = calloc(ranks, sizeof *hs->reach.sent);
+    hs->reach.had = calloc(ranks, sizeof *hs->reach.had);
+    return hs->host && hs->ranks && hs->of && hs->where && hs->reach.sent && hs->reach.had;
+}
+
+/* False: the host numbers do not count from 0 without gaps. */
+static bool place_ranks(hosts *hs, const int *hosts, int ranks, int rank) {
+    int at = 0;
+    for (int number = 0; at < ranks; number++) {
+        host *h = &hs->host[number];
+        h->ranks = hs->ranks + at;
+        for (int r = 0; r < ranks; r++) {
+            if (hosts[r] != number) continue;
+            hs->of[r].host = number;
+            hs->of[r].index = h->count++;
+            hs->ranks[at++] = r;
+        }
+        if (!h->count) return false;
+        hs->count = number + 1;
+    }
+    hs->mine = hs->of[rank].host;
+    hs->index = hs->of[rank].index;
+    return hs->count > 1;
+}
+
+/* The group closes: after this nothing writes into its mirrors or our memory. */
+static void close_hosts(un_group *g) {
+    hosts *hs = hosts_of(g);
+    wire closed = wire_of(g, WIRE_CLOSED);
+    uint64_t word = atomic_load(&g->segment.header->abort);
+    if (word) send_abort(g, word); /* peers that learn that we left should know why */
+    tell_mates(g, &closed, hs->reach.sent, (size_t)g->ranks * sizeof(uint64_t));
+    drive_network();
+    lock_network();
+    for (hosts **link = &all.first; *link; link = &(*link)->next)
+        if (*link == hs) {
+            *link = hs->next;
+            break;
+        }
+    all.closed[all.closed_count++ % CLOSED] = hs->key;
+    release_data(hs);
+    release_messages(g);
+    unlock_network();
+    un_group_close(hs->inner);
+    free_hosts(hs);
+    g->reach = NULL;
+}
+
+
+static void fill_reach(hosts *hs, bool is_strict) {
+    int here = hs->host[hs->mine].count;
+    for (int rank = 0; rank < hs->group->ranks; rank++)
+        if (hs->of[rank].host != hs->mine)
+            hs->where[rank] = hs->of[rank].index % here == hs->index ? HEARD : ELSEWHERE;
+    reach *r = &hs->reach;
+    r->where = hs->where;
+    r->order = 1 + (uint64_t)is_strict + 2 * (uint64_t)hs->rounds;
+    r->rounds = network_rounds;
+    r->sleep = await_network;
+    r->attend = attend_network;
+    r->abort = abort_hosts;
+    r->write_note = send_note;
+    r->ask = ask_rank;
+    r->post = post_descriptor;
+    r->close = close_hosts;
+    r->run = run_lanes;
+    r->combine = is_strict ? NULL : combine_in_host_order;
+    r->write_waiting = send_waiting;
+    reach_messages(r);
+}
+
+un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
+    hosts *hs = calloc(1, sizeof *hs);
+    if (!hs) return UN_SYSTEM;
+    *hs = (hosts){.group = g, .key = span->key, .rounds = span->rounds};
+    bool made = make_tables(hs, (size_t)g->ranks);
+    bool placed = made && place_ranks(hs, span->hosts, g->ranks, g->rank);
+    if (placed && hs->host[hs->mine].count != inner->ranks) placed = false;
+    for (int rank = 0; placed && made && rank < g->ranks; rank++) {
+        if (hs->of[rank].host == hs->mine) continue;
+        rank_of_hosts *r = &hs->of[rank];
+        r->address_bytes = span->address_bytes[rank];
+        made = (r->address = malloc(r->address_bytes)) != NULL;
+        if (made) memcpy(r->address, span->addresses[rank], r->address_bytes);
+    }
+    if (!made || !placed) {
+        errno = made ? EINVAL : ENOMEM;
+        free_hosts(hs);
+        return UN_SYSTEM;
+    }
+    hs->inner = inner;
+    inner->is_inner = true;
+    inner->poll = g->poll = drive_network;
+    fill_reach(hs, span->is_strict);
+    int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
+    g->crowded = here > cores;
+    g->roomy = 2 * here <= cores;
+    g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a descriptor takes lanes */
+    g->reach = &hs->reach;
+    watch_alone(g);
+    lock_network();
+    hs->next = all.first;
+    all.first = hs;
+    claim_parcels(hs);
+    unlock_network();
+    atomic_store(&control_of(g, g->rank)->is_here, 1);
+    return UN_OK;
+}
+
+bool un_group_meet(un_group *g, int64_t timeout_ns, const un_call *hooks, bool *missing) {
+    if (group_is_inherited(g)) return false;
+    wire hello = wire_of(g, WIRE_HELLO);
+    tell_mates(g, &hello, NULL, 0);
+    patience p = {.call = hooks};
+    prepare_to_block(&p);
+    bool here = false;
+    for (int64_t end = clock_ns() + timeout_ns, looked = 0; !here;) {
+        uint32_t seen = network_rounds();
+        here = true;
+        for (int rank = 0; rank < g->ranks; rank++) {
+            missing[rank] = !atomic_load(&control_of(g, rank)->is_here);
+            here &= !missing[rank];
+        }
+        int64_t now = clock_ns();
+        if (here || now > end || status_from_abort(g)) break;
+        if (now - looked > SLICE_NS && hooks->pause && hooks->pause(hooks->argument)) break;
+        if (now - looked > SLICE_NS) looked = now;
+        await_network(seen, 500 * 1000);
+    }
+    return here;
+}
+
+/* -- losses --------------------------------------------------------------------------------------- */
+
+void un_group_lose(un_group *g, int rank, bool is_silent) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
+    control *theirs = control_of(g, rank);
+    if (!atomic_load(&theirs->closed)) {
+        write_word(&theirs->ending, is_silent ? (uint64_t)UN_ENDING_SILENT : 1);
+        abort_group(g, UN_PEER_LOST, rank, 0);
+    }
+    lock_network();
+    un_link *link = hosts_of(g)->of[rank].link;
+    unlock_network();
+    break_link(link);
+}
+
+void un_group_leave(un_group *g, int rank) {
+    if (group_is_inherited(g) || rank < 0 || rank >= g->ranks || !is_elsewhere(g, rank)) return;
+    mirror_closed(g, rank);
+}
+
+/* The group is over, and nothing will take what has arrived for it: its senders wait for that. */
+void release_data(hosts *hs) {
+    lock_network();
+    drop_parcels(&hs->early);
+    unlock_network();
+}
+
+void release_messages(un_group *g) {
+    lock_network();
+    drop_parcels(&hosts_of(g)->inbox);
+    atomic_store(&hosts_of(g)->unread, 0);
+    forget_parcels(g);
+    unlock_network();
+}
+
+/* A thread that holds the lock of the messages handles them itself. */
+static void release_all(hosts *hs) {
+    release_data(hs);
+    if (pthread_mutex_trylock(&hs->group->messages.lock)) return;
+    release_messages(hs->group);
+    pthread_mutex_unlock(&hs->group->messages.lock);
+}
+
+/* A link that broke while its process lives, as far as we know: nothing will arrive on it. */
+static void look_for_broken_links(hosts *hs) {
+    for (int rank = 0; rank < hs->group->ranks && !status_from_abort(hs->group); rank++)
+        if (link_is_broken(hs->of[rank].link, BROKEN_NS)) un_group_lose(hs->group, rank, true);
+}
+
+static void look_after_groups(void) {
+    lock_network();
+    for (hosts *hs = all.first; hs; hs = hs->next) {
+        look_for_broken_links(hs);
+        if (status_from_abort(hs->group)) release_all(hs);
+    }
+    unlock_network();
+}
+
+/* -- the network ---------------------------------------------------------------------------------- */
+
+/* It closes: free parcels of groups that were never opened, which hold UCX's memory. */
+static void drop_unclaimed(void) {
+    drop_parcels(&all.unclaimed);
+    all.unclaimed_count = 0;
+}
+
+static void forget_hosts(void) { memset(&all, 0, sizeof all); }
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_hosts); }
+
+const char *un_network_open(const char *const *settings, const void **address, size_t *bytes) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    const network_user user = {deliver, look_after_groups, drop_unclaimed};
+    return open_network(settings, &user, address, bytes);
+}
+
+void un_network_close(void) {
+    lock_network();
+    bool is_used = all.first != NULL;
+    unlock_network();
+    if (!is_used) close_network();
+}

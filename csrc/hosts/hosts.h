@@ -1,0 +1,138 @@
+/* Groups over several hosts.
+ *
+ * Every host has a segment with a control block for each rank of the group. What a rank writes for
+ * its peers it also sends to its mate on each other host, which writes it into that rank's control
+ * block there, its mirror: descriptors, notes, the abort word, that it has left, what it waits for.
+ * So all that ranks of one host do with each other's control blocks works over hosts too: meeting,
+ * comparing, error texts.
+ *
+ * What does not fit into a descriptor moves by lanes.c: inside a host through a second group of its
+ * ranks, `inner`; between hosts from memory to memory. Messages go from process to process.
+ *
+ * base/ and local/ call this folder through the table `reach` of base/group.h.
+ *
+ * hosts      what a group knows of its hosts; mirrors
+ * order      arithmetic in the order of hosts
+ * messages   point to point
+ * lanes      large calls
+ * data       what they send from memory to memory
+ */
+#ifndef UNISONO_HOSTS_H
+#define UNISONO_HOSTS_H
+
+#include "local/call.h"
+#include "network/network.h"
+
+enum wire_kind {
+    WIRE_HELLO = 1, /* the sender has opened the group */
+    WIRE_DESCRIPTOR,      /* number: the call; words: signature, bytes, hash; then sizes and payload */
+    WIRE_NOTE,      /* extra: its kind; number: what it is about; then its text */
+    WIRE_ABORT,     /* words: the abort word, how the rank in it ended */
+    WIRE_CLOSED,    /* then messages and replies sent to each rank before */
+    WIRE_ASK,     /* where are you? number: in which call of ours */
+    WIRE_WAITING, /* words: as in the control block; then messages sent to, received from each rank */
+    WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
+    WIRE_REPLY,   /* number: the handle */
+    WIRE_DATA,    /* of a large call; number: of the call and of the transfer within it */
+};
+
+typedef struct parcel { /* what has arrived, until it is taken */
+    struct parcel *next;
+    wire head;
+    size_t bytes;
+    remote_data *remote; /* NULL: it is here */
+    char data[];
+} parcel;
+
+typedef struct parcel_queue {
+    parcel *first, **last;
+} parcel_queue;
+
+typedef struct host { /* ranks[0 .. count) in their order */
+    const int *ranks;
+    int count;
+} host;
+
+typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
+    int host, index; /* where it is, and its place there */
+    char *address;   /* of its UCX worker; NULL on our host */
+    size_t address_bytes;
+    un_link *link; /* NULL: not needed yet; with the network's lock */
+    uint64_t entries_sent, entries_read; /* of messages, with their lock */
+    parcel_queue ahead;                  /* entries that arrived out of order */
+    uint32_t given, taken;               /* data of this call, with the call lock */
+} rank_of_hosts;
+
+typedef struct hosts { /* of a group */
+    reach reach;
+    un_group *group, *inner;
+    uint64_t key;
+    int count, mine; /* how many there are, and the number of ours */
+    int index;       /* our place in it */
+    host *host;
+    int *ranks;         /* host by host */
+    rank_of_hosts *of;  /* each rank of the group */
+    uint8_t *where;     /* for `reach` */
+    bool rounds;        /* see order.c */
+    struct hosts *next; /* of this process */
+
+    /* with the network's lock */
+    parcel_queue early;      /* data that arrived before it was wanted */
+    struct wanted *wanted;   /* data that has not arrived yet */
+    parcel_queue inbox;      /* messages and replies, for the thread with the lock of the messages */
+    _Atomic uint32_t unread; /* parcels in it */
+
+    /* with the lock of the messages */
+    uint32_t transfers; /* messages in transit */
+
+    /* with the call lock */
+    char *scratch[4];
+    size_t scratch_bytes[4];
+} hosts;
+
+static inline hosts *hosts_of(const un_group *g) { return (hosts *)g->reach; }
+
+static inline int mate_on(const hosts *hs, int host) {
+    return hs->host[host].ranks[hs->index % hs->host[host].count];
+}
+
+un_link *link_of(un_group *g, int rank);
+void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes);
+wire wire_of(const un_group *g, enum wire_kind kind);
+
+void push_parcel(parcel_queue *q, parcel *p);
+parcel *take_parcel(parcel_queue *q);
+parcel *find_parcel(parcel_queue *q, int from, uint64_t number); /* takes it, too */
+void drop_parcels(parcel_queue *q);
+void drop_parcel(parcel *p);
+parcel *keep_parcel(const wire *head, const void *data, size_t bytes, remote_data *remote);
+
+void release_data(hosts *hs);
+void release_messages(un_group *g); /* with their lock */
+
+/* order.c */
+typedef struct host_arithmetic {
+    un_dtype dtype;              /* of sums between hosts */
+    size_t item_bytes, wide_bytes; /* of an element, and of an element of such a sum */
+    un_reduction inside;         /* how ranks of a host are combined, then hosts */
+    reducer first, second;
+    double factor, divisor;
+    kernel *widen, *narrow; /* NULL: sums have the type of the tensors */
+} host_arithmetic;
+host_arithmetic arithmetic_of(const un_group *g, const un_call *call);
+void convert(kernel *how, void *to, const void *from, size_t items);
+void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes);
+
+/* messages.c: with the lock of the messages, but for receive_message */
+bool receive_message(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote);
+void reach_messages(reach *r); /* fill in its functions for messages */
+void forget_parcels(un_group *g);
+
+/* lanes.c */
+un_status run_lanes(execution *x);
+
+/* data.c */
+bool receive_data(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote);
+void await_end(transfer *t); /* landed or broken: its memory is unused */
+
+#endif
