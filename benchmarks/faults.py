@@ -29,7 +29,7 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05
@@ -99,12 +99,13 @@ def be_a_rank_on_a_host(
     import torch.distributed as dist
 
     from unisono.comm.factory import connect
+    from unisono.comm.meeting.board import Board
 
     culprit_rank, others, culprit, expected, _ = OVER_HOSTS[fault]
     hosts[rank // 2].enter()
     os.environ["MASTER_ADDR"] = hosts[0].ipv4
     store = dist.TCPStore(hosts[0].ipv4, port, 4, rank == 0)  # type: ignore[attr-defined]
-    comm = connect(store, rank, 4)
+    comm = connect(Board(store), rank, 4)
     act(comm, rank == culprit_rank, others, culprit, expected, answer)
     os.close(answer)
     time.sleep(0.5)  # rank 0 hosts what the others may still need

@@ -49,7 +49,8 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import Board
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.errors import GroupError, PeerLost, RendezvousError
 
@@ -90,7 +91,7 @@ class Place:
         import torch.distributed as dist
 
         part = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        return connect(part, rank, size, timeout_s=30)
+        return connect(Board(part), rank, size, timeout_s=30)
 
     def die(self) -> None:
         (self.folder / "killed").write_text(str(time.monotonic()))

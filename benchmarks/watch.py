@@ -28,8 +28,8 @@ import unisono
 import unisono.watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import create_segment, native, open_group
-from unisono.comm.rendezvous.membership import Member, Membership
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
+from unisono.comm.meeting.membership import Member, Membership
+from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.comm.shared_memory.memory_transport import SharedMemory

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.meeting.board import Board
 
 
 def join_world(rank: int, path: str, hosts: str) -> Communicator:
@@ -18,7 +19,7 @@ def join_world(rank: int, path: str, hosts: str) -> Communicator:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNISONO_HOSTID", hosts[rank])
         store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
-        made = connect(store, rank, len(hosts), timeout_s=30)
+        made = connect(Board(store), rank, len(hosts), timeout_s=30)
     assert isinstance(made.transport, HostsTransport)
     return made
 

@@ -35,7 +35,7 @@ import torch
 from unisono import watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.watch.settings import is_wanted

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TypeAlias
 
-from unisono.comm.rendezvous.meeting_points import file_of
+from unisono.comm.meeting.meeting_points import file_of
 
 Resources: TypeAlias = tuple[dict[str, str], Counter[str], str]
 

@@ -18,8 +18,8 @@ from ranks import RankPool, attempt, raised, signalled_while_waiting, subgroup
 from resources import held_resources
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.reductions import PremulSum
-from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.work import Work
 from unisono.errors import (

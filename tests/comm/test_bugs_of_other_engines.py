@@ -19,8 +19,8 @@ from expected import assert_same, inputs, reduced, values
 from ranks import RankPool, attempt, connect
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import announcements as boards
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting import announcements as boards
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import RendezvousError
 from user_programs import eventually
 

@@ -28,7 +28,7 @@ from unisono.comm.cuda.routing import (
     why_no_mapping,
 )
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, GroupAborted
 
 FLOATS = 5000

@@ -16,7 +16,7 @@ from ranks import RankPool, attempt, raised
 from unisono import CollectiveMismatch
 from unisono.comm.communicator import Communicator
 from unisono.comm.cuda import first_call
-from unisono.comm.factory import transport_on_gpu
+from unisono.comm.routing import transport_on_gpu
 
 
 def say_that_this_rank_has(gpu: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 
 WITHIN_S = 0.1  # what is guaranteed, measured from the moment of death
@@ -98,7 +98,7 @@ LEAVES_EARLY = """
 import sys
 from unisono.comm.factory import connect_on_host
 from unisono.comm.communicator import Communicator
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import PeerLost
 rank = int(sys.argv[2])
 comm = connect_on_host(FileAnnouncements(sys.argv[1]), rank, 2)

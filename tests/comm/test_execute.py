@@ -19,8 +19,8 @@ from unisono import CollectiveMismatch, PeerLost, PremulSum, run_schedule
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.on_rows.mismatches import algorithm_mark
-from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES, ROOTED
 

@@ -17,7 +17,7 @@ import torch
 from ranks import RankPool, attempt, connect, in_a_fork, raised, subgroup
 from unisono import GroupClosed, GroupError, PeerLost
 from unisono.comm.communicator import Communicator
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
+from unisono.comm.meeting.unix_socket import RendezvousServer
 from user_programs import eventually
 
 

@@ -18,7 +18,7 @@ from ranks import RankPool, attempt, connect, raised
 from resources import assert_given_back, held_resources, meeting_files
 from unisono import PeerLost, RendezvousError
 from unisono.comm.communicator import Communicator
-from unisono.comm.rendezvous import growing
+from unisono.comm.meeting import growing
 from user_programs import run_python
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/shrink.py"

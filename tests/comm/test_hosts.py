@@ -23,9 +23,11 @@ from unisono import CollectiveMismatch, GroupAborted, MessageMismatch, PeerLost,
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
 from unisono.comm.hosts.hosts_transport import HostsTransport
-from unisono.comm.hosts.identity import Hosts
 from unisono.comm.hosts.making import connect_beside
 from unisono.comm.hosts.placement import place
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Hosts
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.work import Message
 
@@ -271,7 +273,7 @@ def test_more_ranks_than_a_group_can_have() -> None:
     """No rank waits for the others first."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     for call in (
-        lambda: connect(store, 0, 1025, join_timeout_s=60),
+        lambda: connect(Board(store, Deadline(60)), 0, 1025),
         lambda: Communicator.join("many", 1024, 1025, store, join_timeout_s=60),
         lambda: Communicator.join("many", 1024, 1025, join_timeout_s=60),
     ):
@@ -291,7 +293,7 @@ def use_a_name_again(rank: int, size: int, path: str) -> None:
 
     def make(turn: str) -> Communicator:
         meeting = dist.PrefixStore(turn, store)  # type: ignore[attr-defined]
-        made = connect_beside(comm.transport, meeting, range(size), name="again", timeout_s=30)
+        made = connect_beside(comm.transport, Board(meeting), range(size), "again", 30)
         return Communicator(made)
 
     with world(rank, path, "ABBA") as comm:

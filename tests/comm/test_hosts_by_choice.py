@@ -14,6 +14,8 @@ from ranks import RankPool, raised
 from unisono import RendezvousError, UnisonoError
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from user_programs import WriteProgram
@@ -31,7 +33,7 @@ def meet(rank: int, path: str, hosts: str, carrier: str = "gloo") -> Communicato
     """A world with a rank for each letter; equal letters are one host."""
     with asking(hosts[rank], carrier):
         store = dist.FileStore(f"{path}-store", len(hosts))  # type: ignore[attr-defined]
-        return connect(store, rank, len(hosts), timeout_s=30, join_timeout_s=20)
+        return connect(Board(store, Deadline(20)), rank, len(hosts), timeout_s=30)
 
 
 def use_gloo(rank: int, size: int, path: str) -> None:

@@ -115,10 +115,11 @@ gloo.barrier()
 fail_in_every_way(gloo, has_deadlocks=False)
 
 from unisono.comm.factory import connect
+from unisono.comm.meeting.board import Board
 
 os.environ["UNISONO_HOSTID"] = str(rank)
 store = dist.FileStore(f"{folder}/store", 2)
-hosts = connect(store, rank, 2, timeout_s=60)
+hosts = connect(Board(store), rank, 2, timeout_s=60)
 fail_in_every_way(hosts)
 
 unisono.watch.start()

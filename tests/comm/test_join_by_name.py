@@ -23,11 +23,12 @@ import unisono
 from ranks import in_a_fork
 from resources import is_announced, meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError, UnisonoError
-from unisono.comm.rendezvous import deadline, meeting_points
-from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements, about_me
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.membership import JoinRequest, meet_at, meet_by
-from unisono.comm.rendezvous.unix_socket import Connection, RendezvousServer
+from unisono.comm.meeting import deadline, meeting_points
+from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements, about_me
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.membership import JoinRequest, meet_at, meet_by
+from unisono.comm.meeting.unix_socket import Connection, RendezvousServer
 from unisono.processes import start_time
 from user_programs import DEADLINE_S, Program, eventually, read_line, write_program
 
@@ -296,7 +297,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
 ) -> None:
     """So many strangers connect that no rank gets in until they are gone."""
     store = dist.HashStore()
-    announcements = StoreAnnouncements(store, f"unisono/join/{name}")
+    announcements = StoreAnnouncements(Board(store).part(f"unisono/join/{name}"))
     calls = []
     with contextlib.closing(RendezvousServer()) as full:
         me = about_me(full.address)

@@ -17,7 +17,7 @@ from resources import assert_given_back, held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.watch.settings import is_wanted
 

@@ -15,7 +15,7 @@ import torch
 from ranks import RankPool, attempt, connect, raised, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.work import Message, Work
 from unisono.errors import (
     CollectiveTimeout,

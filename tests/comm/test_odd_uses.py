@@ -18,8 +18,8 @@ import torch
 from ranks import RankPool, attempt, in_a_fork, raised, signalled_while_waiting, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.reductions import PremulSum
-from unisono.comm.rendezvous.announcements import FileAnnouncements
 from unisono.errors import CollectiveMismatch, GroupAborted, PeerLost, RendezvousError
 from user_programs import eventually
 

@@ -187,7 +187,7 @@ def exchange_switched_off(rank: int, size: int, path: str, switched_off: list[in
 ELSEWHERE = """
 import sys, numpy
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 rank = int(sys.argv[2])
 comm = connect_on_host(FileAnnouncements(sys.argv[1]), rank, 2)
 for number in range(3):

@@ -29,9 +29,10 @@ from unisono import RendezvousError, UnisonoError
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import announcements as boards
-from unisono.comm.rendezvous import membership
-from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.meeting import announcements as boards
+from unisono.comm.meeting import membership
+from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.meeting.board import Board
 from user_programs import eventually
 
 
@@ -79,14 +80,14 @@ def meet_in_a_store(rank: int, size: int, _: str, kind: str, path: str, port: in
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     if kind == "prefix":
         store = torch.distributed.PrefixStore("mine", store)
-    join_and_work(StoreAnnouncements(store), rank, size)
+    join_and_work(StoreAnnouncements(Board(store)), rank, size)
     with unisono.init(rank=rank, size=size, rendezvous=store) as comm:
         assert_works(comm)
     unisono.shutdown()
 
 
 def test_ranks_of_one_process_meet_in_a_hash_store() -> None:
-    announcements = StoreAnnouncements(torch.distributed.HashStore())
+    announcements = StoreAnnouncements(Board(torch.distributed.HashStore()))
     with ThreadPoolExecutor() as threads:
         list(threads.map(join_and_work, [announcements] * 3, range(3), [3] * 3))
 
@@ -353,7 +354,7 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
         boards.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    announcements = StoreAnnouncements(torch.distributed.PrefixStore(f"{elsewhere}", store))
+    announcements = StoreAnnouncements(Board(store).part(f"{elsewhere}"))
     try:
         error = attempt(join, announcements, rank, size, 3.0)
     finally:
@@ -375,7 +376,7 @@ def one_has_a_network_of_its_own(rank: int, size: int, path: str) -> str:
     if rank == 1:
         assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
     store = torch.distributed.FileStore(f"{path}-store", 2)
-    return str(raised(RendezvousError, join, StoreAnnouncements(store), rank, size, 8.0))
+    return str(raised(RendezvousError, join, StoreAnnouncements(Board(store)), rank, size, 8.0))
 
 
 # -- noise at the door -------------------------------------------------------------------------

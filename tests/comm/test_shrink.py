@@ -16,8 +16,8 @@ from resources import assert_given_back, held_resources
 from unisono import GroupAborted, GroupClosed, NoQuorum, PeerLost
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import alone
-from unisono.comm.rendezvous import survivors
-from unisono.comm.rendezvous.membership import JoinRequest
+from unisono.comm.meeting import survivors
+from unisono.comm.meeting.membership import JoinRequest
 from user_programs import eventually
 
 
@@ -78,10 +78,10 @@ def lose_one_after_the_other(rank: int, size: int, path: str) -> object:
 
 # When a second rank dies: right before one of the protocol's steps, or right after it.
 MOMENTS = {
-    "it comes": (survivors.SegmentBoard, "say"),
-    "it chooses": (survivors.SegmentBoard, "choose"),
+    "it comes": (survivors.SegmentVote, "say"),
+    "it chooses": (survivors.SegmentVote, "choose"),
     "it opens the segment": (JoinRequest, "open"),
-    "it settles": (survivors.SegmentBoard, "settle"),
+    "it settles": (survivors.SegmentVote, "settle"),
 }
 
 

@@ -22,9 +22,10 @@ from ranks import RankPool, attempt
 from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous import deadline as waits
-from unisono.comm.rendezvous.announcements import FileAnnouncements, StoreAnnouncements
-from unisono.comm.rendezvous.deadline import meeting_timeout_s
+from unisono.comm.meeting import deadline as waits
+from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import meeting_timeout_s
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
 
@@ -85,7 +86,7 @@ JOIN = """
     import sys, time
     from pathlib import Path
     from unisono import Communicator
-    from unisono.comm.rendezvous import deadline as waits
+    from unisono.comm.meeting import deadline as waits
     name, rank, together, quiet_s = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     waits.QUIET_S = float(*quiet_s or [waits.QUIET_S])
     Path(f"loaded-{rank}").touch()
@@ -162,7 +163,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     errors: dict[int, BaseException | None] = {}
 
     def come(rank: int, within_s: float) -> None:
-        announcements = StoreAnnouncements(store)
+        announcements = StoreAnnouncements(Board(store))
         errors[rank] = attempt(connect_on_host, announcements, rank, 8, join_timeout_s=within_s)
 
     everyone = (0, 1, 2, 5)

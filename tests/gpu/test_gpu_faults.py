@@ -16,7 +16,7 @@ from ranks import RankPool, attempt
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 

@@ -17,7 +17,7 @@ from ranks import RankPool, raised
 from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.errors import WeightUpdateError
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
 from user_programs import eventually

@@ -9,7 +9,8 @@ from ranks import RankPool, raised
 from unisono import RendezvousError
 from unisono.comm.factory import connect
 from unisono.comm.hosts.contacts import Contact, compare_versions
-from unisono.comm.hosts.identity import Hosts
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.identity import Hosts
 
 HOSTS = Hosts(((0, 2), (1,)), ("node7", "node8"), 0, (11, 12, 13))
 
@@ -43,4 +44,4 @@ def meet_without_ucx(rank: int, size: int, path: str) -> str:
         if rank == 2:
             patch.setenv("UNISONO_UCX", "/nowhere")
         store = dist.FileStore(f"{path}-store", size)  # type: ignore[attr-defined]
-        return str(raised(RendezvousError, connect, store, rank, size))
+        return str(raised(RendezvousError, connect, Board(store), rank, size))

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from namespaces import Host, MakeNetwork, Network
 
 from ranks import RankPool
-from unisono.comm.hosts.identity import Claim, Hosts, find_hosts, group_claims
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Claim, Hosts, find_hosts, group_claims
 from unisono.errors import RendezvousError
 from user_programs import eventually
 
@@ -50,7 +51,7 @@ def find(rank: int, size: int, path: str, where: Sequence[Where], setup: dict[st
         host.enter()
     os.environ.update(setup)
     os.environ["UNISONO_HOSTID"] = given
-    hosts = find_hosts(dist.FileStore(path, size), rank, size, Deadline(20.0))
+    hosts = find_hosts(Board(dist.FileStore(path, size), Deadline(20.0)), rank, size)
     assert hosts.pids[rank] == os.getpid()
     return hosts
 

@@ -1,4 +1,4 @@
-/* How a new process comes into a group: src/unisono/comm/rendezvous/growing.py, admit, NewcomerServer.receive,
+/* How a new process comes into a group: src/unisono/comm/meeting/growing.py, admit, NewcomerServer.receive,
  * NewcomerServer.tell and join_growing; SharedMemory.grow; leading.py, Leader.make_group and _admit; membership.py, follow.
  *
  * The members compare how many newcomers they expect. Rank 0 waits for the newcomer, and tells the

@@ -1,4 +1,4 @@
-/* How a group is made on one host: src/unisono/comm/rendezvous/leading.py, Leader.make_group, _receive,
+/* How a group is made on one host: src/unisono/comm/meeting/leading.py, Leader.make_group, _receive,
  * _admit and _hand_over; membership.py, follow and _await_invitation. new_group and split meet in the
  * same way.
  *

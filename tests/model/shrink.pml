@@ -1,6 +1,6 @@
-/* How the survivors of a group go on: src/unisono/comm/rendezvous/survivors.py, go_on, _attempt,
+/* How the survivors of a group go on: src/unisono/comm/meeting/survivors.py, go_on, _attempt,
  * _await_choice, _await_outcome and Attempt; src/unisono/comm/hosts/going_on.py, shrink, _boards,
- * StoreBoard._attested and StoreBoard.refusal.
+ * StoreVote._attested and StoreVote.refusal.
  *
  * Three ranks on three hosts agree on a board, a store with compare-and-swap. A rank that cannot reach
  * the first board any more turns to a second one, unless it has begun to meet. Any rank may die or stop at

@@ -20,10 +20,10 @@ from ranks import RankPool, connect
 from unisono import Communicator
 from unisono.comm.hosts.control_line import ControlLines
 from unisono.comm.hosts.frames import Session
-from unisono.comm.rendezvous.growing import Growth
-from unisono.comm.rendezvous.membership import JoinRequest
-from unisono.comm.rendezvous.survivors import SegmentBoard
-from unisono.comm.rendezvous.unix_socket import Connection
+from unisono.comm.meeting.growing import Growth
+from unisono.comm.meeting.membership import JoinRequest
+from unisono.comm.meeting.survivors import SegmentVote
+from unisono.comm.meeting.unix_socket import Connection
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.training.weights.protocol import UpdateProtocol
 
@@ -166,15 +166,15 @@ def test_a_newcomer_is_let_in_by_the_steps_of_the_model(pool: RankPool) -> None:
 def shrink(comm: Communicator) -> list[str]:
     """Continue after the group was aborted; all of its ranks are alive."""
     steps: list[str] = []
-    say = SegmentBoard.say
+    say = SegmentVote.say
 
-    def note_said(self: SegmentBoard, text: str) -> None:
+    def note_said(self: SegmentVote, text: str) -> None:
         steps.append(f"says {json.loads(text)[0]}")
         say(self, text)
 
     comm.abort("to shrink it")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentBoard, "say", note_said)
+        patch.setattr(SegmentVote, "say", note_said)
         with comm.shrink() as rest:
             assert rest.size == comm.size
             steps.append("goes on")

@@ -22,7 +22,7 @@ from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.rendezvous.announcements import FileAnnouncements
+from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.processes import state_of
 
 PATIENT_S = 60.0

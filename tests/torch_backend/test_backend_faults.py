@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 from ranks import RankPool, signalled_while_waiting
-from unisono.comm.rendezvous import leading
+from unisono.comm.meeting import leading
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from implementations import on_backends
 from torch_names import all_gather_single, before_2_15, since_2_13, since_2_15
-from unisono.comm.rendezvous import announcements as boards
+from unisono.comm.meeting import announcements as boards
 from unisono.errors import GroupAborted, GroupClosed, RendezvousError, UnisonoError
 from unisono.torch_backend import creation
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from unisono.comm.rendezvous import leading
+from unisono.comm.meeting import leading
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.torch_backend import futures
 from unisono.training import share_ddp_buckets

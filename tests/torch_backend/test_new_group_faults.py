@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ranks import Outcome, RankPool, attempt
 from torch_names import all_gather_single
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.leading import Leader
-from unisono.comm.rendezvous.unix_socket import Connection
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.leading import Leader
+from unisono.comm.meeting.unix_socket import Connection
 from unisono.errors import CollectiveMismatch, PeerLost
 from unisono.torch_backend import creation
 

@@ -29,12 +29,11 @@ LOADED = (
 for_need = {
     "unisono.comm.arguments",
     "unisono.comm.engine.group_types",
-    "unisono.comm.hosts.network",
+    "unisono.comm.meeting.network",
     "unisono.comm.on_rows.mismatches",
     "unisono.comm.over_torch",
     "unisono.comm.overlaps",
-    "unisono.comm.rendezvous.meeting_points",
-    "unisono.comm.rendezvous.roll_call",
+    "unisono.comm.meeting.meeting_points",
     "unisono.comm.shared_memory.allocation",
     "unisono.comm.shared_memory.dtypes",
     "unisono.comm.shared_memory.error_texts",
@@ -49,7 +48,7 @@ for_need = {
 at_import_torch = {name for name in before if name.startswith("unisono.")}
 at_import_torch -= {"unisono.torch_backend", "unisono.torch_backend.autoload"}
 print(sorted(at_import_torch))
-print(sorted(for_need & set(loaded)), rank == 0 or "unisono.comm.rendezvous.leading" not in loaded)
+print(sorted(for_need & set(loaded)), rank == 0 or "unisono.comm.meeting.leading" not in loaded)
 print([
     f"{name}.{attribute}"
     for name, module in loaded.items()

@@ -54,7 +54,7 @@ LIBRARY = (
     ),
     Mutant(
         "size-at-the-door",
-        "src/unisono/comm/rendezvous/leading.py",
+        "src/unisono/comm/meeting/leading.py",
         'hello.get("size") != size',
         'hello.get("size") == 0',
         "ranks that think of groups of different sizes meet",

@@ -106,7 +106,7 @@ def measure_link_limit(comm: Communicator) -> LinkLimit | None:
     """Measure every link of a group over hosts, with all its ranks; None for one host."""
     from unisono.comm.hosts.hosts_transport import HostsTransport
     from unisono.comm.hosts.link_speed import measure_links
-    from unisono.comm.hosts.network import find_interface
+    from unisono.comm.meeting.network import find_interface
 
     if not isinstance(comm.transport, HostsTransport):
         return None

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import refused_by
+from unisono.comm.meeting.makings import SHRINKS, GroupsDiffer, making
 from unisono.comm.reductions import AnyReduction
-from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer, making
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport, check_seconds
@@ -160,14 +160,15 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> with unisono.Communicator.join(name, rank=comm.rank, size=2) as pair:
         ...     pair.barrier()
         """
-        from unisono.comm.factory import join
+        from unisono.comm.routing import join
 
         for limit, s in (("timeout_s", timeout_s), ("join_timeout_s", join_timeout_s)):
             if s is not None:
                 check_seconds(s, limit)
         what = f"Communicator.join({name!r}, rank={rank}, size={size})"
         with making(what, f"join {name}"):
-            return join(name, rank, size, store, generation, timeout_s, join_timeout_s)
+            made = join(name, rank, size, store, generation, timeout_s, join_timeout_s)
+            return Communicator(made)
 
     @property
     def timeout_s(self) -> float:
@@ -504,7 +505,7 @@ class Communicator(SharedTensors, WithoutTorchNames):
         if device is None:
             return transport
         if self._on_device is None:
-            from unisono.comm.factory import transport_on_gpu
+            from unisono.comm.routing import transport_on_gpu
 
             self._on_device = self._checked(
                 operation, transport_on_gpu, transport, device, operation
@@ -793,13 +794,13 @@ class Communicator(SharedTensors, WithoutTorchNames):
         >>> if comm.rank == 0:
         ...     assert newcomer.wait() == 0
         """
-        from unisono.comm.factory import grow
+        from unisono.comm.routing import grow
 
         limit_s = self._limit_s(timeout_s)
         if not _is_count(count):
             raise ValueError(f"count={count!r} is not a number of new processes")
         following = self._next_name(), name, int(count), store, limit_s, self.generation + 1
-        return grow(self.transport, *following)
+        return Communicator(grow(self.transport, *following))
 
     @property
     def generation(self) -> int:

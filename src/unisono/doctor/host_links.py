@@ -74,7 +74,7 @@ def _measure(comm: Communicator) -> tuple[list[HostFacts], list[LinkFacts]]:
     """Measure every pair of hosts, one after the other; all ranks call this."""
     from unisono.comm.hosts.hosts_transport import HostsTransport
     from unisono.comm.hosts.link_speed import STREAM_S, measure_links
-    from unisono.comm.hosts.network import find_interface
+    from unisono.comm.meeting.network import find_interface
 
     transport = comm.transport
     assert isinstance(transport, HostsTransport)

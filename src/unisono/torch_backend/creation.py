@@ -15,9 +15,12 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import alone, connect, fresh_part
-from unisono.comm.rendezvous.deadline import LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.makings import GroupsDiffer, key_of, making
+from unisono.comm.factory import alone
+from unisono.comm.hosts.anywhere import connect, connect_here
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
+from unisono.comm.meeting.makings import GroupsDiffer, key_of, making
+from unisono.comm.routing import fresh_part
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -66,7 +69,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
     if world is not None:
         store = dist.PrefixStore(str(options.group_id), dist.group.WORLD.get_group_store())  # type: ignore[attr-defined,union-attr]
     elif in_world:
-        store = fresh_part(store, rank, size, Deadline(timeout_s), name)
+        store = fresh_part(Board(store, Deadline(timeout_s)), rank, size, name).torch_store()
     end = time.monotonic() + LATECOMERS_S
     doing = f"new_group([{', '.join(map(str, ranks))}])"
 
@@ -79,10 +82,10 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             raise error
 
     check()  # hosts without the dead rank would not notice
-    meeting, stack = store, contextlib.ExitStack()
+    board, stack = Board(store, Deadline(timeout_s), check), contextlib.ExitStack()
     if world is not None:
         unique = f"{options.group_id} of {ranks}"  # ranks with different lists must not meet
-        meeting = dist.PrefixStore(key_of(unique), store)  # type: ignore[attr-defined]
+        board = board.part(key_of(unique))
         stack.enter_context(making(doing, unique, world, ranks))
     try:
         if world is not None and world.backend == NAME and not world.is_on_one_host:
@@ -90,23 +93,12 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
             from unisono.comm.hosts.making import connect_beside
 
             assert isinstance(world, HostsTransport)
-
-            transport = connect_beside(
-                world, meeting, ranks, name=name, timeout_s=timeout_s, check=check
-            )
-            return Communicator(transport), store
-        comm = connect(
-            meeting,
-            rank,
-            size,
-            name=name,
-            global_ranks=ranks,
-            timeout_s=timeout_s,
-            join_timeout_s=timeout_s,
-            check=check,
-            on_one_host=world is not None and world.is_on_one_host,
-            in_world=in_world,
-        )
+            return Communicator(connect_beside(world, board, ranks, name, timeout_s)), store
+        known = ranks if in_world else None
+        if world is not None and world.is_on_one_host:
+            made = connect_here(board, rank, size, name, known, timeout_s)
+        else:
+            made = connect(board, rank, size, name=name, global_ranks=known, timeout_s=timeout_s)
     except (GroupError, GroupsDiffer):
         raise
     except (RuntimeError, OSError):
@@ -117,7 +109,7 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
         raise
     finally:
         stack.close()
-    return comm, store
+    return Communicator(made), store
 
 
 def group_over(comm: Communicator, store: Any) -> UnisonoProcessGroup:

@@ -13,6 +13,8 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C import _distributed_c10d
 
 from unisono.comm.factory import alone, connect
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.work import FinishedWork
 from unisono.errors import GroupAborted, PeerLost, UnisonoError
 from unisono.torch_backend.backend import UnisonoBackend
@@ -99,14 +101,9 @@ class ReconfigurableProcessGroup(UnisonoProcessGroup):
         self.shutdown()
         members = zlib.crc32("".join(handles).encode())
         limit_s = timeout_s if opts.timeout is None else opts.timeout.total_seconds()
-        comm = connect(
-            dist.PrefixStore(f"{opts.uuid}/{members}", self._store),  # type: ignore[attr-defined]
-            handles.index(self._handle),
-            len(handles),
-            name=name,
-            timeout_s=timeout_s,
-            join_timeout_s=limit_s,
-        )
+        board = Board(self._store, Deadline(limit_s)).part(f"{opts.uuid}/{members}")
+        own, size = handles.index(self._handle), len(handles)
+        comm = connect(board, own, size, name=name, timeout_s=timeout_s)
         self._go_over(comm)
         if self in _torch._world.pg_group_ranks:
             _torch._world.pg_group_ranks[self] = {rank: rank for rank in range(comm.size)}

@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.over_torch.process_groups import make_group
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import UnisonoError
@@ -42,8 +44,9 @@ def connect_group(
     for nothing else. torch.distributed need not be initialised and does not know the group. `abort`
     and `shutdown` end it. Raises RendezvousError if not all arrive within `timeout`, which also
     limits calls."""
-    limits: Any = dict.fromkeys(("timeout_s", "join_timeout_s"), timeout.total_seconds())
-    comm = connect(store, rank, size, name=name, in_world=False, **limits)
+    timeout_s = timeout.total_seconds()
+    board = Board(store, Deadline(timeout_s))
+    comm = connect(board, rank, size, name=name, global_ranks=None, timeout_s=timeout_s)
     return UnisonoProcessGroup(comm, store)
 
 

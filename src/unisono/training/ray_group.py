@@ -16,7 +16,7 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from unisono.comm.communicator import Communicator
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
 from unisono.errors import RendezvousError
 from unisono.training.weights.stateless import name_in
 

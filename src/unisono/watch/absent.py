@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from unisono.comm.rendezvous import makings
+from unisono.comm.meeting import makings
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords
 from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of

@@ -15,9 +15,10 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import Operation, Status
-from unisono.comm.rendezvous.announcements import StoreAnnouncements
-from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.roster import gather
 from unisono.comm.shared_memory.group_parts import BACKEND_MARK
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.errors import UnisonoError
@@ -33,6 +34,7 @@ _WATCHED = ("gloo", "nccl", "mpi")
 _HELPER = "_new_process_group_helper"
 _POSITIONAL = 6
 """size, rank, members, backend, store, name"""
+_MEETING_S = 60.0
 _torch: Any = c10d
 _logger = logging.getLogger("unisono")
 
@@ -115,8 +117,8 @@ def _watch_group(
         names = (str(inner._get_backend(device).name()) for device in inner._device_types)
         backend = ",".join(sorted({*names}))
     try:
-        own = _torch.PrefixStore("unisono_watch", store)
-        ledger, members = _open_ledger(inner, own, backend, global_ranks)
+        board = Board(store, Deadline(_MEETING_S)).part("unisono_watch")
+        ledger, members = _open_ledger(inner, board, backend, global_ranks)
     except (UnisonoError, RuntimeError, OSError) as error:
         _logger.warning("unisono.watch: group %s is not watched: %s", inner.group_name, error)
         return inner
@@ -136,21 +138,19 @@ def _watch_group(
 
 
 def _open_ledger(
-    inner: Any, store: Any, backend: str, global_ranks: Sequence[int]
+    inner: Any, board: Board, backend: str, global_ranks: Sequence[int]
 ) -> tuple[Ledger, list[int]]:
     """The ledger of the members on this machine, and which members it has places for: these, or all
     if the other hosts can be asked."""
     rank, size = inner.rank(), inner.size()
-    timeout_s = 60.0
-    said = BoundedStore(store, Deadline(timeout_s).left_s)
-    said.set(f"host/{rank}", _host())
-    mine = [other for other in range(size) if said.get(f"host/{other}").decode() == _host()]
     name = {"default_pg": "world", "undefined": ""}.get(inner.group_desc, inner.group_desc)
     name = str(name or inner.group_name)
+    told = gather(board, "watch", rank, size, {"is": _host()}, name)
+    mine = [other for other in range(size) if told[other]["is"] == _host()]
     part = None
     if len(mine) < size:
         try:
-            part = HostPart.open(store, rank, size, name, global_ranks, Deadline(timeout_s))
+            part = HostPart.open(board.until(Deadline(_MEETING_S)), rank, size, name, global_ranks)
         except (UnisonoError, OSError) as error:
             _logger.warning("unisono.watch: group %s is watched host by host: %s", name, error)
         if part is not None and list(part.placement.here) != mine:  # it has several PID namespaces
@@ -158,13 +158,13 @@ def _open_ledger(
             part = None
         name += PARTLY_HERE if part is None else ""
     ledger = Ledger.open(
-        StoreAnnouncements(_torch.PrefixStore(f"from {mine[0]}", store)),
+        StoreAnnouncements(board.part(f"from {mine[0]}")),
         mine.index(rank),
         len(mine),
         name=name,
         introduction=part.introduction(backend) if part else f"{name}{BACKEND_MARK}{backend}",
         global_rank=dist.get_rank() if dist.is_initialized() else rank,
-        timeout_s=timeout_s,
+        timeout_s=_MEETING_S,
         places=mine if part else (),
         of=size if part else 0,
     )

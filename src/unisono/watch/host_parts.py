@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from unisono.comm.engine import native
-from unisono.comm.hosts.identity import find_hosts
 from unisono.comm.hosts.links import GroupMembers, Links, Party
 from unisono.comm.hosts.placement import place
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.shared_memory.group_parts import Part, name_part
 from unisono.errors import RendezvousError
 from unisono.watch.job_view import open_links
@@ -36,21 +35,21 @@ class HostPart(Party):
 
     @classmethod
     def open(
-        cls, store: Any, rank: int, size: int, name: str, members: Sequence[int], limit: Deadline
+        cls, board: Board, rank: int, size: int, name: str, members: Sequence[int]
     ) -> HostPart | None:
         """This rank's part, with all other ranks of the group; the world has no `members`. None if
         no other host can be asked. Raises RendezvousError."""
         if members:
             links = next(iter(open_links()), None)
             return cls(links, name, members) if links is not None else None
-        hosts = find_hosts(store, rank, size, limit, group=name)
+        hosts = find_hosts(board, rank, size, name)
         if hosts.count == 1:
             return None
-        links = Links(store, hosts, rank)
-        links.meet("", limit, lambda: None, name, has_data=False)
+        links = Links(board, hosts, rank)
+        links.meet(board, name, has_data=False)
         part = cls(links, name, range(size))
         with contextlib.suppress(RendezvousError):
-            links.connect(part.placement.neighbours(), min(_CONNECT_S, limit.left_s()))
+            links.connect(part.placement.neighbours(), min(_CONNECT_S, board.deadline.left_s()))
         return part
 
     def introduction(self, backend: str) -> str:

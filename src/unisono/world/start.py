@@ -16,19 +16,22 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.factory import alone, connect, connect_on_host, fresh_part
-from unisono.comm.hosts.identity import identify_host
-from unisono.comm.over_torch.stores import store_at, store_of
-from unisono.comm.rendezvous.announcements import FileAnnouncements
-from unisono.comm.rendezvous.bounded_store import exchange
-from unisono.comm.rendezvous.deadline import Deadline, meeting_timeout_s
-from unisono.comm.rendezvous.meeting_points import rendezvous_of_parent
+from unisono.comm.factory import alone, connect, connect_on_host
+from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
+from unisono.comm.meeting.identity import identify_host
+from unisono.comm.meeting.meeting_points import rendezvous_of_parent
+from unisono.comm.meeting.roster import gather
+from unisono.comm.over_torch.stores import store_at
+from unisono.comm.routing import fresh_part
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_number, name_ranks
 from unisono.failures import shorten_uncaught
 from unisono.torch_support import require_torch
 from unisono.world.environment import RankInfo, find_master
+from unisono.world.torch_store import store_of
 
 _log = logging.getLogger("unisono")
 
@@ -80,15 +83,15 @@ def start(
         mine = describe_this_rank(info)
         comm: Communicator | None = None
         everyone = [mine]
-        if info.size > 1 and (store is None or backend == "unisono"):
-            comm = _connect(where, store, info, timeout_s, deadline, mine)
-            if isinstance(comm.transport, SharedMemory):
-                payloads = comm.transport.payloads
-                everyone = [RankDescription(**json.loads(payload)) for payload in payloads]
-            else:
-                everyone = _gather_through_store(store, mine, info, deadline)
-        elif info.size > 1:
-            everyone = _gather_through_store(store, mine, info, deadline)
+        board = None if store is None else Board(store, deadline)
+        if info.size > 1 and board is None:
+            comm = _connect_on_host(where, info, timeout_s, deadline, mine)
+            assert isinstance(comm.transport, SharedMemory)
+            payloads = comm.transport.payloads
+            everyone = [RankDescription(**json.loads(payload)) for payload in payloads]
+        elif info.size > 1 and board is not None:
+            told = gather(board, "ranks", info.rank, info.size, {"is": vars(mine)})
+            everyone = [RankDescription(**theirs["is"]) for theirs in told]
     reason = "it was asked for"
     if backend == "auto":
         backend, reason = choose_backend(everyone)
@@ -97,7 +100,9 @@ def start(
     if backend == "unisono":
         if comm is None and info.size == 1:
             comm = alone(timeout_s=timeout_s)
-        comm = comm or _connect(store, store, info, timeout_s, deadline, mine)
+        if comm is None and board is not None:
+            comm = connect(board, info.rank, info.size, timeout_s=timeout_s)
+        assert comm is not None
         wants_torch = any(rank.has_torch for rank in everyone) if with_torch is None else with_torch
         return start_over(comm, reason, wants_torch, store)
     return _start_over_torch(backend, comm, store, info, timeout_s, reason, everyone)
@@ -170,8 +175,6 @@ _starts = itertools.count()
 def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 hosts unless torchrun does. Each world
     has its own prefix, from a counter that all ranks keep."""
-    import torch.distributed as dist
-
     where = find_master()
     if where is None:
         raise RendezvousError(
@@ -181,8 +184,8 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
     key = (*where, info.rank, info.size)
     if key not in _kept_stores:
         _kept_stores[key] = store_at(*key, timeout_s=deadline.left_s())
-    part = dist.PrefixStore(f"unisono/start/{next(_starts)}", _kept_stores[key])  # type: ignore[attr-defined]
-    return fresh_part(part, info.rank, info.size, deadline)
+    board = Board(_kept_stores[key], deadline).part(f"unisono/start/{next(_starts)}")
+    return fresh_part(board, info.rank, info.size).torch_store()
 
 
 _kept_stores: dict[tuple[str, str, int, int], Any] = {}
@@ -190,28 +193,12 @@ _kept_stores: dict[tuple[str, str, int, int], Any] = {}
 last one must not find a store that is about to close."""
 
 
-def _connect(
-    where: Any,
-    store: Any,
-    info: RankInfo,
-    timeout_s: float,
-    deadline: Deadline,
-    mine: RankDescription,
+def _connect_on_host(
+    where: Any, info: RankInfo, timeout_s: float, deadline: Deadline, mine: RankDescription
 ) -> Communicator:
-    """Connect by shared memory; ranks that meet in a store may be on several hosts."""
-    how: dict[str, Any] = {"timeout_s": timeout_s, "deadline": deadline}
-    how["payload"] = json.dumps(vars(mine))
-    if store is None:
-        announcements = FileAnnouncements(where)
-        return connect_on_host(announcements, info.rank, info.size, **how)
-    return connect(store, info.rank, info.size, **how)
-
-
-def _gather_through_store(
-    store: Any, mine: RankDescription, info: RankInfo, deadline: Deadline
-) -> list[RankDescription]:
-    texts = exchange(store, "ranks", info.rank, range(info.size), json.dumps(vars(mine)), deadline)
-    return [RankDescription(**json.loads(text)) for text in texts]
+    """Connect ranks that meet in a file, which are on one host."""
+    how: Any = {"timeout_s": timeout_s, "deadline": deadline, "payload": json.dumps(vars(mine))}
+    return connect_on_host(FileAnnouncements(where), info.rank, info.size, **how)
 
 
 # -- torch.distributed ---------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from on_shared_tensors import OnSharedTensors
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect as connect_hosts
 from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.meeting.board import Board
 from unisono.comm.over_torch.torch_transport import OverTorch
 from unisono.testing import assignment
 from unisono.world.world import resolve
@@ -61,7 +62,7 @@ def hosts_world(
     monkeypatch.setenv("UNISONO_HOSTID", hosts[rank])
     monkeypatch.setattr(expected, "placement", hosts)
     store = dist.FileStore(str(shared_tmp_path / "store"), len(hosts))
-    made = connect_hosts(store, rank, len(hosts), timeout_s=60)
+    made = connect_hosts(Board(store), rank, len(hosts), timeout_s=60)
     assert isinstance(made.transport, HostsTransport)
     with made:
         yield made

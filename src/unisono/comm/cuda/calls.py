@@ -40,7 +40,7 @@ from unisono.comm.work import Work
 from unisono.errors import CollectiveMismatch, GroupError, SegmentError, name_ranks
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.memory_transport import SharedMemory
+    from unisono.comm.shared_memory.engine_transport import EngineTransport
 
 STAGED_BYTES = 512 << 10
 """Calls that move at most this much go through pinned memory: a turn of every rank on the GPU
@@ -61,7 +61,7 @@ class CudaCalls:
 
     def __init__(
         self,
-        engine: SharedMemory,
+        engine: EngineTransport,
         device: torch.device,
         driver: Driver | None,
         orchestra: Orchestra | None,

@@ -21,7 +21,7 @@ from unisono.comm.on_rows.announced_calls import AnnouncedCall
 from unisono.comm.on_rows.row_transport import Job, Rows, RowTransport
 from unisono.comm.on_rows.rows import bytes_of, concatenate, copy_into, write_back_all
 from unisono.comm.reductions import Reduction
-from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.shared_memory.engine_transport import EngineTransport
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work
@@ -34,7 +34,7 @@ class Cuda(RowTransport):
 
     devices = ("cuda",)
 
-    def __init__(self, engine: SharedMemory, calls: CudaCalls) -> None:
+    def __init__(self, engine: EngineTransport, calls: CudaCalls) -> None:
         self.rank = engine.rank
         self.size = engine.size
         self.name = engine.name

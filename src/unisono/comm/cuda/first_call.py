@@ -29,14 +29,14 @@ from unisono.comm.transport import Transport
 from unisono.errors import SegmentError
 
 if TYPE_CHECKING:
-    from unisono.comm.shared_memory.memory_transport import SharedMemory
+    from unisono.comm.shared_memory.engine_transport import EngineTransport
 
 _DESCRIPTION_BYTES = 1024
 _cuda: Any = torch.cuda  # torch has no types for it
 _dist: Any = dist
 
 
-def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation) -> Transport:
+def meet_on_gpus(comm: EngineTransport, device: torch.device, operation: Operation) -> Transport:
     """The transport for this group's calls on CUDA tensors. All ranks call it with their first
     one. Raises ValueError, on all of them, if their GPUs allow none."""
     with _cuda.device(device):
@@ -70,7 +70,7 @@ def meet_on_gpus(comm: SharedMemory, device: torch.device, operation: Operation)
     return Cuda(comm, calls)
 
 
-def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:
+def _prepare(comm: EngineTransport) -> tuple[Driver | None, str]:
     """The driver, and why one rank cannot work in all ranks' memory; "": it can."""
     _cuda.current_stream().query()  # so that this thread has a context
     try:
@@ -80,7 +80,7 @@ def _prepare(comm: SharedMemory) -> tuple[Driver | None, str]:
     return driver, f"more than {MOST_ROWS} ranks share the GPU" if comm.size > MOST_ROWS else ""
 
 
-def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]:
+def _share_flags(comm: EngineTransport, driver: Driver) -> tuple[Flags | None, str]:
     """Flags of all ranks, in memory of rank 0; or why this rank has none. All ranks call it."""
     try:
         memory = comm.allocate(0 if comm.rank else flags_bytes(comm.size))
@@ -91,7 +91,7 @@ def _share_flags(comm: SharedMemory, driver: Driver) -> tuple[Flags | None, str]
         return None, str(error)
 
 
-def exchange_gpus(comm: SharedMemory, mine: RankGpu, operation: Operation) -> list[RankGpu]:
+def exchange_gpus(comm: EngineTransport, mine: RankGpu, operation: Operation) -> list[RankGpu]:
     row = bytearray(mine.encode().ljust(_DESCRIPTION_BYTES))
     message = torch.frombuffer(row, dtype=torch.uint8)
     everyone = torch.empty(comm.size, _DESCRIPTION_BYTES, dtype=torch.uint8)
@@ -101,7 +101,7 @@ def exchange_gpus(comm: SharedMemory, mine: RankGpu, operation: Operation) -> li
     return [decode_gpu(bytes(row.tolist()).rstrip()) for row in everyone]
 
 
-def _connect_nccl(comm: SharedMemory) -> Transport:
+def _connect_nccl(comm: EngineTransport) -> Transport:
     """An NCCL group of the same ranks. NCCL connects at its first call."""
     from unisono.comm.over_torch.stateless import connect_stateless
 
@@ -110,7 +110,7 @@ def _connect_nccl(comm: SharedMemory) -> Transport:
     return connect_stateless("nccl", store, comm.name, comm.rank, comm.size, *limits)
 
 
-def _store_in_file(comm: SharedMemory) -> Any:
+def _store_in_file(comm: EngineTransport) -> Any:
     """A store of the ranks of one host. torch removes its file when the last rank has left."""
     path = torch.zeros(512, dtype=torch.uint8)
     if comm.rank == 0:

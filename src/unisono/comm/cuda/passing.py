@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from unisono.comm.cuda.driver import Allocation, Driver, DriverError
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.unix_socket import Connection, RendezvousServer
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.unix_socket import Connection, RendezvousServer
 from unisono.errors import RendezvousError
 
 HANDLE_BYTES = 64

@@ -5,29 +5,27 @@ Every rank finds a UCX library, creates its worker, and tells the others through
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from unisono.comm.engine import native
-from unisono.comm.hosts import sealed, ucx
-from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.network import find_interface
-from unisono.comm.rendezvous.deadline import Deadline
+from unisono.comm.hosts import ucx
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.identity import Hosts
+from unisono.comm.meeting.network import find_interface
+from unisono.comm.meeting.roster import gather
 from unisono.errors import RendezvousError, UnisonoError
 
 
 @dataclass(frozen=True)
 class Contact:
     """The address, port and interface of a rank's control line; and the address of its UCX
-    worker, as hexadecimal digits, with the version and the path of its UCX. `payload` is what
-    the rank publishes to the others; a `problem` says why it cannot be reached."""
+    worker, as hexadecimal digits, with the version and the path of its UCX. A `problem` says why
+    it cannot be reached."""
 
     address: str
     port: int
     interface: str
-    payload: str = ""
     worker: str = ""
     version: tuple[int, ...] = ()
     path: str = ""
@@ -40,21 +38,14 @@ class Contact:
 
 
 def exchange_contacts(
-    store: Any,
-    hosts: Hosts,
-    rank: int,
-    mine: Contact,
-    deadline: Deadline,
-    check: Callable[[], None],
-    group: str,
+    board: Board, hosts: Hosts, rank: int, mine: Contact, group: str
 ) -> list[Contact]:
     """Every rank's contact; all ranks call it, each with its own.
 
     Raises RendezvousError on all of them if one has no UCX, or their versions differ.
     """
-    text = json.dumps(vars(mine))
-    texts = sealed.exchange(hosts, store, "contacts", rank, text, deadline, check, group)
-    contacts = [Contact(**json.loads(text)) for text in texts]
+    told = gather(board, "contacts", rank, len(hosts.pids), {"contact": vars(mine)}, group)
+    contacts = [Contact(**theirs["contact"]) for theirs in told]
     for other, contact in enumerate(contacts):
         if contact.problem:
             raise RendezvousError(f"{hosts.name_rank(other)}: {contact.problem}")
@@ -82,11 +73,11 @@ def compare_versions(contacts: Sequence[Contact], hosts: Hosts) -> None:
     )
 
 
-def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contact:
+def own_contact(address: str, port: int, has_data: bool) -> Contact:
     """This rank's contact, with its control line at `port`, and a UCX worker if it `has_data`."""
     interface = find_interface(address)
     if not has_data:
-        return Contact(address, port, interface, payload)
+        return Contact(address, port, interface)
     try:
         found = ucx.find()
         version = ucx.load(found)
@@ -95,4 +86,4 @@ def own_contact(address: str, port: int, payload: str, has_data: bool) -> Contac
         return Contact(address, port, interface, problem=str(error))
     except OSError as error:
         return Contact(address, port, interface, problem=f"UCX cannot be started: {error}")
-    return Contact(address, port, interface, payload, worker, version, str(found.path))
+    return Contact(address, port, interface, worker, version, str(found.path))

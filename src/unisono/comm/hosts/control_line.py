@@ -24,10 +24,10 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.hosts.frames import Session, Stranger
-from unisono.comm.hosts.network import socket_family
-from unisono.comm.rendezvous.deadline import Deadline, in_seconds
-from unisono.comm.rendezvous.makings import look
-from unisono.comm.rendezvous.unix_socket import descriptors_needed
+from unisono.comm.meeting.deadline import Deadline, in_seconds
+from unisono.comm.meeting.makings import look
+from unisono.comm.meeting.network import socket_family
+from unisono.comm.meeting.unix_socket import descriptors_needed
 from unisono.errors import RendezvousError
 
 PATIENCE_S = 4

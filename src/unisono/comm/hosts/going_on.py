@@ -10,20 +10,21 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.engine import ENDING_SILENT, Status
+from unisono.comm.hosts.anywhere import connect_once
 from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
-from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting
-from unisono.comm.hosts.making import connect_anywhere
-from unisono.comm.hosts.network import open_store
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.survivors import Attempt, go_on
-from unisono.comm.rendezvous.unix_socket import Departed
-from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.meeting.board import Board, StoreGone
+from unisono.comm.meeting.deadline import Deadline, LimitOfEach
+from unisono.comm.meeting.survivors import Attempt, go_on
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks
 
 _CALL_S = 1.0
 _CALL_EVERY_S = 0.3
+
+
+def _limit() -> Deadline:
+    return LimitOfEach(_store_s())
 
 
 def _store_s() -> float:
@@ -32,15 +33,14 @@ def _store_s() -> float:
     return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
-class StoreBoard:
-    """The board of ranks on several hosts: a torch Store. `is_named`: the program chose this
-    store, and the ranks that reach it decide."""
+class StoreVote:
+    """The vote of ranks on several hosts: on a board. `is_named`: the program chose its store, and
+    the ranks that reach it decide."""
 
-    def __init__(self, group: HostsTransport, store: Any, is_named: bool) -> None:
+    def __init__(self, group: HostsTransport, board: Board, is_named: bool) -> None:
         self.rank, self.size, self.name = group.rank, group.size, group.name
         self._of, self._is_named = group, is_named
-        self._store = BoundedStore(store, _store_s)
-        self._prefix = f"unisono/survivors/{group.key:x}"
+        self._board = board.part(f"unisono/survivors/{group.key:x}")
         self._text, self._told = "", frozenset[int]()
         self._gone: set[int] = set()  # as reported by a rank whose system attests it
         self._refused: set[int] = set()  # their host's system says that the process is gone
@@ -50,10 +50,10 @@ class StoreBoard:
     def say(self, text: str) -> None:
         self._text, self._told = text, frozenset(self._attested())
         said = json.dumps({"text": text, "gone": sorted(self._told)})
-        self._store.set(f"{self._prefix}/said/{self.rank}", said)
+        self._board.set(f"said/{self.rank}", said)
 
     def heard(self, rank: int) -> str:
-        said = json.loads(self._read(f"said/{rank}") or "{}")
+        said = json.loads(self._board.get(f"said/{rank}") or "{}")
         self._gone.update(said.get("gone", ()))
         return str(said.get("text", ""))
 
@@ -71,20 +71,11 @@ class StoreBoard:
         }
 
     def choose(self, attempt: int, text: str | None) -> str | None:
-        return self._first(f"choice/{attempt}", text)
+        name = f"choice/{attempt}"
+        return self._board.compare_set(name, "", text) if text else self._board.get(name) or None
 
     def settle(self, attempt: int, made: bool | None) -> bool | None:
-        told = self._first(f"outcome/{attempt}", None if made is None else str(int(made)))
-        return None if told is None else told == "1"
-
-    def _first(self, key: str, text: str | None) -> str | None:
-        if text is None:
-            return self._read(key)
-        return str(self._store.compare_set(f"{self._prefix}/{key}", "", text).decode())
-
-    def _read(self, key: str) -> str | None:
-        name = f"{self._prefix}/{key}"
-        return str(self._store.get(name).decode()) if self._store.check([name]) else None
+        return self._board.settle(f"outcome/{attempt}", made)
 
     def is_closed(self) -> bool:
         return self._of.group.failure()[0] == Status.CLOSED
@@ -139,12 +130,13 @@ def shrink(
     old.end_for_survivors()
     met: list[Attempt] = []
     lost: StoreGone | None = None
-    boards = _boards(old) if store is None else iter([lambda: open_store(store, _store_s())])
+    named = [lambda: Board(store).reopen(_limit())]
+    boards = _boards(old) if store is None else iter(named)
     for open_board in boards:
         try:
             opened = open_board()
-            board = StoreBoard(old, opened, is_named=store is not None)
-            return go_on(board, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
+            vote = StoreVote(old, opened, is_named=store is not None)
+            return go_on(vote, at_least, timeout_s, partial(_meet, old, name, opened, met))[0]
         except StoreGone as error:
             lost = lost or error
             if met:  # that group may be made, and this rank must not leave it for another
@@ -156,15 +148,19 @@ def shrink(
     ) from lost
 
 
-def _boards(old: HostsTransport) -> Iterator[Callable[[], Any]]:
+def _boards(old: HostsTransport) -> Iterator[Callable[[], Board]]:
     """Functions that open the stores in which the ranks may agree if none is named: the one in
     which they met; if it is lost, one hosted by the first rank that seems to be alive. Even if
     they disagree about that, each rank is in one store, and only a majority continues."""
-    yield partial(old.links.open_store, _store_s())
+    yield lambda: old.links.reopen_board(_store_s()).until(_limit())
     for rank, member in enumerate(old.placement.members):
         is_gone = partial(_is_gone, old, rank)
         if not is_gone():
-            yield partial(old.links.open_hosted, member, is_gone)
+            yield partial(_hosted_board, old, member, is_gone)
+
+
+def _hosted_board(old: HostsTransport, member: int, is_gone: Callable[[], bool]) -> Board:
+    return Board(old.links.open_hosted(member, is_gone), _limit())
 
 
 def _is_gone(old: HostsTransport, rank: int) -> bool:
@@ -172,26 +168,13 @@ def _is_gone(old: HostsTransport, rank: int) -> bool:
 
 
 def _meet(
-    old: HostsTransport, name: str, store: Any, met: list[Attempt], attempt: Attempt
+    old: HostsTransport, name: str, board: Board, met: list[Attempt], attempt: Attempt
 ) -> Transport:
     """Meet the survivors, wherever they are."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
     met.append(attempt)
     rank, size = attempt.members.index(old.rank), len(attempt.members)
     known, timeout_s = old.global_ranks, old.timeout_s
     global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
-    if size == 1:
-        attempt.settle(True)
-        return SharedMemory.alone(name, global_ranks, timeout_s)
-    part = PrefixStore(f"unisono/{attempt.key}", store)
-    meeting = Meeting(name, global_ranks, timeout_s, attempt.deadline, attempt.check)
-    made = connect_anywhere(part, meeting, rank, size)
-    try:
-        is_made = attempt.settle(True) if rank == 0 else attempt.await_outcome()
-        if not is_made:
-            raise Departed(f"a member of group {name} left while it was made")
-    except BaseException:
-        made.close()
-        raise
-    return made
+    part = board.until(attempt.deadline, attempt.check).part(f"unisono/{attempt.key}")
+    how: Any = {"name": name, "global_ranks": global_ranks, "timeout_s": timeout_s}
+    return connect_once(part, rank, size, attempt.settle, leads=rank == 0, **how)

@@ -2,7 +2,7 @@
 
 The first member writes there, under the name that newcomers know, how many may join. A newcomer
 takes the next free number after the members; if all are taken, the first one, whose owner may have
-ended. Once all are there (roll_call.py), they meet in a part of the store. The first member settles
+ended. Once all are there (roster.py), they meet in a part of the store. The first member settles
 there, once and for all, whether the group is made.
 """
 
@@ -14,16 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from unisono.comm.hosts.hosts_transport import Meeting
-from unisono.comm.hosts.making import connect_anywhere
-from unisono.comm.hosts.network import open_store
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline, in_seconds
-from unisono.comm.rendezvous.growing import MEETING_S, number_newcomers, places_after
-from unisono.comm.rendezvous.makings import making
-from unisono.comm.rendezvous.roll_call import call_roll
-from unisono.comm.rendezvous.survivors import await_outcome
-from unisono.comm.rendezvous.unix_socket import Departed
+from unisono.comm.hosts.anywhere import connect_once
+from unisono.comm.meeting.board import Board, Foreign, StoreGone
+from unisono.comm.meeting.deadline import Deadline, LimitOfEach, in_seconds
+from unisono.comm.meeting.growing import MEETING_S, number_newcomers, places_after
+from unisono.comm.meeting.makings import making
+from unisono.comm.meeting.roster import agree
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, RendezvousError
 
@@ -38,25 +35,23 @@ class _Refused(RendezvousError):
 class GrowthStore:
     """Where newcomers meet a group that grows: a place in a store, known by a name."""
 
-    def __init__(self, store: Any, name: str) -> None:
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
+    def __init__(self, board: Board, name: str) -> None:
         self._name = name
         self.is_passed = False  # all were there
-        self._part = partial(PrefixStore, store=open_store(store, _STORE_S))
-        self._store = BoundedStore(self._part(f"unisono/grow/{name}"), lambda: _STORE_S)
+        self._whole = board.reopen(LimitOfEach(_STORE_S))
+        self._board = self._whole.part(f"unisono/grow/{name}")
 
     def open(self, about: dict[str, Any]) -> None:
         """Publish what the group will be."""
-        self._store.set("growth", json.dumps(about))
+        self._board.set("growth", json.dumps(about))
 
     def look(self) -> dict[str, Any]:
         """What it will be; empty if it does not grow."""
-        return dict(json.loads(self._store.get("growth"))) if self._store.check(["growth"]) else {}
+        return dict(json.loads(self._board.get("growth") or "{}"))
 
     def take_number(self, about: dict[str, Any]) -> int:
         """The next number for newcomers."""
-        taken = int(self._store.add(f"{about['generation']}/taken", 1)) - 1
+        taken = self._board.add(f"{about['generation']}/taken") - 1
         members, size = int(about["members"]), int(about["size"])
         return members + taken % (size - members)
 
@@ -72,8 +67,8 @@ class GrowthStore:
         """Wait for all, and make the group; as the one with this number, which wants a rank, or
         any (-1). Raises Departed if another attempt may succeed."""
         name, members, size = str(about["name"]), int(about["members"]), int(about["size"])
-        roll = self._part(f"unisono/grow/{self._name}/{about['generation']}/{size}")
-        token, here = call_roll(roll, name, number, size, limit, {"wants": wanted}, check)
+        part = self._board.part(f"{about['generation']}/{size}").until(limit, check)
+        token, here = agree(part, name, number, size, {"wants": wanted})
         self.is_passed = True
         wants = [one["wants"] for one in here[members:]]
         twice = [at for at, rank in enumerate(wants) if rank >= 0 and rank in wants[:at]]
@@ -81,43 +76,20 @@ class GrowthStore:
             raise (_Refused if number - members in twice else Departed)(
                 f"group {name}: two new processes asked for rank {wants[twice[0]]}"
             )
-        places, settle = places_after(members, wants), partial(self._settle, token)
-
-        def check_all() -> None:
-            check()
-            if settle(None) is False:
-                raise Departed(f"a process gave up while group {name} was made")
-
+        places = places_after(members, wants)
         ranks = number_newcomers(about["global_ranks"], places)
-        meeting = Meeting(name, ranks, timeout_s, Deadline(MEETING_S), check_all)
-        made: Transport | None = None
-        try:
-            made = connect_anywhere(self._part(f"unisono/{token}"), meeting, places[number], size)
-            leads = number == 0
-            if not (settle(True) if leads else await_outcome(settle, check, meeting.deadline)):
-                raise Departed(f"a member left while group {name} was made")
-        except BaseException as error:
-            is_made = not isinstance(error, StoreGone) and settle(False)
-            if made is None or not is_made or not isinstance(error, Exception):
-                if made is not None:
-                    made.close()
-                raise
-        return made
-
-    def _settle(self, token: str, made: bool | None) -> bool | None:
-        """Whether a group is made, as settled first; None: not settled yet."""
-        key = f"made/{token}"
-        if made is not None:
-            return bool(int(self._store.compare_set(key, "", str(int(made)))))
-        return bool(int(self._store.get(key))) if self._store.check([key]) else None
+        board = self._whole.until(Deadline(MEETING_S), check).part(f"unisono/{token}")
+        settle = partial(self._board.settle, f"made/{token}")
+        how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
+        return connect_once(board, places[number], size, settle, leads=number == 0, **how)
 
 
 def grow(
-    group: Any, store: Any, name: str, known_as: str, count: int, limit_s: float, generation: int
+    group: Any, board: Board, name: str, known_as: str, count: int, limit_s: float, generation: int
 ) -> Transport:
     """A group of all ranks and `count` new processes on any host; all ranks call it."""
     group.raise_if_ended()
-    growth_store = GrowthStore(store, known_as)
+    growth_store = GrowthStore(board, known_as)
     about = {"name": name, "generation": generation, "global_ranks": group.global_ranks}
     about |= {"members": group.size, "size": group.size + count, "timeout_s": group.timeout_s}
     if group.rank == 0:
@@ -134,7 +106,7 @@ def grow(
 
 
 def join_growing(
-    store: Any,
+    board: Board,
     name: str,
     rank: int | None,
     generation: int,
@@ -142,7 +114,7 @@ def join_growing(
     limit: Deadline,
 ) -> Transport:
     """Wait until the members of a group admit this process."""
-    growth_store, why = GrowthStore(store, name), ""
+    growth_store, why = GrowthStore(board, name), ""
     while limit.left_s():
         about = growth_store.look()
         if about and about["generation"] >= generation:
@@ -155,7 +127,8 @@ def join_growing(
                 wanted = -1 if rank is None else rank
                 return growth_store.pass_through(about, number, wanted, call_s, limit, check)
             except (GroupError, RendezvousError) as error:
-                if isinstance(error, (StoreGone, _Refused)):
+                foreign = isinstance(error.__context__, Foreign)
+                if foreign or isinstance(error, (StoreGone, Foreign, _Refused)):
                     raise
                 why = f" ({error})"
         time.sleep(_GLANCE_S)

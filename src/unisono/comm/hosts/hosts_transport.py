@@ -18,12 +18,13 @@ from typing import Any
 from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.rendezvous.deadline import Deadline, in_seconds
-from unisono.comm.rendezvous.makings import look
-from unisono.comm.rendezvous.membership import Member, Membership
-from unisono.comm.rendezvous.unix_socket import Departed, RendezvousServer
+from unisono.comm.meeting.deadline import Deadline, in_seconds
+from unisono.comm.meeting.makings import look
+from unisono.comm.meeting.membership import Member, Membership
+from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
+from unisono.comm.shared_memory.engine_transport import EngineTransport, told_of_deaths
 from unisono.comm.shared_memory.group_parts import Part, name_part
-from unisono.comm.shared_memory.memory_transport import SharedMemory, told_of_deaths
+from unisono.comm.shared_memory.memory_transport import split_here
 from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
@@ -64,8 +65,7 @@ class HostsMembership(Membership):
             )
             for rank, member in enumerate(placement.members)
         )
-        size, payloads = len(members), links.payloads(placement.members)
-        super().__init__(met.key, placement.rank, size, met.group, members, payloads, met.inner)
+        super().__init__(met.key, placement.rank, len(members), met.group, members, inner=met.inner)
         self.links, self.placement = links, placement
 
     def find_stopped(self) -> list[int]:
@@ -92,11 +92,8 @@ class HostsMembership(Membership):
         return [rank for rank in away if place.mate(rank, place.host) in stopped]
 
 
-class HostsTransport(SharedMemory):
+class HostsTransport(EngineTransport):
     """A rank of a group of several hosts. Made by `connect` and `split`, not by hand."""
-
-    is_on_one_host = False
-    run_schedule = None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -109,7 +106,9 @@ class HostsTransport(SharedMemory):
         self.placement = membership.placement
         self.links = membership.links.share()
         self.key = self.links.next_key(name)
-        super().__init__(membership, server, name, global_ranks, timeout_s)
+        hosts = self.links.hosts
+        shown = name_part(name, Part(f"{self.key:x}", hosts.names[hosts.mine]))
+        super().__init__(membership, server, name, global_ranks, timeout_s, shown)
 
     @classmethod
     def over(
@@ -167,26 +166,20 @@ class HostsTransport(SharedMemory):
                 why = f"{name_ranks(missing)} did not join group {self.name} by UCX within {limit}"
                 raise self.links.no_connection(self.placement.members[rank], why)
 
-    def _name_for_readers(self) -> str:
-        hosts = self.links.hosts
-        return name_part(self.name, Part(f"{self.key:x}", hosts.names[hosts.mine]))
-
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        if self._server is None:
-            raise self.exceptions.closed()
-        links, before, known = self.links, self.placement, self.global_ranks
+        server, links, before, known = self.server(), self.links, self.placement, self.global_ranks
         placement = place([before.members[rank] for rank in members], links.hosts, links.me)
         if len(placement.hosts) == 1:
-            return super().split(members, name)
+            return split_here(self, members, name)
         self.raise_if_ended()
-        check = self._check_of_split(members)
+        check = self.check_of_split(members)
         here = [members[rank] for rank in placement.here]
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         timeout_s = self.timeout_s
         meeting = Meeting(name, global_ranks, timeout_s, Deadline(timeout_s), check)
         with told_of_deaths(check):
-            met = self._meet(here, name, check, segments_of(placement))
-            return HostsTransport.over(met, links, placement, self._server, meeting)
+            met = self.meet(here, name, check, segments_of(placement))
+            return HostsTransport.over(met, links, placement, server, meeting)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
         from unisono.comm.hosts.going_on import shrink  # rarely needed
@@ -203,8 +196,6 @@ class HostsTransport(SharedMemory):
         """The ranks whose processes are stopped, according to their hosts."""
         return self.membership.find_stopped()
 
-    grow = Transport.grow
-
     def decide(self, serial: int, value: int) -> int:
         return self.links.decide(self.key, serial, value, self.timeout_s)
 
@@ -215,20 +206,13 @@ class HostsTransport(SharedMemory):
             threading.Thread(target=self.links.close, daemon=True).start()
 
     def close(self) -> None:
-        if self._server is None:
+        if self.is_closed:
             return
         try:
             super().close()
         finally:
             self.links.remove(self)
             self.links.close()
-
-    # -- memory that all ranks map: there is none -------------------------------------------------
-
-    allocate = Transport.allocate
-    find_memory = Transport.find_memory
-    own_parts = Transport.own_parts
-    memory = Transport.memory
 
     # -- callbacks of the links, in their thread --------------------------------------------------
 

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from unisono.comm.engine import native
 from unisono.comm.hosts.contacts import Contact, exchange_contacts, own_contact
 from unisono.comm.hosts.control_line import ENDED, ControlLines
-from unisono.comm.hosts.identity import Hosts
-from unisono.comm.hosts.network import INSTEAD, open_store
 from unisono.comm.hosts.questions import Questions, answers, last_words
+from unisono.comm.meeting.board import Board, Foreign, StoreGone
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.identity import Hosts
+from unisono.comm.meeting.network import INSTEAD
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
 from unisono.errors import GroupClosed, RendezvousError
 from unisono.processes import state_of
 
@@ -75,10 +75,10 @@ class Party(Protocol):
 class Links:
     """The lines of one process of a world. Groups keep them open by `share` and `close`."""
 
-    def __init__(self, store: Any, hosts: Hosts, me: int) -> None:
+    def __init__(self, board: Board, hosts: Hosts, me: int) -> None:
         self.hosts = hosts
         self.me = me
-        self._store = store
+        self._board: Board | None = board.until(board.deadline)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._contacts: list[Contact] = []
@@ -103,22 +103,11 @@ class Links:
         all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
-    def meet(
-        self,
-        payload: str,
-        deadline: Deadline,
-        check: Callable[[], None],
-        group: str,
-        *,
-        has_data: bool = True,
-    ) -> None:
+    def meet(self, board: Board, group: str, *, has_data: bool = True) -> None:
         """Learn how to reach all ranks of the world; each calls this. Raises RendezvousError, on
         all of them, if they have no UCX, or different ones, and it `has_data` to carry."""
-        port = self._lines.where[1]
-        mine = own_contact(self.hosts.address, port, payload, has_data)
-        self._contacts = exchange_contacts(
-            self._store, self.hosts, self.me, mine, deadline, check, group
-        )
+        mine = own_contact(self.hosts.address, self._lines.where[1], has_data)
+        self._contacts = exchange_contacts(board, self.hosts, self.me, mine, group)
 
     def workers(self, members: Iterable[int]) -> list[bytes]:
         """The addresses of the UCX workers of these global ranks; b"" for those of this host."""
@@ -131,10 +120,6 @@ class Links:
     def where(self, member: int) -> tuple[str, int]:
         """Where a global rank listens for control lines."""
         return self._contacts[member].where
-
-    def payloads(self, members: Iterable[int]) -> tuple[str, ...]:
-        """What these global ranks published to the others."""
-        return tuple(self._contacts[member].payload for member in members)
 
     def share(self) -> Links:
         """One more user."""
@@ -163,7 +148,7 @@ class Links:
         if not any(links.is_open() for links in list(all_links)):
             native.close_network()  # after all data was handed to the network
         self._lines.close()
-        self._store = None  # it has a socket, too
+        self._board = None  # its store has a socket, too
 
     def leave_all(self) -> None:
         """The process ends: close the remaining groups, and then the lines."""
@@ -173,7 +158,7 @@ class Links:
             for describe in last_words if self.is_open() else ():
                 words = describe()  # first: it may ask other hosts, with or without a store
                 with contextlib.suppress(StoreGone):
-                    self._bounded_store(_END_S).set(f"unisono/end/{self.me}", words)
+                    self.reopen_board(_END_S).set(f"unisono/end/{self.me}", words)
         finally:  # Ctrl-C may interrupt it
             for party in self._open_parties():
                 party.end()
@@ -218,20 +203,17 @@ class Links:
         return self._lost.get(peer)
 
     def last_words_of(self, peer: int) -> str:
-        """How the process of a global rank ended, as it said in the store; "" if it did not, or
-        the store has ended."""
-        with contextlib.suppress(StoreGone):
-            store, key = self._bounded_store(_END_S), f"unisono/end/{peer}"
-            return str(store.get(key).decode()) if store.check([key]) else ""
+        """How the process of a global rank ended, as it said in the store; "" if it did not, if
+        another process wrote it, or if the store has ended."""
+        with contextlib.suppress(StoreGone, Foreign):
+            return self.reopen_board(_END_S).get(f"unisono/end/{peer}")
         return ""
 
-    def _bounded_store(self, timeout_s: float) -> BoundedStore:
-        left_s = Deadline(timeout_s).left_s
-        return BoundedStore(self.open_store(timeout_s), left_s)
-
-    def open_store(self, timeout_s: float) -> Any:
-        """A separate connection to the store in which the ranks met. Raises StoreGone."""
-        return open_store(self._store, timeout_s)
+    def reopen_board(self, timeout_s: float) -> Board:
+        """The board on which the ranks met, by a separate connection. Raises StoreGone."""
+        if self._board is None:
+            raise StoreGone("the links of this process are closed")
+        return self._board.reopen(Deadline(timeout_s))
 
     def open_hosted(self, peer: int, is_gone: Callable[[], bool] = lambda: False) -> Any:
         """A connection to the store that a global rank hosts on request, until its process ends.
@@ -255,8 +237,8 @@ class Links:
 
     def decide(self, key: int, serial: int, value: int, timeout_s: float) -> int:
         """The value that the first rank of a group proposed under this serial. Raises StoreGone."""
-        store = self._bounded_store(timeout_s)
-        return int(store.compare_set(f"unisono/decision/{key:x}/{serial}", "", str(value)))
+        board = self.reopen_board(timeout_s)
+        return int(board.compare_set(f"unisono/decision/{key:x}/{serial}", "", str(value)))
 
     # -- questions -------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from unisono.comm.hosts.identity import Hosts
+from unisono.comm.meeting.identity import Hosts
 
 
 @dataclass(frozen=True)

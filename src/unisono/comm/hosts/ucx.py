@@ -18,7 +18,7 @@ from pathlib import Path
 
 from unisono import variables
 from unisono.comm import engine
-from unisono.comm.hosts.network import find_interface
+from unisono.comm.meeting.network import find_interface
 from unisono.errors import RendezvousError
 
 Version = tuple[int, int, int]

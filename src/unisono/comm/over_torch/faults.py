@@ -11,7 +11,8 @@ import re
 import time
 from typing import Any
 
-from unisono.comm.rendezvous.bounded_store import BoundedStore
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import LimitOfEach
 from unisono.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
@@ -43,8 +44,7 @@ class Faults:
     def __init__(self, name: str, rank: int, store: Any) -> None:
         self._name = name
         self._rank = rank
-        self._torch_store = store
-        self._store = BoundedStore(store, lambda: _STORE_ANSWERS_S)
+        self._board = Board(store, LimitOfEach(_STORE_ANSWERS_S))
         self._pid = os.getpid()
         self.cause: GroupError | None = None
 
@@ -105,17 +105,17 @@ class Faults:
 
     def decide(self, serial: int, value: int, timeout_s: float) -> int:
         """The value that the first member proposed under this serial. Raises StoreGone."""
-        if self._torch_store is None:
+        if self._board.store is None:
             raise UnisonoError(f"group {self._name} has no store to keep a decision in")
-        store = BoundedStore(self._torch_store, lambda: timeout_s)
-        return int(store.compare_set(f"unisono/decision/{serial}", "", str(value)))
+        board = self._board.until(LimitOfEach(timeout_s))
+        return int(board.compare_set(f"unisono/decision/{serial}", "", str(value)))
 
     def _tell(self, error: GroupError) -> GroupError | None:
         """Leave the cause for the others; returns an earlier one of another member, if any."""
         record = {"kind": type(error).__name__, "text": str(error), "rank": self._rank}
         record |= {"reason": getattr(error, "reason", ""), "peer": getattr(error, "peer", -1)}
         with contextlib.suppress(Exception):  # its host may be gone with the group
-            first = self._store.compare_set(_KEY, "", json.dumps(record))
+            first = self._board.compare_set(_KEY, "", json.dumps(record))
             return self._cause_from(json.loads(first))
         return None
 
@@ -123,11 +123,11 @@ class Faults:
         """The cause that another member has left, or is about to leave."""
         end = time.monotonic() + _CAUSE_COMES_S
         with contextlib.suppress(Exception):
-            while not self._store.check([_KEY]):
+            while not (found := self._board.get(_KEY)):
                 if time.monotonic() > end:
                     return None
                 time.sleep(0.01)
-            return self._cause_from(json.loads(self._store.get(_KEY)))
+            return self._cause_from(json.loads(found))
         return None
 
     def _cause_from(self, record: dict[str, Any]) -> GroupError | None:

@@ -5,15 +5,12 @@ caller passes the name."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from unisono.errors import UnisonoError
-
-if TYPE_CHECKING:
-    from unisono.comm.communicator import Communicator
 
 _torch: Any = c10d  # its stubs have none of these names
 
@@ -55,9 +52,10 @@ def make_group(
     backend: str,
     ranks: Sequence[int],
     name: str,
-    made: Communicator | None = None,
+    made: Any = None,
     timeout_s: float | None = None,
 ) -> Any:
+    """A torch process group of these global ranks; over the Communicator `made`, if given."""
     timeout = _torch._get_default_timeout(dist.Backend(backend))
     if timeout_s is not None:
         timeout = type(timeout)(seconds=timeout_s)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.comm.meeting.board import answer_within
 from unisono.comm.over_torch.torch_transport import OverTorch
-from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.errors import RendezvousError, UnisonoError
 
 _c10d: Any = dist  # its stubs lack some of these names

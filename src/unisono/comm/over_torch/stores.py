@@ -1,5 +1,5 @@
-"""torch's stores: for the ranks of one machine in an anonymous file, without a port; and the one
-at MASTER_ADDR and MASTER_PORT, with warnings while ranks are missing."""
+"""torch's stores: in a file that all ranks have inherited, without a port; and the one at
+MASTER_ADDR and MASTER_PORT, with warnings while ranks are missing."""
 
 from __future__ import annotations
 
@@ -11,46 +11,18 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
-from unisono.comm.rendezvous.bounded_store import answer_within
-from unisono.comm.rendezvous.deadline import Deadline, Waiting
+from unisono.comm.meeting.board import answer_within
+from unisono.comm.meeting.deadline import Deadline, Waiting
 from unisono.errors import RendezvousError
-from unisono.processes import namespace
-
-if TYPE_CHECKING:
-    from unisono.comm.communicator import Communicator
 
 _ATTEMPT_S = 10.0
 """How long torch may try, uninterruptibly, to talk to the process that listens there."""
 
 _OPERATION_S = 1800.0
 """How long the store's own operations may take: torch's default."""
-
-_idle: list[int] = []
-
-
-@contextlib.contextmanager
-def store_of(comm: Communicator) -> Iterator[Any]:
-    """A store that the members of a shared-memory group share; all of them call this. torch's
-    FileStore opens its file by name, repeatedly: each rank passes it the name of its own
-    descriptor of an anonymous file that rank 0 has made."""
-    import torch.distributed as dist
-
-    if comm.size == 1:
-        yield dist.HashStore()  # type: ignore[attr-defined]
-        return
-    aside = comm.split(range(comm.size), "torch store")  # the program's own calls count from 1
-    assert aside is not None
-    try:
-        descriptor = _keep(_shared_file(aside))
-    finally:
-        aside.close()
-    try:
-        yield dist.FileStore(f"/proc/self/fd/{descriptor}", comm.size)  # type: ignore[attr-defined]
-    finally:
-        _put_aside(descriptor)
 
 
 def meet_in_file(descriptor: int) -> None:
@@ -82,52 +54,6 @@ def meet_in_file(descriptor: int) -> None:
         yield store, int(rank), int(size)
 
     handlers["env"] = meet
-
-
-def _shared_file(comm: Communicator) -> int:
-    import numpy  # torch has imported it by then; `store_of` does not need it
-
-    descriptor = os.memfd_create("unisono store") if comm.rank == 0 else -1
-    where = numpy.array([os.getpid(), descriptor, namespace("pid")], numpy.int64)
-    comm.broadcast(where)
-    pid, number, home = where.tolist()
-    problem = numpy.zeros(1, numpy.int64)
-    if comm.rank != 0:
-        try:
-            if home != namespace("pid"):
-                raise OSError("another PID namespace")
-            descriptor = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            problem[0] = 1
-    comm.all_reduce(problem, "max")
-    if problem[0]:
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise RendezvousError(
-            "the ranks cannot see each other's processes (different PID namespaces?), which "
-            "torch's process group needs to start: set MASTER_ADDR and MASTER_PORT, or call "
-            "unisono.init(with_torch=False)"
-        )
-    return descriptor
-
-
-def _keep(descriptor: int) -> int:
-    """The same file under the number of an idle descriptor, if there is one."""
-    if not _idle:
-        return descriptor
-    number = _idle.pop()
-    os.dup2(descriptor, number, inheritable=False)
-    os.close(descriptor)
-    return number
-
-
-def _put_aside(descriptor: int) -> None:
-    """Close the file, but keep its number: a store that is still held writes there when it is
-    dropped, and must not find another file."""
-    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(nowhere, descriptor, inheritable=False)
-    os.close(nowhere)
-    _idle.append(descriptor)
 
 
 # -- at MASTER_ADDR --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 
 from unisono import variables
 from unisono.comm.arguments import Call, flatten
+from unisono.comm.meeting.board import answer_within
 from unisono.comm.on_rows.announced_calls import (
     AnnouncedCall,
     decode_call,
@@ -38,7 +39,6 @@ from unisono.comm.over_torch.stream_executor import (
     in_order_of_streams,
 )
 from unisono.comm.reductions import Reduction
-from unisono.comm.rendezvous.bounded_store import answer_within
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import Work

@@ -1,6 +1,7 @@
 """Ranks of one machine over shared memory.
 
-memory_transport.py      the transport: the engine runs every call as a whole
+engine_transport.py      a rank of a group of the engine, which runs every call as a whole
+memory_transport.py      the transport of ranks on one host
 allocation.py            memory that all ranks map, for shared tensors
 shared_pages.py          tensors of other libraries, shared in place
 torch_reductions.py      torch's reductions, by name

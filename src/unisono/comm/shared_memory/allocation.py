@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from unisono.comm.engine import native
-from unisono.comm.rendezvous.membership import Membership
+from unisono.comm.meeting.membership import Membership
 from unisono.comm.shared_tensors import Memory
 from unisono.errors import SegmentError
 

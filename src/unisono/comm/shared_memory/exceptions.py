@@ -20,14 +20,14 @@ from unisono.errors import (
 )
 
 if TYPE_CHECKING:
-    from unisono.comm.rendezvous.membership import Membership
+    from unisono.comm.meeting.membership import Membership
 
 NEEDED_LATER = (
     "unisono.comm.shared_memory.failures",
     "unisono.comm.shared_memory.allocation",
     "unisono.comm.arguments",
-    "unisono.comm.rendezvous.leading",
-    "unisono.comm.rendezvous.survivors",
+    "unisono.comm.meeting.leading",
+    "unisono.comm.meeting.survivors",
 )
 """The modules that word exceptions, check arguments, and make a group of the survivors. A thread
 imports them once a group is made, so that processes start faster."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
+from unisono.comm.meeting.membership import Membership
 from unisono.comm.on_rows.mismatches import find_minority
-from unisono.comm.rendezvous.membership import Membership
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.record_reader import read_segment
 from unisono.errors import (

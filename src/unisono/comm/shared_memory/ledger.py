@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from unisono.comm.engine import Note, Operation, Status
-from unisono.comm.rendezvous.announcements import Announcements
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.membership import JoinRequest, Membership, meet_by
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
+from unisono.comm.meeting.announcements import Announcements
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.membership import JoinRequest, Membership, meet_by
+from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.error_texts import describe_ending
 from unisono.comm.shared_memory.exceptions import GroupExceptions
 from unisono.comm.shared_memory.record_reader import note_writer

@@ -1,105 +1,48 @@
-"""Shared memory: the transport of ranks on one machine. The engine runs every call as a whole."""
+"""Shared memory: the transport of ranks on one machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import cached_property
-from sys import is_finalizing
 from typing import TYPE_CHECKING, Any
 
-from unisono import variables
-from unisono.comm.engine import (
-    OF_PROGRAM,
-    OF_SURVIVORS,
-    abandon_group,
-    end_abandoned_groups,
-    engine_ns,
-    native,
-    open_group,
-    works,
-)
-from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
-from unisono.comm.reductions import Reduction, known_reduction
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, LATECOMERS_S, Deadline
-from unisono.comm.rendezvous.makings import SHRINKS, GroupsDiffer
-from unisono.comm.rendezvous.membership import JoinRequest, Member, Membership, meet_at, meet_by
-from unisono.comm.rendezvous.unix_socket import RendezvousServer
-from unisono.comm.shared_memory.exceptions import NEEDED_LATER, GroupExceptions
-from unisono.comm.shared_memory.segment_listeners import announce_segment
-from unisono.comm.tensors import address_of, count, dtype_name
+from unisono.comm.engine import OF_PROGRAM, OF_SURVIVORS, open_group
+from unisono.comm.engine.numbers import Operation
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
+from unisono.comm.meeting.membership import JoinRequest, Member, Membership, meet_at, meet_by
+from unisono.comm.meeting.unix_socket import RendezvousServer
+from unisono.comm.shared_memory.engine_transport import EngineTransport, told_of_deaths
+from unisono.comm.shared_memory.exceptions import NEEDED_LATER
+from unisono.comm.tensors import address_of, count
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
-from unisono.comm.work import FinishedWork, Work, join_works
+from unisono.comm.work import Work
 from unisono.errors import GroupError, RendezvousError, SegmentError
 from unisono.failures import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
-    from unisono.comm.engine.group_types import Gathered, Group
-    from unisono.comm.rendezvous.announcements import Announcements
-    from unisono.comm.rendezvous.survivors import Attempt
+    from unisono.comm.meeting.announcements import Announcements
+    from unisono.comm.meeting.survivors import Attempt
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
     from unisono.plan.schedule import Schedule
 
-_LISTS = (list, tuple)
-_NOTE_BYTES = 248  # csrc/unisono.h: UN_TEXT_BYTES
 GROWTHS = 64  # one of the decisions that a segment keeps is for growing
 _MOST_BYTES = 2**63 - 1  # the most that a rank can ask for; none gets so much
-for _kind in works:
-    Work.register(_kind)
 
 
-class SharedMemory(Transport):
+class SharedMemory(EngineTransport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
-    membership: Membership
-    tags = range(-(2**63), 2**63)
-    _growths = 0
-    _refusals = 0
     is_on_one_host = True
+    _growths = 0
 
-    def __init__(
-        self,
-        membership: Membership,
-        server: RendezvousServer,
-        name: str,
-        global_ranks: tuple[int, ...] | None,
-        timeout_s: float,
-    ) -> None:
-        self.rank = membership.rank
-        self.size = membership.size
-        self.name = name
-        self.global_ranks = global_ranks
-        self.membership = membership
-        self._server: RendezvousServer | None = server.share()
-        self.group: Group = membership.group
-        self.fast_path = membership.group
-        self.exceptions: GroupExceptions = GroupExceptions(membership, name, global_ranks)
-        self._refused_messages: list[Work] = []
-        self._compiled_schedules: dict[int, tuple[Schedule, int, bytes]] = {}
-        eager_bytes = variables.EAGER_SEND.read()
-        threads = variables.COPY_THREADS.read()
-        self.group.configure(
-            -1 if eager_bytes is None else eager_bytes,
-            variables.READ_PEERS.read() is not False,
-            -1 if threads is None else threads - 1,
-        )
-        keeps_sites = variables.SITES.read() or False
-        global_rank = self.rank if global_ranks is None else global_ranks[self.rank]
-        self.group.introduce(self._name_for_readers(), global_rank, keeps_sites)
-        if (descriptor := self.group.state()["descriptor"]) >= 0:
-            announce_segment(descriptor)
-        self.timeout_s = timeout_s
-        end_abandoned_groups()
-
-    def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
-        if hasattr(self, "group") and not is_finalizing():  # else this module's names are gone
-            abandon_group(self.group)
+    @cached_property
+    def _compiled_schedules(self) -> dict[int, tuple[Schedule, int, bytes]]:
+        return {}
 
     @classmethod
     def connect(
@@ -109,7 +52,7 @@ class SharedMemory(Transport):
         size: int,
         *,
         name: str = "world",
-        global_ranks: tuple[int, ...] | None = None,
+        global_ranks: tuple[int, ...] | None = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         deadline: Deadline | None = None,
@@ -125,7 +68,8 @@ class SharedMemory(Transport):
         with contextlib.closing(RendezvousServer()) as server:
             membership = meet_by(announcements, server, request)
             load_soon(*NEEDED_LATER)
-            return cls(membership, server, name, global_ranks or tuple(range(size)), timeout_s)
+            ranks = tuple(range(size)) if global_ranks == () else global_ranks
+            return cls(membership, server, name, ranks, timeout_s)
 
     @classmethod
     def alone(
@@ -142,32 +86,12 @@ class SharedMemory(Transport):
         made.devices = ("cpu", "cuda")
         return made
 
-    def _name_for_readers(self) -> str:
-        """The name of the group for readers of its records."""
-        return self.name
-
     @property
     def payloads(self) -> tuple[str, ...]:
         """What each rank published to the others when they met."""
         return self.membership.payloads
 
-    @property
-    def host_names(self) -> list[str]:
-        """The name of each rank's host."""
-        return [member.host or os.uname().nodename for member in self.membership.members]
-
-    @property
-    def timeout_s(self) -> float:
-        return self.group.timeout_ns / 1e9
-
-    @timeout_s.setter
-    def timeout_s(self, seconds: float) -> None:
-        self.group.timeout_ns = engine_ns(seconds)
-
-    # -- calls -----------------------------------------------------------------------------------
-
-    def run(self, call: Call, async_op: bool) -> Work | None:
-        return self._run_all(call, async_op, call.root, None)
+    # -- calls -------------------------------------------------------------------------------------
 
     def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
         """An all_reduce or a broadcast by a schedule. Raises ValueError for one that is too
@@ -186,188 +110,26 @@ class SharedMemory(Transport):
             return self._run_all(call, async_op, call.root, encoded, mark)
         return self._run_all(call, async_op, mark, encoded)
 
-    def _run_all(
-        self,
-        call: Call,
-        async_op: bool,
-        root: int,
-        schedule: bytes | None,
-        mark: int | None = None,
-    ) -> Work | None:
-        """One call of the engine or, for a coalesced call, one for each dtype."""
-        if call.is_coalesced and not call.outputs:  # peers that have tensors must raise
-            return self.barrier(None, async_op)
-        op, group = call.reduction, self.group
-        number, factor = (mark, 1.0) if op is None else (op.number, op.factor)
-
-        def run(output: Any, input: Any) -> Work | None:
-            given = call.operation, output, input, root, number, factor, schedule
-            status = group.submit(self.exceptions, *given) if async_op else group.run(*given)
-            if not isinstance(status, int):
-                return status
-            if status in (Status.ASK_AGAIN, Status.ON_DEVICE):
-                if self.size == 1:
-                    _move_alone(output, input, factor)
-                    return FinishedWork() if async_op else None
-                why = "the engine cannot read this memory"
-                self.refuse(call.name, why)
-                raise TypeError(f"{call.name} on group {self.name}: {why}")
-            if status:
-                raise self.call_error(status, call.operation, op, input)
-            return None
-
-        return join_works(run(*sides) for sides in _engine_calls(call))
-
-    def barrier(self, timeout_s: float | None, async_op: bool) -> Work | None:
-        if timeout_s is None and not async_op:
-            status = self.group.barrier()
-            if status:
-                raise self.call_error(status, Operation.BARRIER, None, None)
-            return None
-        limit_ns = 0 if timeout_s is None else max(1, engine_ns(timeout_s))
-        given = Operation.BARRIER, None, None, 0, None, 1.0, None, limit_ns
-        work = self.group.submit(self.exceptions, *given)
-        if isinstance(work, int):
-            raise self.call_error(work, Operation.BARRIER, None, None)
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def call_error(self, status: int, operation: int, op: Any, tensors: Any) -> Exception:
-        tensor = tensors[0] if type(tensors) in _LISTS and tensors else tensors
-        name = op.name if isinstance(op, Reduction) else str(known_reduction(op))
-        number = REDUCTION_NUMBERS.get(name, 0)
-        return self.exceptions.call_error(status, operation, number, dtype_name(tensor))
-
-    # -- messages --------------------------------------------------------------------------------
-
-    def send(self, tensor: Any, peer: int, tag: int) -> None:
-        status = self.group.send(tensor, peer, tag)
-        if status < 0:
-            raise self.message_error(-status, True, peer, tag)
-
-    def recv(self, tensor: Any, peer: int | None, tag: int) -> int:
-        source = self.group.recv(tensor, peer, tag)
-        if source < 0:
-            raise self.message_error(-source, False, -1 if peer is None else peer, tag)
-        return source
-
-    def isend(self, tensor: Any, peer: int, tag: int) -> Work:
-        return self.group.isend(self.exceptions, sys._getframe(1), tensor, peer, tag)
-
-    def irecv(self, tensor: Any, peer: int | None, tag: int) -> Work:
-        return self.group.irecv(self.exceptions, sys._getframe(1), tensor, peer, tag)
-
-    def message_error(self, status: int, sends: bool, peer: int, tag: int) -> Exception:
-        return self.exceptions.message_error(status, sends, peer, tag)
-
-    # -- groups ----------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------
 
     def split(self, members: tuple[int, ...], name: str) -> Transport:
-        if self._server is None:
-            raise self.exceptions.closed()
-        known, timeout_s = self.global_ranks, self.timeout_s
-        global_ranks = None if known is None else tuple(known[rank] for rank in members)
-        if len(members) == 1:
-            return SharedMemory.alone(name, global_ranks, timeout_s)
-        check = self._check_of_split(members)
-        with told_of_deaths(check):
-            membership = self._meet(members, name, check)
-        return SharedMemory(membership, self._server, name, global_ranks, timeout_s)
-
-    def _check_of_split(self, members: tuple[int, ...]) -> Callable[[], None]:
-        """A check that raises if a member of a new group will not join. Followers on one host may
-        wait long for a live leader."""
-        late_s = time.monotonic() + LATECOMERS_S
-        leads = self.rank == members[0] or not self.is_on_one_host
-
-        def check() -> None:
-            error = self.loss_among(members, f"split({list(members)})")
-            is_late = leads and time.monotonic() > late_s
-            if error is None and (self._server is None or is_late):
-                error = self.ending("no call")
-            if error is not None:
-                raise error
-
-        return check
-
-    def _meet(
-        self,
-        members: Sequence[int],
-        name: str,
-        check: Callable[[], None],
-        segments: Sequence[tuple[Sequence[int], int, int]] = (),
-    ) -> Membership:
-        """Meet these ranks of this host to make a group, or one host's part of it."""
-        assert self._server is not None
-        request = JoinRequest(
-            f"{self.membership.key}/{name.removeprefix(self.name)}",
-            members.index(self.rank),
-            len(members),
-            Deadline(self.timeout_s),
-            self.timeout_s,
-            check=check,
-            segments=segments,
-        )
-        leader = self.membership.members[members[0]]
-        check()
-        return meet_at(leader.address, self._server, request)
+        return split_here(self, members, name)
 
     def shrink(self, name: str, at_least: int, timeout_s: float, store: Any) -> Transport:
-        from unisono.comm.rendezvous.survivors import SegmentBoard, go_on
+        from unisono.comm.meeting.survivors import SegmentVote, go_on
 
         self.end_for_survivors()
-        board = SegmentBoard(self.membership, self.name)
-        made, members = go_on(board, at_least, timeout_s, self._meet_left)
+        vote = SegmentVote(self.membership, self.name)
+        made, members = go_on(vote, at_least, timeout_s, self._meet_left)
         known = self.global_ranks
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
         if made is None:
             return SharedMemory.alone(name, global_ranks, self.timeout_s)
-        if self._server is None:  # another thread has closed the group
-            raise self.exceptions.closed()
-        return SharedMemory(made, self._server, name, global_ranks, self.timeout_s)
-
-    def grow(
-        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
-    ) -> Transport:
-        from unisono.comm.rendezvous.growing import admit, number_newcomers
-
-        self.raise_if_ended()
-        assert self._server is not None
-        self._growths += 1
-        serial = GROWTHS * self._growths
-
-        def settle(made: bool) -> bool:
-            return self.group.decide(OF_SURVIVORS, serial, int(made)) == 1
-
-        about = {"global_ranks": self.global_ranks, "generation": generation}
-        address = self.membership.members[0].address
-        try:
-            membership, growth = admit(
-                self, self._server, address, name, meeting, count, limit_s, about, settle
-            )
-        except (GroupError, RendezvousError):
-            raise
-        except BaseException as error:  # the others wait for this rank
-            self.abort(f"growing failed: {type(error).__name__}")
-            raise
-        global_ranks = number_newcomers(self.global_ranks, growth.places)
-        return SharedMemory(membership, self._server, name, global_ranks, self.timeout_s)
-
-    def end_for_survivors(self) -> None:
-        """End the group, so that no rank stays in a call of it. Raises GroupClosed if this
-        process cannot continue."""
-        if self._server is None:
-            raise self.exceptions.closed()
-        if self.group.failure()[0] == Status.FORKED:
-            raise self.exceptions.forked()
-        self.abort(SHRINKS)
+        return SharedMemory(made, self.server(), name, global_ranks, self.timeout_s)
 
     def _meet_left(self, attempt: Attempt) -> Membership | None:
         """Meet the survivors; None: this rank is alone."""
-        if self._server is None:
-            raise self.exceptions.closed()
+        server = self.server()
         if len(attempt.members) == 1:
             attempt.settle(True)
             return None
@@ -378,16 +140,39 @@ class SharedMemory(Transport):
             len(attempt.members),
             attempt.deadline,
             self.timeout_s,
-            before.payloads[self.rank] if before.payloads else "",
-            attempt.check,
+            check=attempt.check,
             settle=attempt.settle,
         )
-        return meet_at(before.members[attempt.members[0]].address, self._server, request)
+        return meet_at(before.members[attempt.members[0]].address, server, request)
 
-    def leave_out(self, members: tuple[int, ...]) -> None:
-        self.exceptions.left_out_of = members
+    def grow(
+        self, name: str, meeting: tuple[str, Any], count: int, limit_s: float, generation: int
+    ) -> Transport:
+        from unisono.comm.meeting.growing import admit, number_newcomers
 
-    # -- memory that all ranks map --------------------------------------------------------------
+        self.raise_if_ended()
+        server = self.server()
+        self._growths += 1
+        serial = GROWTHS * self._growths
+
+        def settle(made: bool) -> bool:
+            return self.group.decide(OF_SURVIVORS, serial, int(made)) == 1
+
+        about = {"global_ranks": self.global_ranks, "generation": generation}
+        address = self.membership.members[0].address
+        try:
+            membership, growth = admit(
+                self, server, address, name, meeting, count, limit_s, about, settle
+            )
+        except (GroupError, RendezvousError):
+            raise
+        except BaseException as error:  # the others wait for this rank
+            self.abort(f"growing failed: {type(error).__name__}")
+            raise
+        global_ranks = number_newcomers(self.global_ranks, growth.places)
+        return SharedMemory(membership, server, name, global_ranks, self.timeout_s)
+
+    # -- memory that all ranks map -----------------------------------------------------------------
 
     @cached_property
     def _allocator(self) -> Allocator:
@@ -396,8 +181,7 @@ class SharedMemory(Transport):
         return Allocator(self.membership, self.name)
 
     def allocate(self, size_bytes: int) -> Memory | None:
-        if self._server is None:
-            raise self.exceptions.closed()
+        self.server()  # the group is open
         if self.group.state()["descriptor"] < 0:  # a group of one
             return None
         try:
@@ -428,13 +212,17 @@ class SharedMemory(Transport):
         return everyone.tolist()
 
     def find_memory(self, address: int) -> tuple[Memory, int] | None:
-        return None if self._server is None else self._allocator.find(address)
+        return None if self.is_closed else self._allocator.find(address)
 
     def own_parts(self) -> list[tuple[int, int, int]]:
-        return [] if self._server is None else self._allocator.own_parts()
+        return [] if self.is_closed else self._allocator.own_parts()
 
     def memory(self, number: int) -> Memory | None:
         return self._allocator.memory(number)
+
+    def check_message(self, sends: bool, peer: int | None) -> None:
+        if self.size == 1:
+            raise ValueError("a group of one has no other rank to exchange messages with")
 
     def check_call(self, call: Call) -> None:
         """Only the peer may pass its part of a block: it may be doing so in this very call."""
@@ -448,37 +236,7 @@ class SharedMemory(Transport):
                     "a view from get_peer_tensor()"
                 )
 
-    # -- life ------------------------------------------------------------------------------------
-
-    def refuse(self, operation: str, why: str) -> None:
-        if self.exceptions.cause is None:
-            self._note_refusal(why)
-            self.group.refuse(Operation[operation.upper()])
-
-    def check_message(self, sends: bool, peer: int | None) -> None:
-        if self.size == 1:
-            raise ValueError("a group of one has no other rank to exchange messages with")
-
-    def refuse_message(self, sends: bool, peer: int | None, tag: int, why: str) -> None:
-        """An empty message of a type that torch lacks: it fits only one that the peer refused."""
-        import numpy
-
-        if self.size == 1:
-            return
-        self._note_refusal(why)
-        begin = self.group.isend if sends else self.group.irecv
-        nothing = numpy.empty(0, numpy.longdouble)
-        given = self.exceptions, sys._getframe(1), nothing, peer, tag
-        self._refused_messages.append(begin(*given))
-
-    def _note_refusal(self, why: str) -> None:
-        self._refusals += 1  # a note about the same would not be written
-        text = why.encode("utf-8", "replace")
-        text = text if len(text) < _NOTE_BYTES else text[: _NOTE_BYTES - 4] + b"..."
-        self.group.write_note(Note.REFUSAL, self._refusals, text.decode("utf-8", "ignore"))
-
-    def abort(self, reason: str = "") -> None:
-        self.group.abort(reason)
+    # -- decisions ---------------------------------------------------------------------------------
 
     def decide(self, serial: int, value: int) -> int:
         decided = self.group.decide(OF_PROGRAM, serial, value)
@@ -487,116 +245,15 @@ class SharedMemory(Transport):
             raise ending or ValueError(f"too many decisions have followed number {serial}")
         return decided
 
-    def ending(self, doing: str) -> GroupError | None:
-        if self._server is None:
-            return self.exceptions.closed()
-        status = self.group.failure()[0]
-        if status == Status.FORKED:
-            return self.exceptions.forked()
-        return self.exceptions.failure(doing) if status else None
 
-    def raise_if_ended(self) -> None:
-        ending = self.ending("no call")
-        if ending is not None:
-            raise ending
-
-    def loss_among(self, ranks: Sequence[int], doing: str) -> GroupError | None:
-        return self.exceptions.loss_among(ranks, doing)
-
-    def close(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            self.exceptions.closed_at = native.site_of(sys._getframe(1)) or ""
-            try:
-                absent = self.group.finish()
-                if absent is not None:
-                    self.group.abort(self.exceptions.close_without(absent))
-            finally:
-                self.group.close()
-                server.close()
-
-    # -- tensors whose shapes only their owners know ---------------------------------------------
-
-    def exchange_integers(
-        self, integers: tuple[int, ...], limit_s: float = 0.0
-    ) -> list[tuple[int, ...]]:
-        everyone = self.group.exchange(integers, engine_ns(limit_s))
-        if isinstance(everyone, int):
-            raise self.exceptions.call_error(everyone, Operation.ALL_GATHER, 0, "uint8")
-        return everyone
-
-    def gather_ragged(
-        self,
-        tensor: Any,
-        root: int | None,
-        empty_like: Callable[[Any], Any],
-        empty: Callable[[Any, int, tuple[int, ...]], Any],
-    ) -> Gathered:
-        """Every rank's tensor, in new tensors on `root`, or with None on every rank, if all are
-        small; otherwise every rank's dtype and shape. `empty_like(tensor)` makes such a tensor,
-        and `empty(tensor, dtype, shape)` any other on its device, of the dtype with this number."""
-        gathered = self.group.gather_ragged(tensor, -1 if root is None else root, empty_like, empty)
-        if isinstance(gathered, tuple):
-            return gathered
-        operation = Operation.ALL_GATHER if root is None else Operation.GATHER
-        if gathered is None:
-            from unisono.comm.arguments import check_tensor
-
-            check_tensor(tensor, False, self.devices)
-            raise TypeError("DLPack cannot export this tensor")
-        raise self.exceptions.call_error(gathered, operation, 0, "uint8")
-
-
-@contextlib.contextmanager
-def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
-    """If ranks do not meet because one of them has died, raise that, by `check`."""
-    try:
-        yield
-    except RendezvousError as error:
-        for _ in range(
-            0 if isinstance(error, GroupsDiffer) else 50
-        ):  # a death is known in a moment
-            check()
-            time.sleep(0.01)
-        raise
-
-
-def _engine_calls(call: Call) -> list[tuple[Any, Any]]:
-    """Output and input of each of the engine's calls for a call."""
-    outputs, inputs = list(map(_given, call.outputs)), list(map(_given, call.inputs))
-    if call.operation in (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST):
-        inputs = outputs
-    if not call.is_coalesced:
-        return [(outputs[0] if outputs else None, inputs[0] if inputs else None)]
-    if any(isinstance(side, list) for side in [*outputs, *inputs]):
-        return list(zip(outputs, inputs, strict=True))
-    alike: dict[str, list[int]] = {}
-    for place, tensor in enumerate(outputs):
-        alike.setdefault(dtype_name(tensor), []).append(place)
-    calls: list[tuple[Any, Any]] = []
-    for places in alike.values():
-        to = [outputs[place] for place in places]
-        calls.append((to, to if inputs is outputs else [inputs[place] for place in places]))
-    return calls
-
-
-def _move_alone(output: Any, input: Any, factor: float) -> None:
-    """A call of one rank on what the engine cannot read: memory of a GPU, elements of less than a
-    byte."""
-    from unisono.comm.on_rows.rows import torch_row_of, write_back
-    from unisono.comm.schedules.arithmetic import scale
-
-    sides = (side if type(side) in _LISTS else [side] for side in (output, input))
-    for to, source in zip(*sides, strict=True):
-        if source is not to:
-            write_back(to, torch_row_of(source))
-        if factor != 1.0:
-            scale(row := torch_row_of(to), factor)
-            write_back(to, row)
-
-
-def _given(side: Any) -> Any:
-    """A side as the engine takes it: a tensor, or one for each rank."""
-    if not hasattr(side, "is_list"):
-        return side
-    return side.tensors if side.is_list else side.tensors[0]
+def split_here(group: EngineTransport, members: tuple[int, ...], name: str) -> Transport:
+    """A group of these ranks of a group, which are all on this host."""
+    server = group.server()
+    known, timeout_s = group.global_ranks, group.timeout_s
+    global_ranks = None if known is None else tuple(known[rank] for rank in members)
+    if len(members) == 1:
+        return SharedMemory.alone(name, global_ranks, timeout_s)
+    check = group.check_of_split(members)
+    with told_of_deaths(check):
+        membership = group.meet(members, name, check)
+    return SharedMemory(membership, server, name, global_ranks, timeout_s)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import time
-from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.meeting.board import Board, StoreGone
+from unisono.comm.meeting.deadline import Deadline, in_seconds, meeting_timeout_s
+from unisono.comm.meeting.roster import Entry, Roster
 from unisono.comm.over_torch.stateless import check_backend, connect_stateless
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.bounded_store import BoundedStore, StoreGone
-from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds, meeting_timeout_s
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 from unisono.errors import RendezvousError, UnisonoError, name_ranks
 from unisono.training.weights.by_parameter import WeightUpdateGroup
@@ -30,16 +27,6 @@ _FAREWELL_S = 1.0
 _LATECOMERS_S = 10.0
 """How long the host of the store stays after a failure so that the others can read it; longer for
 ranks that may still arrive."""
-
-
-@dataclass(frozen=True)
-class _Member:
-    """A rank's arguments, and where it runs."""
-
-    size: int
-    backend: str
-    machine: str
-    pid: int
 
 
 def init_weight_update_group(
@@ -96,8 +83,8 @@ def init_weight_update_group(
     try:
         store = reach(deadline.left_s(), hosts=False)
         where = f"the weight update group {name!r} at {master_address}:{master_port}"
-        bounded = BoundedStore(store, deadline.left_s)
-        _Meeting(bounded, name, rank, world_size, where).gather(backend, deadline)
+        board = Board(store, deadline)
+        _Meeting(board, name, rank, world_size, where, backend).gather()
         limit_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         left_s = max(deadline.left_s(), 1.0)
         comm: Communicator
@@ -120,111 +107,104 @@ def end_meeting(address: str, port: int | str, name: str, why: str) -> None:
     """Make all ranks that wait for the group `name` raise RendezvousError: one will not arrive."""
     store = store_at(address, str(port), 0, 1, _FAREWELL_S, group=name, hosts=False)
     failure = json.dumps({"why": f"the group {name!r} could not be made: {why}", "ranks": 1})
-    store.compare_set(f"{_keys_of(name)}/failure", "", failure)
+    _board_of(Board(store), name).compare_set("failure", "", failure)
 
 
-def _keys_of(name: str) -> str:
-    return f"unisono/weights/{name}"
+def _board_of(board: Board, name: str) -> Board:
+    return board.part(f"unisono/weights/{name}")
 
 
 class _Meeting:
     """One rank's side of comparing all ranks' arguments, through the store."""
 
-    def __init__(self, store: Any, name: str, rank: int, size: int, where: str) -> None:
-        self._store, self._keys = store, _keys_of(name)
-        self._rank, self._size, self._name, self._where = rank, size, name, where
-        self._members: dict[int, _Member] = {}
+    def __init__(
+        self, board: Board, name: str, rank: int, size: int, where: str, backend: str
+    ) -> None:
+        self._board, self._where = _board_of(board, name), where
+        self._roster = Roster(self._board, name, rank, size, {"backend": backend})
+        self._seen: dict[int, Entry] = {}
 
-    def gather(self, backend: str, deadline: Deadline) -> None:
+    def gather(self) -> None:
         """Return once all have arrived. Raises RendezvousError, the same on all that have, if their
         arguments do not fit together."""
         try:
-            self._announce(backend)
-            self._wait_for_others(deadline)
+            self._announce()
+            while self._find_missing():
+                self._roster.wait(self._find_missing)
         except StoreGone as error:
             raise self._failure(str(error)) from error
         except RendezvousError as error:
-            self._tell(str(error), deadline)
+            self._tell(str(error))
             raise
         except UnisonoError as error:
-            self._tell(f"rank {self._rank}: {error}", deadline)
+            self._tell(f"rank {self._roster.rank}: {error}")
             raise
 
-    def _announce(self, backend: str) -> None:
-        if self._size < 2:
+    def _announce(self) -> None:
+        rank, size, mine = self._roster.rank, self._roster.size, self._roster.mine
+        if size < 2:
             raise self._failure(
-                f"rank {self._rank} was given world_size={self._size}: there must be at least 2, "
+                f"rank {rank} was given world_size={size}: there must be at least 2, "
                 "the trainer and a worker"
             )
-        if not 0 <= self._rank < self._size:
+        if not 0 <= rank < size:
             raise self._failure(
-                f"rank {self._rank} is not below world_size={self._size}: a worker's rank is "
+                f"rank {rank} is not below world_size={size}: a worker's rank is "
                 "rank_offset plus its number in its engine; world_size counts all workers and "
                 "the trainer"
             )
-        if backend not in ("auto", "unisono"):
-            check_backend(backend)
-        mine = _Member(self._size, backend, socket.gethostname(), os.getpid())
-        text = json.dumps(asdict(mine))
-        found = self._store.compare_set(f"{self._keys}/{self._rank}", "", text).decode()
-        if found != text:
-            other = json.loads(found)
+        if mine["backend"] not in ("auto", "unisono"):
+            check_backend(mine["backend"])
+        other = self._roster.claim()
+        if other is not None:
             raise self._failure(
-                f"rank {self._rank} is process {other['pid']} on {other['machine']} already, and "
-                f"process {mine.pid} on {mine.machine} claims the same rank: is rank_offset "
+                f"rank {rank} is process {other['pid']} on {other['machine']} already, and "
+                f"process {mine['pid']} on {mine['machine']} claims the same rank: is rank_offset "
                 "right, and was the group of an earlier run closed?"
             )
-        self._members[self._rank] = mine
 
-    def _wait_for_others(self, deadline: Deadline) -> None:
-        waiting = Waiting(self._rank, self._size, self._name, deadline)
-        while True:
-            missing = [rank for rank in range(self._size) if not self._look_up(rank)]
-            if self._store.check([f"{self._keys}/failure"]):
-                raise RendezvousError(json.loads(self._store.get(f"{self._keys}/failure"))["why"])
-            if not missing:
-                return
-            if not deadline.left_s():
-                raise self._failure(
-                    f"{name_ranks(missing)} did not join within {in_seconds(deadline.timeout_s)}"
-                )
-            if waiting.is_long():
-                waiting.say(missing, self._size - len(missing))
-            waiting.pause()
+    def _find_missing(self) -> list[int]:
+        """The ranks that have not arrived. Raises RendezvousError if another one's arguments
+        differ, or if it has failed, or at the deadline."""
+        missing = [rank for rank in range(self._roster.size) if not self._has_come(rank)]
+        if failure := self._board.get("failure"):
+            raise RendezvousError(json.loads(failure)["why"])
+        if missing and not self._board.deadline.left_s():
+            limit = in_seconds(self._board.deadline.timeout_s)
+            raise self._failure(f"{name_ranks(missing)} did not join within {limit}")
+        return missing
 
-    def _look_up(self, rank: int) -> bool:
-        """Whether a rank has arrived. Raises RendezvousError if its arguments differ."""
-        if rank in self._members:
-            return True
-        if not self._store.check([f"{self._keys}/{rank}"]):
+    def _has_come(self, rank: int) -> bool:
+        theirs = self._seen.get(rank) or self._roster.look_up(rank)
+        if theirs is None:
             return False
-        theirs = _Member(**json.loads(self._store.get(f"{self._keys}/{rank}")))
-        mine = self._members[self._rank]
-        self._members[rank] = theirs
-        if theirs.size != mine.size:
+        own, mine = self._roster.rank, self._roster.mine
+        self._seen[rank] = theirs
+        if theirs["size"] != mine["size"]:
             raise self._failure(
-                f"rank {self._rank} was given world_size={mine.size}, rank {rank} "
-                f"world_size={theirs.size}: all ranks need the same, the trainer plus all workers"
+                f"rank {own} was given world_size={mine['size']}, rank {rank} "
+                f"world_size={theirs['size']}: all ranks need the same, the trainer plus all "
+                "workers"
             )
-        if theirs.backend != mine.backend:
+        if theirs["backend"] != mine["backend"]:
             raise self._failure(
-                f"rank {self._rank} was given backend {mine.backend}, rank {rank} {theirs.backend}"
+                f"rank {own} was given backend {mine['backend']}, rank {rank} {theirs['backend']}"
             )
         return True
 
     def _failure(self, why: str) -> RendezvousError:
         return RendezvousError(f"{self._where} could not be made: {why}")
 
-    def _tell(self, text: str, deadline: Deadline) -> None:
+    def _tell(self, text: str) -> None:
         """Leave the first failure for the others. The store stays until all expected ranks have
         read it."""
-        ranks = max([self._size, *(member.size for member in self._members.values())])
+        ranks = max([self._roster.size, *(theirs["size"] for theirs in self._seen.values())])
         failure = json.dumps({"why": text, "ranks": ranks})
         with contextlib.suppress(RuntimeError):
-            first = json.loads(self._store.compare_set(f"{self._keys}/failure", "", failure))
-            left = self._store.add(f"{self._keys}/left", 1)
-            stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, deadline.left_s()))
-            farewell = Deadline(stay_s if self._rank == 0 else 0)
+            first = json.loads(self._board.compare_set("failure", "", failure))
+            left = self._board.add("left")
+            stay_s = max(_FAREWELL_S, min(_LATECOMERS_S, self._board.deadline.left_s()))
+            farewell = Deadline(stay_s if self._roster.rank == 0 else 0)
             while left < max(ranks, first["ranks"]) and farewell.left_s():
                 time.sleep(0.01)
-                left = self._store.add(f"{self._keys}/left", 0)
+                left = self._board.add("left", 0)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from unisono.comm.communicator import Communicator
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.deadline import meeting_timeout_s
 from unisono.comm.over_torch.stores import store_at
-from unisono.comm.rendezvous.deadline import meeting_timeout_s
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
 
 
@@ -212,10 +213,10 @@ class _GroupWithBarrier:
 def name_in(store: Any, rank: int) -> str:
     """A name that is the same on all ranks and unique: each rank counts the communicators that it
     makes there."""
-    serial = store.add(f"unisono/communicators of rank {rank}", 1)
-    proposed = uuid.uuid4().hex
-    chosen = store.compare_set(f"unisono/communicator {serial}", "", proposed)
-    return f"stateless {chosen.decode()}"
+    board = Board(store)
+    serial = board.add(f"unisono/communicators of rank {rank}")
+    chosen = board.compare_set(f"unisono/communicator {serial}", "", uuid.uuid4().hex)
+    return f"stateless {chosen}"
 
 
 @contextlib.contextmanager

@@ -10,16 +10,16 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from unisono.comm.rendezvous.announcements import (
+from unisono.comm.meeting.announcements import (
     Announcements,
     FileAnnouncements,
     StoreAnnouncements,
     about_me,
     clear_if_over,
 )
-from unisono.comm.rendezvous.unix_socket import new_socket
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.unix_socket import new_socket
 from unisono.errors import RendezvousError
 from unisono.processes import namespace, start_time
 
@@ -56,11 +56,11 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def meeting_by_name(name: str, rank: int, store: Any) -> Iterator[Announcements]:
-    """Where processes that know the name announce themselves: in a store, or in a file. Not in a
+def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Announcements]:
+    """Where processes that know the name announce themselves: on a board, or in a file. Not in a
     folder that the environment names: a service and a shell of one user have different ones."""
-    if store is not None:
-        yield StoreAnnouncements(store, f"unisono/join/{name}")
+    if board is not None:
+        yield StoreAnnouncements(board.part(f"unisono/join/{name}"))
         return
     complaint = (
         f"another process is joining {name!r} as rank {rank} right now: each rank must be one "

@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.rendezvous.announcements import Announcement, Announcements
-from unisono.comm.rendezvous.makings import GroupsDiffer, look
-from unisono.comm.rendezvous.membership import JoinRequest, Membership, own_pidfd
-from unisono.comm.rendezvous.unix_socket import Connection, Departed, RendezvousServer
+from unisono.comm.meeting.announcements import Announcement, Announcements
+from unisono.comm.meeting.makings import GroupsDiffer, look
+from unisono.comm.meeting.membership import JoinRequest, Membership, own_pidfd
+from unisono.comm.meeting.unix_socket import Connection, Departed, RendezvousServer
 from unisono.errors import RendezvousError, UnisonoError
 
 _QUIET_S = 0.1

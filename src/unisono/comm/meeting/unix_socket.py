@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.makings import GroupsDiffer, look
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.makings import GroupsDiffer, look
 from unisono.errors import RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 19

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.rendezvous.bounded_store import BoundedStore
-from unisono.comm.rendezvous.deadline import JOIN_TIMEOUT_S, Deadline
-from unisono.comm.rendezvous.unix_socket import Connection, descriptors_needed
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.unix_socket import Connection, descriptors_needed
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace, start_time
 
@@ -56,7 +55,7 @@ class Announcements(ABC):
     def _write(self, text: str) -> None: ...
 
     @abstractmethod
-    def _read(self) -> bytes:
+    def _read(self) -> str | bytes:
         """What was written; empty if nothing was."""
 
     @abstractmethod
@@ -130,32 +129,25 @@ def _read_own_file(path: str | os.PathLike[str]) -> bytes:
 
 
 class StoreAnnouncements(Announcements):
-    """Announcements in a torch Store (TCPStore, FileStore, PrefixStore, ...), which belongs to
-    one job, and is polled until a `limit`. Meetings in one store differ in their `prefix`."""
+    """Announcements on a board, which belongs to one meeting."""
 
-    def __init__(self, store: Any, prefix: str = "unisono", limit: Deadline | None = None) -> None:
-        self._store = BoundedStore(store, (limit or Deadline(JOIN_TIMEOUT_S)).left_s)
-        self._prefix = prefix
+    def __init__(self, board: Board) -> None:
+        self._board = board
 
     def object_to(self, announcement: Announcement, reason: str) -> None:
-        self._store.set(f"{self._prefix}/objection/{announcement['address']}", reason)
+        self._board.set(f"unisono/objection/{announcement['address']}", reason)
 
     def objection_to(self, announcement: Announcement) -> str:
-        return self._get(f"objection/{announcement['address']}").decode()
+        return self._board.get(f"unisono/objection/{announcement['address']}")
 
     def _write(self, text: str) -> None:
-        self._store.set(f"{self._prefix}/0", text)
+        self._board.set("unisono/0", text)
 
-    def _read(self) -> bytes:
-        return self._get("0")
+    def _read(self) -> str:
+        return self._board.get("unisono/0")
 
     def _remove(self) -> None:
-        # Not deleted: a rank that has just seen that it exists would wait for it.
-        self._store.set(f"{self._prefix}/0", "")
-
-    def _get(self, name: str) -> bytes:
-        key = f"{self._prefix}/{name}"
-        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+        self._write("")  # not deleted: a rank that has just seen that it exists would wait for it
 
 
 def about_me(address: str) -> Announcement:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import MOST_RANKS, open_group
-from unisono.comm.rendezvous.announcements import (
+from unisono.comm.meeting.announcements import (
     Announcement,
     Announcements,
     about_me,
@@ -25,8 +25,8 @@ from unisono.comm.rendezvous.announcements import (
     is_from_before,
     is_over,
 )
-from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
-from unisono.comm.rendezvous.unix_socket import (
+from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
+from unisono.comm.meeting.unix_socket import (
     Connection,
     Departed,
     RendezvousServer,
@@ -143,7 +143,7 @@ class JoinRequest:
         payload: str = "",
         check: Callable[[], None] = lambda: None,
         segments: Sequence[tuple[Sequence[int], int, int]] = (),
-        settle: Callable[[bool], bool] | None = None,
+        settle: Callable[[bool], bool | None] | None = None,
     ) -> None:
         self.key, self.rank, self.size = key, rank, size
         self.settle = settle
@@ -208,7 +208,7 @@ def meet_by(
     with descriptors_needed():
         me = about_me(server.address)
         if request.rank == 0:
-            from unisono.comm.rendezvous.leading import Leader  # followers do not need it
+            from unisono.comm.meeting.leading import Leader  # followers do not need it
 
             try:
                 announcements.announce(me)
@@ -242,7 +242,7 @@ def meet_at(leader_address: str, server: RendezvousServer, request: JoinRequest)
     with descriptors_needed():
         me = about_me(server.address)
         if request.rank == 0:
-            from unisono.comm.rendezvous.leading import Leader  # followers do not need it
+            from unisono.comm.meeting.leading import Leader  # followers do not need it
 
             return Leader(server, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)

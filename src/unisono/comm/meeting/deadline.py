@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from unisono.comm.rendezvous import makings
+from unisono.comm.meeting import makings
 from unisono.errors import RendezvousError, name_ranks
 
 JOIN_TIMEOUT_S = 300.0
@@ -44,6 +44,13 @@ class Deadline:
 
     def left_s(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+
+class LimitOfEach(Deadline):
+    """A limit for each of several requests, instead of for all of them together."""
+
+    def left_s(self) -> float:
+        return self.timeout_s
 
 
 class Waiting:

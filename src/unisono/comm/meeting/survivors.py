@@ -1,8 +1,8 @@
 """After a group has ended, the survivors agree which ranks are left, and form a new group.
 
-They agree through a *board* that outlives the group: a place where each rank can leave a text, and
-where the first of several proposals counts (compare-and-swap). On one host it is the old segment,
-which stays mapped until its last member has left it. No leader is needed whose death could matter.
+They agree by a *vote*, in a place that outlives the group: each rank can leave a text there, and
+the first of several proposals counts (compare-and-swap). On one host it is the old segment, which
+stays mapped until its last member has left it. No leader is needed whose death could matter.
 
 In attempt k = 1, 2, ... each rank publishes that it is present. Once every rank is present, known
 to be gone, or late, the first rank that sees this proposes the *choice* of attempt k: which ranks
@@ -15,9 +15,9 @@ Then attempt k + 1 follows, with all ranks again. So:
   all take the first. If it contains a dead rank, its meeting fails, and the next one does not.
 - A rank that wakes late reads what was decided. If it was left out, it waits for the outcome, and
   raises NoQuorum once the others have formed the group, or joins the next attempt.
-- There is one board, so there are never two groups. Over hosts a rank may be unable to reach it,
+- There is one place, so there are never two groups. Over hosts a rank may be unable to reach it,
   and then does not continue; there only a strict majority may leave out ranks that are merely
-  silent, unless the program has named the store that is the board (`StoreBoard.refusal`).
+  silent, unless the program has named the store of the vote (`StoreVote.refusal`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol, TypeVar
 
 from unisono.comm.engine import OF_SURVIVORS
 from unisono.comm.engine.numbers import Note, Status
-from unisono.comm.rendezvous import makings
-from unisono.comm.rendezvous.bounded_store import StoreGone
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.membership import Membership
-from unisono.comm.rendezvous.unix_socket import Departed, TooFewDescriptors
+from unisono.comm.meeting import makings
+from unisono.comm.meeting.board import StoreGone
+from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.membership import Membership
+from unisono.comm.meeting.unix_socket import Departed, TooFewDescriptors
 from unisono.errors import GroupClosed, GroupError, NoQuorum, RendezvousError, name_ranks
 
 STOPPED_S = 5.0
@@ -52,8 +51,8 @@ _WITHDRAWN = -1
 _Made = TypeVar("_Made")
 
 
-class Board(Protocol):
-    """Where the ranks of a group that has ended agree."""
+class Vote(Protocol):
+    """How the ranks of a group that has ended agree."""
 
     rank: int
     size: int
@@ -88,8 +87,8 @@ class Board(Protocol):
         """Why these may not continue while those are silent; "" if they may."""
 
 
-class SegmentBoard:
-    """The board of ranks on one host: their group's segment, which they all reach."""
+class SegmentVote:
+    """The vote of ranks on one host: in their group's segment, which they all reach."""
 
     def __init__(self, membership: Membership, name: str) -> None:
         self.rank, self.size, self.name = membership.rank, membership.size, name
@@ -140,25 +139,21 @@ class SegmentBoard:
 class Attempt:
     """One attempt to form a new group: its `members`, ranks of the old one, and its `key`."""
 
-    def __init__(self, board: Board, number: int, members: Sequence[int], key: str) -> None:
+    def __init__(self, vote: Vote, number: int, members: Sequence[int], key: str) -> None:
         self.members, self.key = members, key
         self.deadline = Deadline(_MEETING_S)
-        self._board, self._number = board, number
+        self._vote, self._number = vote, number
 
-    def settle(self, made: bool) -> bool:
-        """Whether the new group is made, as settled first."""
-        return bool(self._board.settle(self._number, made))
-
-    def await_outcome(self) -> bool:
-        """Whether the first member says that the group is made."""
-        return await_outcome(partial(self._board.settle, self._number), self.check, self.deadline)
+    def settle(self, made: bool | None) -> bool | None:
+        """Whether the new group is made, as settled first; with None as far as it is settled."""
+        return self._vote.settle(self._number, made)
 
     def check(self) -> None:
         """Raise Departed if it will not be made."""
-        gone = [rank for rank in self.members if _has_left(self._board, rank)]
+        gone = [rank for rank in self.members if _has_left(self._vote, rank)]
         if gone:
             raise Departed(f"{name_ranks(gone)} left while {self.key} was made")
-        if self._board.settle(self._number, None) is False:
+        if self._vote.settle(self._number, None) is False:
             raise Departed(f"a member of {self.key} gave up")
 
 
@@ -179,7 +174,7 @@ def await_outcome(
 
 
 def go_on(
-    board: Board, at_least: int, timeout_s: float, meet: Callable[[Attempt], _Made]
+    vote: Vote, at_least: int, timeout_s: float, meet: Callable[[Attempt], _Made]
 ) -> tuple[_Made, Sequence[int]]:
     """What `meet` returns once the survivors have agreed on an attempt and made the group, and who
     they are. All ranks that get a result get the same.
@@ -188,48 +183,48 @@ def go_on(
     this rank, or if no group may be formed."""
     try:
         for number in range(1, _MOST_ATTEMPTS + 1):
-            made = _attempt(board, number, at_least, timeout_s, meet)
+            made = _attempt(vote, number, at_least, timeout_s, meet)
             if made is not None:
                 return made
     except (NoQuorum, StoreGone):
-        raise  # a rank that has lost the board may go on at another: here it must count as silent
+        raise  # a rank that has lost its store may go on at another: here it must count as silent
     except BaseException:
-        board.say(json.dumps([_WITHDRAWN, at_least]))  # no rank needs to wait for this one
+        vote.say(json.dumps([_WITHDRAWN, at_least]))  # no rank needs to wait for this one
         raise
-    raise RendezvousError(f"group {board.name}: {_MOST_ATTEMPTS} attempts to form a group failed")
+    raise RendezvousError(f"group {vote.name}: {_MOST_ATTEMPTS} attempts to form a group failed")
 
 
 def _attempt(
-    board: Board,
+    vote: Vote,
     number: int,
     at_least: int,
     timeout_s: float,
     meet: Callable[[Attempt], _Made],
 ) -> tuple[_Made, Sequence[int]] | None:
     """One attempt; None: it has failed for all ranks."""
-    board.say(json.dumps([number, at_least]))
-    choice = _await_choice(board, number, timeout_s)
+    vote.say(json.dumps([number, at_least]))
+    choice = _await_choice(vote, number, timeout_s)
     if not choice:  # it failed long ago
-        _await_outcome(board, number, ())
+        _await_outcome(vote, number, ())
         return None
     chosen = json.loads(choice)
     bits = base64.b85decode(chosen["members"])
-    members = [rank for rank in range(board.size) if bits[rank // 8] >> rank % 8 & 1]
+    members = [rank for rank in range(vote.size) if bits[rank // 8] >> rank % 8 & 1]
     if why := str(chosen["refusal"]):
-        text = f"group {board.name} cannot continue: {why}"
-        raise NoQuorum(text, rank=board.rank, group=board.name)
-    needed = max(_said(board, rank)[1] for rank in members)
+        text = f"group {vote.name} cannot continue: {why}"
+        raise NoQuorum(text, rank=vote.rank, group=vote.name)
+    needed = max(_said(vote, rank)[1] for rank in members)
     if len(members) < needed:
         raise NoQuorum(
-            f"group {board.name} cannot continue: only {name_ranks(members)} of {board.size} "
+            f"group {vote.name} cannot continue: only {name_ranks(members)} of {vote.size} "
             f"{'is' if len(members) == 1 else 'are'} left, and at_least={needed} is required",
-            rank=board.rank,
-            group=board.name,
+            rank=vote.rank,
+            group=vote.name,
         )
-    if board.rank not in members:
-        _await_outcome(board, number, members)
+    if vote.rank not in members:
+        _await_outcome(vote, number, members)
         return None
-    attempt = Attempt(board, number, members, f"{board.name} on {chosen['token']}")
+    attempt = Attempt(vote, number, members, f"{vote.name} on {chosen['token']}")
     try:
         return meet(attempt), members
     except TooFewDescriptors:
@@ -244,63 +239,63 @@ def _attempt(
         raise
 
 
-def _await_choice(board: Board, number: int, timeout_s: float) -> str:
+def _await_choice(vote: Vote, number: int, timeout_s: float) -> str:
     """Wait for every rank that may join, then choose those that have."""
     limit, stopped_limit = Deadline(timeout_s), Deadline(min(timeout_s, STOPPED_S))
     pause_s, glance, stopped = 0.0001, Deadline(_GLANCE_S), frozenset[int]()
     while True:
-        if board.is_closed():
-            raise GroupClosed(f"group {board.name} is closed", rank=board.rank, group=board.name)
-        choice = board.choose(number, None)
+        if vote.is_closed():
+            raise GroupClosed(f"group {vote.name} is closed", rank=vote.rank, group=vote.name)
+        choice = vote.choose(number, None)
         if choice is not None:
             return choice
-        here = [rank for rank in range(board.size) if not _has_left(board, rank)]
-        present = [rank for rank in here if _said(board, rank)[0] >= number]
+        here = [rank for rank in range(vote.size) if not _has_left(vote, rank)]
+        present = [rank for rank in here if _said(vote, rank)[0] >= number]
         silent = [rank for rank in here if rank not in present]
         if not stopped_limit.left_s() and not glance.left_s():
-            stopped, glance = frozenset(board.find_stopped()), Deadline(_GLANCE_S)
-        if not limit.left_s() or stopped.union(board.find_cut_off()).issuperset(silent):
-            bits = bytearray(-(-board.size // 8))
+            stopped, glance = frozenset(vote.find_stopped()), Deadline(_GLANCE_S)
+        if not limit.left_s() or stopped.union(vote.find_cut_off()).issuperset(silent):
+            bits = bytearray(-(-vote.size // 8))
             for rank in present:
                 bits[rank // 8] |= 1 << rank % 8
             proposal = {
                 "members": base64.b85encode(bits).decode(),
                 "token": os.urandom(6).hex(),
-                "refusal": board.refusal(present, silent) if silent else "",
+                "refusal": vote.refusal(present, silent) if silent else "",
             }
-            return board.choose(number, json.dumps(proposal)) or ""
+            return vote.choose(number, json.dumps(proposal)) or ""
         makings.look()
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _await_outcome(board: Board, number: int, members: Sequence[int]) -> None:
+def _await_outcome(vote: Vote, number: int, members: Sequence[int]) -> None:
     """Wait until an attempt without this rank has failed. Raises NoQuorum if it has not."""
     limit = Deadline(2 * _MEETING_S)
-    while (made := board.settle(number, None)) is None:
-        if not limit.left_s() or all(_has_left(board, rank) for rank in members):
-            made = board.settle(number, False)
+    while (made := vote.settle(number, None)) is None:
+        if not limit.left_s() or all(_has_left(vote, rank) for rank in members):
+            made = vote.settle(number, False)
             break
         time.sleep(0.001)
     if made:
         raise NoQuorum(
-            f"{name_ranks(members)} of group {board.name} continued without this rank, which was "
+            f"{name_ranks(members)} of group {vote.name} continued without this rank, which was "
             "too late: it was stopped, or busy for longer than their limit. It can join again if "
             "they call grow",
             members=members,
-            rank=board.rank,
-            group=board.name,
+            rank=vote.rank,
+            group=vote.name,
         )
 
 
-def _said(board: Board, rank: int) -> tuple[int, int]:
+def _said(vote: Vote, rank: int) -> tuple[int, int]:
     """Which attempt a rank has joined, 0 if none, and how many ranks it requires."""
-    text = board.heard(rank)
+    text = vote.heard(rank)
     number, at_least = json.loads(text) if text else (0, 1)
     return int(number), int(at_least)
 
 
-def _has_left(board: Board, rank: int) -> bool:
-    if rank == board.rank:
+def _has_left(vote: Vote, rank: int) -> bool:
+    if rank == vote.rank:
         return False
-    return board.is_gone(rank) or _said(board, rank)[0] == _WITHDRAWN
+    return vote.is_gone(rank) or _said(vote, rank)[0] == _WITHDRAWN

@@ -11,17 +11,17 @@ Plain classes: making a dataclass takes a millisecond at the start of every proc
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from unisono import variables
-from unisono.comm.rendezvous.bounded_store import exchange
-from unisono.comm.rendezvous.deadline import Deadline
-from unisono.comm.rendezvous.unix_socket import descriptors_needed, peer_uid
+from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.roster import gather
+from unisono.comm.meeting.unix_socket import descriptors_needed, peer_uid
 from unisono.errors import RendezvousError
 from unisono.processes import boot_id, namespace
 
@@ -95,14 +95,7 @@ class Claim:
         self.boot = boot
 
 
-def find_hosts(
-    store: Any,
-    rank: int,
-    size: int,
-    deadline: Deadline,
-    check: Callable[[], None] = lambda: None,
-    group: str = "world",
-) -> Hosts:
+def find_hosts(board: Board, rank: int, size: int, group: str = "world") -> Hosts:
     """Where the ranks of a world are; every rank calls this, and gets the same result.
 
     Raises RendezvousError on all ranks if two of them claim one host and cannot meet on it, or if
@@ -113,42 +106,46 @@ def find_hosts(
             listener = stack.enter_context(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
-        mine = json.dumps(vars(_claim(listener)))
-        texts = exchange(store, "hosts", rank, range(size), mine, deadline, check, group)
-        claims = [Claim(**json.loads(text)) for text in texts]
+        told = gather(board, "hosts", rank, size, {"claim": vars(_claim(listener))}, group)
+        claims = [Claim(**theirs["claim"]) for theirs in told]
         hosts = group_claims(claims, rank)
         if hosts.count == 1 and not any(claim.is_given for claim in claims):
             return hosts  # the ranks prove it when they share a segment
         if hosts.count > 1:
             _check_carriers(claims, hosts)
-        from unisono.comm.hosts import network, sealed  # not needed on a single host
+        from unisono.comm.meeting import network  # not needed on a single host
 
-        hosts.secret = sealed.make_secret([vars(claim) for claim in claims])
-
+        hosts.secret = _make_secret(claims)
         addresses: network.Addresses = {}
         try:
             _prove(claims, rank, hosts.leader(hosts.mine))
-            addresses = network.find_addresses(store) if hosts.count > 1 else {}
+            addresses = network.find_addresses(board.host) if hosts.count > 1 else {}
             problem = ""
         except RendezvousError as error:  # passed on to all ranks
             problem = str(error)
-        mine = json.dumps({"problem": problem, "addresses": addresses})
-        texts = sealed.exchange(hosts, store, "proofs", rank, mine, deadline, check, group)
-    findings = [json.loads(text) for text in texts]
+        findings = gather(
+            board, "proofs", rank, size, {"problem": problem, "addresses": addresses}, group
+        )
     problems = [theirs["problem"] for theirs in findings if theirs["problem"]]
     if problems:
         raise RendezvousError(problems[0])
-    if hosts.count == 1:
-        return hosts
-    address = network.choose_address(
-        [theirs["addresses"] for theirs in findings],
-        rank,
-        name_rank=hosts.name_rank,
-        may_be_loopback=all(claim.is_given for claim in claims),
-    )
-    return Hosts(
-        hosts.members, hosts.names, hosts.mine, hosts.pids, address, hosts.secret, hosts.boots
-    )
+    if hosts.count > 1:
+        hosts.address = network.choose_address(
+            [theirs["addresses"] for theirs in findings],
+            rank,
+            name_rank=hosts.name_rank,
+            may_be_loopback=all(claim.is_given for claim in claims),
+        )
+    return hosts
+
+
+def _make_secret(claims: Sequence[Claim]) -> bytes:
+    """The secret of the ranks with these claims, which are unpredictable. UNISONO_JOB_SECRET is not
+    in the store; without it every reader of the store knows the secret, too."""
+    import hmac
+
+    text = json.dumps([vars(claim) for claim in claims])
+    return hmac.digest(variables.JOB_SECRET.read() or b"", text.encode(), hashlib.sha256)
 
 
 def group_claims(claims: Sequence[Claim], rank: int) -> Hosts:

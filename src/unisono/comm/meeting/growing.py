@@ -16,16 +16,16 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from unisono.comm.rendezvous.announcements import Announcement, Announcements, about_me
-from unisono.comm.rendezvous.deadline import Deadline, Waiting, in_seconds
-from unisono.comm.rendezvous.membership import (
+from unisono.comm.meeting.announcements import Announcement, Announcements, about_me
+from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
+from unisono.comm.meeting.membership import (
     JoinRequest,
     Membership,
     call_leader,
     find_leader,
     follow,
 )
-from unisono.comm.rendezvous.unix_socket import (
+from unisono.comm.meeting.unix_socket import (
     Connection,
     Departed,
     RendezvousServer,
@@ -215,7 +215,7 @@ def admit(
 
         request = growth.request(group.rank, group.timeout_s, check, settle)
         if newcomers is not None:
-            from unisono.comm.rendezvous.leading import Leader
+            from unisono.comm.meeting.leading import Leader
 
             newcomers.tell(
                 growth, about | {"address": server.address, "timeout_s": group.timeout_s}

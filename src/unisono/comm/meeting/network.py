@@ -10,9 +10,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from unisono.comm.rendezvous.bounded_store import StoreGone, answer_within
 from unisono.errors import RendezvousError
 
 Addresses = dict[str, str]
@@ -22,7 +20,7 @@ _SIOCGIFADDR = 0x8915
 INSTEAD = "set GLOO_SOCKET_IFNAME on each host to the interface by which it reaches the others"
 
 
-def find_addresses(store: Any) -> Addresses:
+def find_addresses(store_host: str) -> Addresses:
     """Where this process can be reached: on the interface that GLOO_SOCKET_IFNAME names, else on
     the one by which it reaches the store, which may be outside its world, or MASTER_ADDR, or the
     address of its own host name.
@@ -32,7 +30,7 @@ def find_addresses(store: Any) -> Addresses:
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip()
     if chosen:
         return _addresses_of(chosen)
-    target = _host_of(store) or os.environ.get("MASTER_ADDR") or socket.gethostname()
+    target = store_host or os.environ.get("MASTER_ADDR") or socket.gethostname()
     return _sources_towards(target)
 
 
@@ -75,11 +73,6 @@ def choose_address(
 def is_loopback(address: str) -> bool:
     """Whether an address reaches only its own host."""
     return ipaddress.ip_address(address).is_loopback
-
-
-def is_networked(store: Any) -> bool:
-    """Whether other hosts can reach this torch Store."""
-    return bool(store is not None and _host_of(store))
 
 
 def socket_family(address: str) -> socket.AddressFamily:
@@ -140,37 +133,6 @@ def _keep(found: Addresses, family: str, address: str) -> None:
     """Unless there is one already, or it would mean a different host on each host."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_link_local:
         found.setdefault(family, address)
-
-
-def open_store(store: Any, timeout_s: float) -> Any:
-    """A separate connection to a store: each handles one request at a time. Raises StoreGone if
-    there is none in time, and at once if its host has ended, where torch would retry."""
-    host, port = _host_of(store), getattr(_lowest(store), "port", 0)
-
-    def call() -> Any:
-        if host and port:
-            socket.create_connection((host, port), timeout_s).close()
-        return store.clone()
-
-    try:
-        return answer_within(timeout_s, call)
-    except OSError as error:
-        raise StoreGone(
-            f"the torch Store at {host}:{port}, through which the ranks met, has ended or cannot "
-            f"be reached ({error.strerror or error})"
-        ) from error
-
-
-def _host_of(store: Any) -> str:
-    """The host of a TCPStore, also below prefixes; "" for other stores."""
-    return str(getattr(_lowest(store), "host", ""))
-
-
-def _lowest(store: Any) -> Any:
-    """The store below all prefixes."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return store
 
 
 def _describe(addresses: Addresses) -> str:

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from unisono import variables
 from unisono.comm.engine import native
@@ -30,9 +30,8 @@ from unisono.comm.engine.numbers import Note
 from unisono.comm.transport import Transport
 from unisono.errors import RendezvousError, name_ranks
 
-if TYPE_CHECKING:
-    from unisono.comm.rendezvous.membership import Membership
-
+Membership = Any
+"""That of membership.py, which needs this file."""
 SHRINKS = "it continues in a smaller group (shrink)"
 """Why a rank that calls shrink ends its group."""
 _LOOK_S = 0.1
@@ -84,7 +83,7 @@ class Making:
         recovers: bool = False,
     ) -> None:
         self.what, self.parent, self.recovers = what, parent, recovers
-        self._group: Membership | None = parent.membership if parent else None
+        self._group: Membership = parent.membership if parent else None
         self._members = members if self._group else ()
         self.key, self._line = key_of(name), ""
         self._number, self._times, self._state = next(_numbers), 0, _BUSY

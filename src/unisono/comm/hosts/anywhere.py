@@ -1,0 +1,102 @@
+"""A group of ranks that meet on a board, wherever they are: which transport it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono import variables
+from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.board import Board, StoreGone
+from unisono.comm.meeting.identity import find_hosts
+from unisono.comm.meeting.membership import check_size
+from unisono.comm.meeting.unix_socket import Departed
+from unisono.comm.shared_memory.memory_transport import SharedMemory
+from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
+
+# What only ranks of several hosts need is imported where it is used: others start faster.
+
+
+def connect(
+    board: Board,
+    rank: int,
+    size: int,
+    *,
+    name: str = "world",
+    global_ranks: Sequence[int] | None = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Transport:
+    """Meet the other `size - 1` ranks on a board, until its deadline, and make a group with them.
+    Ranks without a common world have None as their global ranks."""
+    if variables.HOSTS.read() != "gloo":
+        check_size(name, size)  # before they meet
+    ranks = None if global_ranks is None else tuple(global_ranks) or tuple(range(size))
+    if size == 1:
+        return SharedMemory.alone(name, ranks, timeout_s)
+    hosts = find_hosts(board, rank, size, name)
+    if hosts.count == 1:
+        return connect_here(board, rank, size, name, ranks, timeout_s)
+    if variables.HOSTS.read() == "gloo":
+        from unisono.comm.over_torch.stateless import connect_stateless
+
+        return connect_stateless(
+            *("gloo", board.torch_store(), name, rank, size, timeout_s, board.deadline.left_s()),
+            address=hosts.address,
+            global_ranks=ranks,
+        )
+    from unisono.comm.hosts.making import make_world
+
+    return make_world(board, hosts, rank, name, ranks, timeout_s)
+
+
+def connect_once(
+    board: Board,
+    rank: int,
+    size: int,
+    settle: Callable[[bool | None], bool | None],
+    leads: bool,
+    **how: Any,
+) -> Transport:
+    """As `connect`, with the same result on every rank: the one that `leads` settles, once and for
+    all, that the group is made; a rank that gives up before settles that it is not. Raises Departed
+    then."""
+    from unisono.comm.meeting.survivors import await_outcome
+
+    def check() -> None:
+        board.check()
+        if settle(None) is False:
+            raise Departed(f"a process gave up while group {how['name']} was made")
+
+    made: Transport | None = None
+    try:
+        made = connect(board.until(board.deadline, check), rank, size, **how)
+        if not (settle(True) if leads else await_outcome(settle, board.check, board.deadline)):
+            raise Departed(f"a member left while group {how['name']} was made")
+    except BaseException as error:
+        is_made = not isinstance(error, StoreGone) and settle(False)
+        if made is None or not is_made or not isinstance(error, Exception):
+            if made is not None:
+                made.close()
+            raise
+    return made
+
+
+def connect_here(
+    board: Board,
+    rank: int,
+    size: int,
+    name: str,
+    global_ranks: tuple[int, ...] | None,
+    timeout_s: float,
+) -> Transport:
+    """The same for ranks that are all on this host."""
+    return SharedMemory.connect(
+        StoreAnnouncements(board),
+        rank,
+        size,
+        name=name,
+        global_ranks=global_ranks,
+        timeout_s=timeout_s,
+        deadline=board.deadline,
+        check=board.check,
+    )

@@ -1,0 +1,203 @@
+"""The board: where processes that meet leave texts for each other. It is a torch Store.
+
+torch's own wait forever for a host that is stopped or cut off, and retry one that has ended until
+their own timeout; a board answers in time, or raises StoreGone. With UNISONO_JOB_SECRET every text
+is sealed together with its name: one that another process has written is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono import variables
+from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, in_seconds
+from unisono.errors import RendezvousError
+
+_SEALED = "\x1f"
+_ADVICE = (
+    "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
+    "foreign process has written to the store"
+)
+
+
+class StoreGone(RendezvousError):
+    """The torch Store through which ranks meet has ended, or does not answer."""
+
+
+class Foreign(RendezvousError):
+    """A text on a board that a process without the job's secret has written: `text`, by `name`."""
+
+    def __init__(self, name: str, text: str, who: str = "") -> None:
+        who = who or f"{name!r} in the torch Store of the meeting and this process"
+        super().__init__(f"{who} have different secrets. {_ADVICE}")
+        self.name, self.text = name, text
+
+
+def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
+    """What `ask`, a request to a torch Store, returns or raises. Raises StoreGone if it takes
+    longer; it then continues in a thread that cannot be ended."""
+    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="unisono asks a store", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=max(limit_s, 1.0))  # it says which ranks were missing
+    except queue.Empty:
+        raise StoreGone(
+            f"the torch Store of the meeting did not answer within {in_seconds(limit_s)}: "
+            "its process is stopped, or the network to it drops packets (a wrong MTU?)"
+        ) from None
+    if error is not None:
+        raise error
+    return answer
+
+
+class Board:
+    """A part of a torch Store, at a `path`. Who meets there waits until a `deadline`, which also
+    limits requests, and calls `check` meanwhile, which raises if the others will not come."""
+
+    def __init__(
+        self,
+        store: Any,
+        deadline: Deadline | None = None,
+        check: Callable[[], None] = lambda: None,
+        path: str = "",
+    ) -> None:
+        self.store, self.path = store, path
+        self.deadline = deadline or Deadline(JOIN_TIMEOUT_S)
+        self.check = check
+        self._secret: bytes = variables.JOB_SECRET.read() or b""
+
+    def part(self, name: str) -> Board:
+        made = copy.copy(self)
+        made.path += f"{name}/"
+        return made
+
+    def until(self, deadline: Deadline, check: Callable[[], None] = lambda: None) -> Board:
+        """The same one, with other limits."""
+        made = copy.copy(self)
+        made.deadline, made.check = deadline, check
+        return made
+
+    # -- texts -----------------------------------------------------------------------------------
+
+    def set(self, name: str, text: str) -> None:
+        key, sealed = self.path + name, self._seal(name, text)
+        self._ask(lambda: self.store.set(key, sealed))
+
+    def get(self, name: str) -> str:
+        """ "" if there is none. Raises Foreign."""
+        key = self.path + name
+        found = self._ask(lambda: self.store.get(key) if self.store.check([key]) else b"")
+        return self._open(name, found)
+
+    def get_all(self, names: Sequence[str]) -> list[str]:
+        """The texts under all these names; none of them until all are there. Raises Foreign."""
+        keys = [self.path + name for name in names]
+        found = self._ask(lambda: self.store.multi_get(keys) if self.store.check(keys) else [])
+        return [self._open(name, text) for name, text in zip(names, found, strict=False)]
+
+    def has(self, names: Sequence[str]) -> bool:
+        keys = [self.path + name for name in names]
+        return bool(self._ask(lambda: self.store.check(keys)))
+
+    def add(self, name: str, count: int = 1) -> int:
+        """Add to a number, which is 0 at first and not sealed; returns the sum."""
+        return int(self._ask(lambda: self.store.add(self.path + name, count)))
+
+    def compare_set(self, name: str, expected: str, text: str) -> str:
+        """Set a text if there is the `expected` one, or none if that is ""; returns the one that is
+        there then. Raises Foreign."""
+        before = self._seal(name, expected) if expected else ""
+        given = self.path + name, before, self._seal(name, text)
+        return self._open(name, self._ask(lambda: self.store.compare_set(*given)))
+
+    def settle(self, name: str, made: bool | None) -> bool | None:
+        """Whether something is made, as settled first; with None as far as it is settled."""
+        told = self.get(name) if made is None else self.compare_set(name, "", str(int(made)))
+        return told == "1" if told else None
+
+    def _ask(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return answer_within(self.deadline.left_s(), ask)
+        except StoreGone:
+            raise
+        except RuntimeError as error:  # torch's texts are about sockets
+            reason = str(error).partition("\n")[0]
+            raise StoreGone(
+                "the torch Store of the meeting does not answer; has the process that hosts it "
+                f"ended? ({reason})"
+            ) from error
+
+    def _seal(self, name: str, text: str) -> str:
+        if not self._secret:
+            return text
+        import hashlib  # few jobs have a secret
+        import hmac
+
+        proof = hmac.digest(self._secret, f"{self.path}{name}\0{text}".encode(), hashlib.sha256)
+        return f"{_SEALED}{proof.hex()} {text}"
+
+    def _open(self, name: str, found: bytes) -> str:
+        told = found.decode(errors="replace")
+        if not told or (not self._secret and told[0] != _SEALED):
+            return told
+        text = told.partition(" ")[2] if told[0] == _SEALED else told
+        import hmac
+
+        if not self._secret or not hmac.compare_digest(
+            told.encode(), self._seal(name, text).encode()
+        ):
+            raise Foreign(name, text)
+        return text
+
+    # -- the store below -------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The host of a TCPStore, also below prefixes; "" for other stores."""
+        return str(getattr(self._lowest, "host", ""))
+
+    @property
+    def _lowest(self) -> Any:
+        store = self.store
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return store
+
+    def torch_store(self) -> Any:
+        """The same part as a torch Store: what torch writes there is not sealed."""
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        return PrefixStore(self.path.rstrip("/"), self.store) if self.path else self.store
+
+    def reopen(self, deadline: Deadline) -> Board:
+        """The same one by a separate connection: each handles one request at a time. Raises
+        StoreGone if there is none in time, and at once if its host has ended, where torch would
+        retry."""
+        host, port, limit_s = self.host, getattr(self._lowest, "port", 0), deadline.left_s()
+
+        def call() -> Any:
+            if host and port:
+                socket.create_connection((host, port), limit_s).close()
+            return self.store.clone()
+
+        try:
+            made = self.until(deadline)
+            made.store = answer_within(limit_s, call)
+            return made
+        except OSError as error:
+            raise StoreGone(
+                f"the torch Store at {host}:{port}, through which the ranks met, has ended or "
+                f"cannot be reached ({error.strerror or error})"
+            ) from error

@@ -1,0 +1,158 @@
+"""The board: what processes leave in a torch Store for each other. With a job's secret it is
+sealed, and what a stranger has written is refused wherever it is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from made_up_hosts import join_world
+from ranks import RankPool, raised
+from unisono import Communicator, RendezvousError
+from unisono.comm.hosts.hosts_transport import HostsTransport
+from unisono.comm.meeting.board import Board, Foreign, StoreGone
+from unisono.comm.meeting.deadline import LimitOfEach
+from unisono.training import init_weight_update_group
+
+SECRET, OTHER = "s" * 32, "t" * 32
+DIFFERENT = "have different secrets. Set UNISONO_JOB_SECRET"
+_dist: Any = dist
+
+
+def board_knowing(secret: str, store: Any) -> Board:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNISONO_JOB_SECRET", secret)
+        return Board(store)
+
+
+@pytest.mark.parametrize("secret", ["", SECRET])
+def test_a_board_keeps_texts_and_numbers(secret: str) -> None:
+    board = board_knowing(secret, _dist.HashStore())
+    part = board.part("a").part("b")
+    assert board.get("x") == part.get("x") == ""
+    board.set("x", "one")
+    assert (board.get("x"), part.get("x")) == ("one", "")
+    assert not board.get_all(["x", "y"])
+    assert part.compare_set("x", "", "first") == "first"
+    assert part.compare_set("x", "", "second") == "first"
+    assert part.compare_set("x", "first", "third") == "third"
+    assert board.get_all(["x", "a/b/x"]) == ["one", "third"]
+    assert (board.has(["x"]), board.has(["x", "y"])) == (True, False)
+    assert [board.add("n"), board.add("n", 2), board.add("n", 0)] == [1, 3, 3]
+
+
+@pytest.mark.parametrize("other", ["", OTHER])
+def test_a_text_of_a_stranger_is_refused(other: str) -> None:
+    store = _dist.HashStore()
+    board, stranger = board_knowing(SECRET, store), board_knowing(other, store)
+    stranger.set("x", "hello")
+    board.set("y", "hi")
+    for refused in (
+        lambda: board.get("x"),
+        lambda: board.get_all(["y", "x"]),
+        lambda: board.compare_set("x", "", "mine"),
+        lambda: stranger.get("y"),
+    ):
+        error = raised(Foreign, refused)
+        assert DIFFERENT in str(error)
+        assert error.text == ("hi" if error.name == "y" else "hello")
+
+
+def test_a_sealed_text_counts_under_its_own_name_alone() -> None:
+    store = _dist.HashStore()
+    board = board_knowing(SECRET, store)
+    board.set("x", "hello")
+    store.set("y", store.get("x"))
+    store.set("part/x", store.get("x"))
+    raised(Foreign, board.get, "y")
+    raised(Foreign, board.part("part").get, "x")
+    assert board.get("x") == "hello"
+
+
+def test_a_store_that_does_not_answer_is_given_up() -> None:
+    class Silent:
+        def check(self, keys: list[str]) -> bool:
+            time.sleep(5)
+            return True
+
+    error = raised(StoreGone, Board(Silent(), LimitOfEach(0.1)).has, ["x"])
+    assert "did not answer within 0.1 s" in str(error)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One that other hosts could reach, in a job with a secret."""
+    monkeypatch.setenv("UNISONO_JOB_SECRET", SECRET)
+    return _dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def test_a_growing_group_that_a_stranger_made_up_is_refused(store: Any) -> None:
+    about = {"name": "job~1", "generation": 1, "global_ranks": None, "members": 1, "size": 2}
+    store.set("unisono/grow/job/growth", json.dumps(about | {"timeout_s": 9.0}))
+    begin_s = time.monotonic()
+    with pytest.raises(RendezvousError, match=DIFFERENT):
+        Communicator.join("job", store=store, timeout_s=60)
+    assert time.monotonic() - begin_s < 30
+
+
+def test_a_stranger_that_joins_is_named(store: Any) -> None:
+    entry = {"number": "0", "size": 2, "pid": 4711, "machine": "far", "host": "far"}
+    store.set("unisono/roll/job/1", json.dumps(entry))
+    with pytest.raises(RendezvousError, match=rf"rank 1 \(pid 4711 on far\) {DIFFERENT}"):
+        Communicator.join("job", 0, 2, store, timeout_s=60)
+
+
+def test_a_worker_that_a_stranger_made_up_gets_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_JOB_SECRET", SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def write() -> None:
+        store = _dist.TCPStore("127.0.0.1", port, None, False)
+        entry = {"number": "0", "size": 2, "pid": 4711, "machine": "far", "host": "far"}
+        store.set("unisono/weights/weights/1", json.dumps(entry | {"backend": "auto"}))
+
+    stranger = threading.Thread(target=write)
+    stranger.start()
+    try:
+        with pytest.raises(RendezvousError, match=rf"rank 1 \(pid 4711 on far\) {DIFFERENT}"):
+            init_weight_update_group("127.0.0.1", port, 0, 2, join_timeout_s=60)
+    finally:
+        stranger.join()
+
+
+def read_what_a_stranger_wrote(rank: int, size: int, path: str) -> tuple[str, str, str]:
+    """The last words of rank 1, before and after a stranger replaces them, and what a vote with a
+    choice of the stranger's ends with."""
+    os.environ["UNISONO_JOB_SECRET"] = SECRET
+    world = join_world(rank, path, "ab")
+    assert isinstance(world.transport, HostsTransport)
+    links, store = world.transport.links, _dist.FileStore(f"{path}-store", size)
+    if rank == 1:
+        links.reopen_board(5.0).set("unisono/end/1", "exits with status 3")
+    world.barrier()
+    before = links.last_words_of(1)
+    world.barrier()
+    choice = {"members": "0", "token": "0", "refusal": "the stranger forbids it"}
+    if rank == 0:
+        store.set("unisono/end/1", "was taken over")
+        store.set(f"unisono/survivors/{world.transport.key:x}/choice/1", json.dumps(choice))
+    world.barrier()
+    after = links.last_words_of(1)
+    world.barrier()
+    error = raised(RendezvousError, world.shrink)
+    world.close()
+    return before, after, str(error)
+
+
+def test_neither_last_words_nor_votes_are_a_strangers(fresh_pool: RankPool) -> None:
+    for before, after, error in fresh_pool.run(read_what_a_stranger_wrote, 2, connected=False):
+        assert (before, after) == ("exits with status 3", "")
+        assert DIFFERENT in error
