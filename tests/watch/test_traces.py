@@ -205,7 +205,7 @@ def test_what_may_happen_to_a_trace_inside_a_program(tmp_path: Path, program: Wr
                 for _ in range(5):
                     comm.all_reduce(numpy.ones(4))
                 if comm.rank == 0:
-                    records = comm.transport.membership.group.descriptor
+                    records = comm.transport.membership.group.state()["descriptor"]
                     waits = lambda rank: read_segment(records, 1).ranks[rank].records[-1].call == 17
                     assert eventually(lambda: waits(1) and waits(2))
                     os.kill(os.getpid(), signal.SIGKILL)
