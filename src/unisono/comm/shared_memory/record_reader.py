@@ -69,11 +69,11 @@ def read_process(
         seen |= set(_own.followers)
         return found
     groups: dict[tuple[int, int], GroupRecords] = {}
+    kept: dict[tuple[int, int], tuple[int, int]] = {}
     for path in segments_of(pid):
         try:
             key = segment_key(path)
             group = None if key in seen else read_segment(path, last)
-            seen.add(key)
         except OSError:
             continue  # closed meanwhile
         if group is None or not group.ranks:  # no rank has joined
@@ -81,7 +81,8 @@ def read_process(
         # It may be reading another host's part, where hosts are namespaces of one machine.
         is_its_own = any(member.pid == pid for member in group.ranks)
         if is_its_own or group.segment not in groups:
-            groups[group.segment] = group
+            groups[group.segment], kept[group.segment] = group, key
+    seen |= set(kept.values())
     return list(groups.values())
 
 
