@@ -51,7 +51,8 @@ test-hosts: .venv/.stamp ## run every test of ranks on several hosts; as root in
 	.venv/bin/python -m pytest -n 2 -m "hosts and not slow" tests/comm/conformance
 
 # Slow suites that depend on neither time nor chance. CI runs them; `make test-slow` has the others.
-EXACT = tests/comm/conformance tests/plan tests/training/test_parallel_gpt.py
+EXACT = tests/comm/conformance tests/plan tests/training/test_parallel_gpt.py \
+	tests/torch_backend/test_reductions_dtypes_layouts.py
 test-exact: export PYTHONDONTWRITEBYTECODE =
 test-exact: .venv/.stamp ## run the slow suites that depend on neither time nor chance: half an hour
 	$(MAKE) sanitize CMAKE=.venv/bin/cmake

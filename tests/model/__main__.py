@@ -17,12 +17,11 @@ import weaken
 
 def main() -> int:
     """Run what is installed, and say what was not explored; without spin the run has failed."""
-    is_right = spin.is_installed()
-    if is_right:
-        print("models, by spin:", flush=True)
-        is_right = spin.check_models()
-    else:
+    if not spin.is_installed():
         print(f"the models were not explored: {spin.MISSING}")
+        return 1
+    print("models, by spin:", flush=True)
+    is_right = spin.check_models()
     if genmc.tool() is not None:
         print("the engine's own functions, by GenMC:", flush=True)
         is_right &= weaken.check_engine()

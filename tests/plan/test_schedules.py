@@ -73,6 +73,7 @@ def check_numbers_of_ranks(entry: Algorithm, numbers: Iterable[int]) -> None:
             verify(schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ALGORITHMS)
 def test_and_on_more(entry: Algorithm) -> None:
     squares = entry.collective == "all_to_all" or entry.name == "mates"
@@ -461,6 +462,7 @@ def damaged(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
             yield "swap", with_steps([*before, after[0], step, *after[1:]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ALGORITHMS)
 def test_damage_is_noticed_or_harmless(entry: Algorithm) -> None:
     """verify raises exactly if the numbers are wrong, or are read before they exist. If it accepts

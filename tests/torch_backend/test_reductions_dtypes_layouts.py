@@ -34,6 +34,7 @@ def check(chosen: Iterable[Case], async_op: bool = False) -> None:
     assert not failures, f"{len(failures)} cases failed:\n" + "\n".join(failures[:20])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("collective", EVERY_COLLECTIVE)
 def test_every_reduction_dtype_and_layout(process_group: Any, collective: str) -> None:

@@ -144,6 +144,7 @@ WITH_EXPERTS = [
 ]
 
 
+@pytest.mark.slow
 @in_layouts(WITH_EXPERTS, "unisono")
 def test_losses_with_experts_are_those_of_one_process(
     comm: Communicator, example: Any, layout: dict[str, int]
