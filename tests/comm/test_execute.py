@@ -149,6 +149,34 @@ def test_every_all_reduce_compiled(comm: Communicator) -> None:
             assert_same(tensor, wanted, f"{schedule.title()}, {length} elements")
 
 
+@pytest.mark.ranks([2, 3])
+def test_an_algorithm_again(comm: Communicator) -> None:
+    """The second call by an algorithm takes a shorter path, with the same rules."""
+    for dtype, op in ((torch.int64, "sum"), (torch.float32, "max"), (torch.int64, "product")):
+        for length in (1009, 0, 3):
+            all_inputs = inputs(comm.size, dtype, length)
+            tensor = all_inputs[comm.rank].clone()
+            comm.all_reduce(tensor, op, algorithm="ring")
+            assert_same(tensor, reduced(all_inputs, op), f"{op} of {dtype}")
+    for root in (0, comm.size - 1, 0):
+        tensor = torch.full((3, 2), comm.rank)[:, 1]
+        comm.broadcast(tensor, root, algorithm="binomial")
+        assert tensor.tolist() == [root] * 3
+    whole = torch.ones(4)
+    with pytest.raises(TypeError, match="avg is not defined for int64"):
+        comm.all_reduce(torch.ones(2, dtype=torch.int64), "avg", algorithm="ring")
+    with pytest.raises((TypeError, ValueError), match="unknown reduction 0"):
+        comm.all_reduce(whole, 0, algorithm="ring")  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match="root"):
+        comm.broadcast(whole, [0], algorithm="binomial")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory"):
+        comm.all_reduce([whole, whole[1:]], algorithm="ring")
+    name = "ring" if comm.rank else "recursive_doubling"
+    comm.all_reduce(whole, algorithm="recursive_doubling")
+    with pytest.raises(CollectiveMismatch, match="ring"):
+        comm.all_reduce(whole, algorithm=name)
+
+
 @pytest.mark.ranks([2, 5])
 def test_strided_lists_and_works(comm: Communicator) -> None:
     count = 60_000

@@ -439,8 +439,12 @@ class Communicator(SharedTensors, WithoutTorchNames):
         async_op: bool,
         algorithm: Algorithm = None,
     ) -> Work | None:
+        status: Any = Status.ASK_AGAIN
         if algorithm is not None:
-            status: Any = Status.ASK_AGAIN
+            if not async_op:
+                status = self.transport.run_again(operation, output, input, root, op, algorithm)
+                if not status:
+                    return None
         elif async_op:
             status = self._submit(self._exceptions, operation, output, input, root, op)
             if type(status) is not int:

@@ -121,8 +121,15 @@ class Transport(ABC):
         """A blocking call on a GPU tensor with little overhead; ASK_AGAIN: it has not begun."""
         return Status.ASK_AGAIN
 
-    run_schedule: Callable[[Call, Schedule, bool], Work | None] | None = None
-    """An all_reduce by a schedule that the engine runs itself."""
+    run_schedule: Callable[[Call, str | Schedule, Schedule, bool], Work | None] | None = None
+    """An all_reduce or a broadcast by an algorithm whose schedule the engine runs itself."""
+
+    def run_again(
+        self, operation: Operation, output: Any, input: Any, root: Any, op: Any, algorithm: Any
+    ) -> int:
+        """A blocking call by an algorithm that has run before, on plain tensors, with little
+        overhead; ASK_AGAIN: it has not begun."""
+        return Status.ASK_AGAIN
 
     def allocate(self, size_bytes: int) -> Memory | None:
         """Memory that all ranks map, with this many bytes for this rank, or None; all call it."""

@@ -23,6 +23,9 @@ from unisono.torch_autograd import mark_written
 
 Method = Callable[..., Any]
 
+UNHEARD = (Status.ASK_AGAIN, Status.ON_DEVICE)
+"""The engine has not begun the call."""
+
 
 def run_but_all_reduce(run: Callable[..., int], operation: int, *given: Any) -> int:
     """Whether UNISONO_ALGO names an algorithm: the fast path has only the engine's own."""
@@ -48,7 +51,8 @@ def straight_in_place(operation: Operation) -> Callable[[Method], Method]:
                 ):
                     mark_written(tensors)
                 return None
-            self._raise_unless_unheard(status, operation, tensors, opts)
+            if status not in UNHEARD:
+                raise self._call_error(status, operation, tensors, opts)
             return method(self, tensors, opts, *more, **named)
 
         return call
@@ -68,7 +72,8 @@ def straight(operation: Operation) -> Callable[[Method], Method]:
             if not status:
                 mark_written(_tensors_of(output))
                 return None
-            self._raise_unless_unheard(status, operation, input, opts)
+            if status not in UNHEARD:
+                raise self._call_error(status, operation, input, opts)
             return method(self, output, input, opts, *more, **named)
 
         return call
@@ -95,7 +100,8 @@ def straight_if_even(operation: Operation) -> Callable[[Method], Method]:
                 if not status:
                     mark_written((output,))
                     return None
-                self._raise_unless_unheard(status, operation, input, more[2])
+                if status not in UNHEARD:
+                    raise self._call_error(status, operation, input, more[2])
             return method(self, output, input, *more, **named)
 
         return call

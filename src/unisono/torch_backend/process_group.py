@@ -33,7 +33,7 @@ from torch._C._profiler import _RecordFunctionFast
 
 from unisono import variables
 from unisono.comm.communicator import Communicator
-from unisono.comm.engine import Operation, Status, hide_files
+from unisono.comm.engine import Operation, hide_files
 from unisono.comm.reductions import TRUNCATED_AVG, Reduction
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.comm.work import FinishedWork, JoinedWork, Work
@@ -338,8 +338,11 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
         (tensor,) = tensors
         if _profiler_enabled():
             call = _seen_by_profiler(call, tensors)
-        work = self._begun(call(tensor, peer, tag), tensors, self._message_completer)
-        return work if self._coalesced is None else None  # a blocking call would wait for its peer
+        work = call(tensor, peer, tag)
+        if self._coalesced is None:
+            return self._work(work, tensors, self._message_completer)
+        self._coalesced.append((work, tensors))
+        return None  # a blocking call would wait for its peer
 
     def _start_coalescing(self, device: torch.device | None = None) -> None:
         """Messages and works start as usual; their works are combined into one at the end."""
@@ -386,14 +389,13 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     # -- implementation --------------------------------------------------------------------------
 
-    def _raise_unless_unheard(
+    def _call_error(
         self, status: int, operation: Operation, tensors: Any, options: Any
-    ) -> None:
-        """After a status other than OK: raise, unless the call has not started."""
-        if status not in (Status.ASK_AGAIN, Status.ON_DEVICE):
-            reduces = hasattr(options, "reduceOp")
-            op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
-            raise self.comm.transport.call_error(status, operation, op, tensors)
+    ) -> Exception:
+        """Why the engine's call has failed."""
+        reduces = hasattr(options, "reduceOp")
+        op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
+        return self.comm.transport.call_error(status, operation, op, tensors)
 
     def _run(
         self,
@@ -426,12 +428,10 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
                 work = call(*args, async_op=True)
             finally:
                 self.comm.timeout_s = usual_s
-        return self._begun(work or FinishedWork(), result, self._completer)
-
-    def _begun(self, work: Work, result: Tensors, completer: Completer) -> TorchWork:
+        work = work or FinishedWork()
         if self._coalesced is not None:
             self._coalesced.append((work, result))
-        return self._work(work, result, completer)
+        return self._work(work, result, self._completer)
 
     def future_of(self, work: Work | None, result: torch.Tensor) -> Any:
         """A Future that holds `result` once a work of the group's Communicator has finished; None:

@@ -125,7 +125,7 @@ def run_by(
         schedule = schedule_for(name, algorithm, comm.size, root)
         if transport.run_schedule is not None and operation in COMPILED:
             call = check_call(operation, output, input, root, op, transport)
-            return transport.run_schedule(call, schedule, async_op)
+            return transport.run_schedule(call, algorithm, schedule, async_op)
         if async_op:
             raise ValueError(f"{schedule.algorithm} over messages does not support async_op")
     except (ValueError, TypeError, ScheduleError) as error:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import OF_PROGRAM, OF_SURVIVORS, open_group
-from unisono.comm.engine.numbers import Operation
+from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
 from unisono.comm.meeting.membership import JoinRequest, Member, Membership, meet_at, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
@@ -34,6 +34,10 @@ GROWTHS = 64  # one of the decisions that a segment keeps is for growing
 _MOST_BYTES = 2**63 - 1  # the most that a rank can ask for; none gets so much
 
 
+_How = tuple[Operation, str | int, int]
+"""An operation, an algorithm as `_key_of` has it, and a root."""
+
+
 class SharedMemory(EngineTransport):
     """A rank of a group on one machine. Made by `connect` and `split`, not by hand."""
 
@@ -41,7 +45,9 @@ class SharedMemory(EngineTransport):
     _growths = 0
 
     @cached_property
-    def _compiled_schedules(self) -> dict[int, tuple[Schedule, int, bytes]]:
+    def _compiled(self) -> dict[_How, tuple[str | Schedule, int, int | None, bytes]]:
+        """By what a call asks for: that algorithm, where the schedule's mark goes (the root, or the
+        reduction of a broadcast, which has a root already), and the schedule for the engine."""
         return {}
 
     @classmethod
@@ -93,22 +99,37 @@ class SharedMemory(EngineTransport):
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def run_schedule(self, call: Call, schedule: Schedule, async_op: bool) -> Work | None:
-        """An all_reduce or a broadcast by a schedule. Raises ValueError for one that is too
-        large for the engine, ScheduleError for a wrong one: no peer has seen the call then."""
+    def run_schedule(
+        self, call: Call, algorithm: str | Schedule, schedule: Schedule, async_op: bool
+    ) -> Work | None:
+        """An all_reduce or a broadcast by an algorithm's schedule. Raises ValueError for one that
+        is too large for the engine, ScheduleError for a wrong one: no peer has seen the call
+        then."""
         from unisono.comm.on_rows.mismatches import algorithm_mark
         from unisono.comm.schedules.compiled_schedules import compile_schedule
 
-        known = self._compiled_schedules.get(id(schedule))
-        if known is None or known[0] is not schedule:
+        how = call.operation, _key_of(algorithm), call.root
+        if how not in self._compiled:
             encoded = compile_schedule(schedule, self.rank).encode()
             most = 255 if call.reduction is None else 0x7FFF
-            known = schedule, algorithm_mark(schedule.algorithm, most), encoded
-            self._compiled_schedules[id(schedule)] = known
-        _, mark, encoded = known
-        if call.reduction is None:  # a broadcast has a root, so the schedule's mark goes elsewhere
-            return self._run_all(call, async_op, call.root, encoded, mark)
-        return self._run_all(call, async_op, mark, encoded)
+            mark = algorithm_mark(schedule.algorithm, most)
+            place = (call.root, mark) if call.reduction is None else (mark, None)
+            self._compiled[how] = algorithm, *place, encoded
+        _, root, number, encoded = self._compiled[how]
+        return self._run_all(call, async_op, root, encoded, number)
+
+    def run_again(
+        self, operation: Operation, output: Any, input: Any, root: Any, op: Any, algorithm: Any
+    ) -> int:
+        if type(root) is not int or isinstance(op, int):
+            return Status.ASK_AGAIN
+        known = self._compiled.get((operation, _key_of(algorithm), root))
+        if known is None:
+            return Status.ASK_AGAIN
+        _, root, number, encoded = known
+        return self.group.run(
+            operation, output, input, root, op if number is None else number, 1.0, encoded
+        )
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -244,6 +265,11 @@ class SharedMemory(EngineTransport):
             ending = self.ending("no call")
             raise ending or ValueError(f"too many decisions have followed number {serial}")
         return decided
+
+
+def _key_of(algorithm: Any) -> str | int:
+    """A schedule is known by its address: to compare two takes long."""
+    return algorithm if type(algorithm) is str else id(algorithm)
 
 
 def split_here(group: EngineTransport, members: tuple[int, ...], name: str) -> Transport:
