@@ -243,7 +243,7 @@ def _await_that_groups_are_closed(before: set[tuple[int, int]]) -> None:
     arguments were dropped, and works that were never waited for keep one until the next check."""
     from unisono.comm.engine import end_abandoned_groups
 
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + 60.0
     while left := _open_groups() - before:
         gc.collect()
         end_abandoned_groups()

@@ -16,6 +16,7 @@ import pytest
 
 from unisono import watch
 from unisono.watch.absent import Makings, OverdueMaking
+from unisono.watch.report import Report
 from user_programs import eventually, plain_environment, write_program
 
 # The ranks that the second argument names wait until all of them have loaded torch, which takes
@@ -84,11 +85,17 @@ def test_a_call_is_news_once_and_until_it_returns() -> None:
     thread = threading.Thread(target=of_torch["init_process_group"], args=(come,))
     thread.start()
     assert eventually(is_found)
-    assert makings.is_news(found[0], (1,))
-    assert not makings.is_news(found[0], (1,))  # again
+    late, ended = (report_on(1, kind) for kind in ("hang", "lost"))
+    assert makings.is_news(found[0], late)
+    assert not makings.is_news(found[0], late)  # again
+    assert makings.is_news(found[0], ended)
     come.set()
     thread.join()
-    assert not makings.is_news(found[0], (2,))
+    assert not makings.is_news(found[0], report_on(2, "hang"))
+
+
+def report_on(rank: int, kind: str) -> Report:
+    return Report(kind, f"rank {rank} does not come", "world", "gloo", culprits=(rank,))
 
 
 @pytest.mark.parametrize("backend", ["unisono", "gloo"])
@@ -144,10 +151,12 @@ def _run_late(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_rank_that_has_ended_does_not_come(tmp_path: Path) -> None:
-    """All ranks were started here: the job ends."""
+@pytest.mark.parametrize("sleeps_s", [0, 4])
+def test_a_rank_that_has_ended_does_not_come(tmp_path: Path, sleeps_s: int) -> None:
+    """All ranks were started here: the job ends, even if that rank was reported as late before."""
     world = OF_WORLD.replace(
-        'come_late("init_process_group", waiting=2)', "__import__('os')._exit(0)"
+        'come_late("init_process_group", waiting=2)',
+        f"__import__('time').sleep({sleeps_s}), __import__('os')._exit(0)",
     )
     run = ("-m", "unisono", "run", "--watch", "--watch-grace", "0", "-n", "3")
     settings = {"UNISONO_WATCH_HANG_S": "1"}
@@ -235,7 +244,8 @@ def test_ranks_that_a_program_has_numbered_itself_are_unknown() -> None:
     """As in processes that a rank has spawned: they started with its variables."""
     program = """if True:
         import os
-        from unisono.watch.absent import _launched_together
+        from unisono.watch.report import Report
+from unisono.watch.absent import _launched_together
         print(_launched_together() == {0: os.getpid()})
         os.environ["RANK"] = "1"
         print(_launched_together() == {})

@@ -607,7 +607,7 @@ def test_a_handler_that_the_program_sets_later_stays_too() -> None:
 
 def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WriteProgram) -> None:
     made = program("""
-        import ctypes, os, signal
+        import ctypes, os, signal, sys
         from unisono import watch
         from unisono.watch.stack_server import DEFAULT_SIGNAL, ask
 
@@ -615,8 +615,9 @@ def test_a_process_that_lost_our_handler_is_not_sent_the_signal(program: WritePr
         if child == 0:
             watch.start()
             signal.signal(DEFAULT_SIGNAL, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGSTOP)
-            ctypes.PyDLL(None).sleep(60)  # which holds the GIL
+            sys.setswitchinterval(1000)  # no other thread gets the GIL, which these calls hold
+            ctypes.PyDLL(None).kill(os.getpid(), signal.SIGSTOP)
+            ctypes.PyDLL(None).sleep(60)
         os.waitpid(child, os.WUNTRACED)
         os.kill(child, signal.SIGCONT)
         print("stacks:", ask(child), "ended:", os.waitpid(child, os.WNOHANG)[0])

@@ -137,7 +137,7 @@ class Makings:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int], float] = {}
         self._again_s: dict[tuple[int, int], float] = {}
-        self._told: set[tuple[float, tuple[int, ...]]] = set()
+        self._told: set[tuple[float, str, tuple[int, ...]]] = set()
 
     def overdue(self, limit_s: float) -> list[OverdueMaking]:
         """Those that have taken this long; again after as long."""
@@ -148,12 +148,13 @@ class Makings:
         self._again_s |= dict.fromkeys(late, now + limit_s)
         return [_making(key[0], found[key], self._since[key]) for key in late]
 
-    def is_news(self, making: OverdueMaking, absent: tuple[int, ...]) -> bool:
-        """Whether these ranks were not told of before, and it has still not returned: asking all
-        ranks takes time."""
+    def is_news(self, making: OverdueMaking, report: Report) -> bool:
+        """Whether that was not told of these ranks before (one that was late may have ended since),
+        and the call has still not returned: asking all ranks takes time."""
         self._look()
-        is_new = (making.since_s, absent) not in self._told
-        self._told.add((making.since_s, absent))
+        told = making.since_s, report.kind, report.culprits
+        is_new = told not in self._told
+        self._told.add(told)
         return is_new and making.since_s in self._since.values()
 
     def _look(self) -> dict[tuple[int, int], FrameType | makings.Making]:

@@ -260,7 +260,7 @@ class Monitor:
         for making in self._makings.overdue(self.settings.hang_s):
             view = look_at_job(self.where, 1, meanwhile=self._stack_server.answer_if_asked)
             report = making.report(making.processes(view.groups), view.where)
-            if report is None or not self._makings.is_news(making, report.culprits):
+            if report is None or not self._makings.is_news(making, report):
                 continue
             self._keep(report, ((0, 0), len(self.reports)))
             if os.getpid() in [rank.pid for rank in report.ranks if rank.arrived][:1]:
