@@ -389,12 +389,9 @@ class UnisonoProcessGroup(ProcessGroup):  # type: ignore[misc]
 
     # -- implementation --------------------------------------------------------------------------
 
-    def _call_error(
-        self, status: int, operation: Operation, tensors: Any, options: Any
-    ) -> Exception:
+    def _call_error(self, status: int, operation: Operation, tensors: Any, opts: Any) -> Exception:
         """Why the engine's call has failed."""
-        reduces = hasattr(options, "reduceOp")
-        op = self._names_of_ops[hash(options.reduceOp)] if reduces else "sum"
+        op = self._names_of_ops[hash(opts.reduceOp)] if hasattr(opts, "reduceOp") else "sum"
         return self.comm.transport.call_error(status, operation, op, tensors)
 
     def _run(

@@ -16,6 +16,7 @@ from typing import Any
 
 from unisono import variables
 from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, in_seconds
+from unisono.comm.meeting.makings import ASKS_A_STORE
 from unisono.errors import RendezvousError
 
 _SEALED = "\x1f"
@@ -49,7 +50,7 @@ def answer_within(limit_s: float, ask: Callable[[], Any]) -> Any:
         except Exception as error:
             answers.put((None, error))
 
-    threading.Thread(target=run, name="unisono asks a store", daemon=True).start()
+    threading.Thread(target=run, name=ASKS_A_STORE, daemon=True).start()
     try:
         answer, error = answers.get(timeout=max(limit_s, 1.0))  # it says which ranks were missing
     except queue.Empty:

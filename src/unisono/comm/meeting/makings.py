@@ -34,6 +34,8 @@ Membership = Any
 """That of membership.py, which needs this file."""
 SHRINKS = "it continues in a smaller group (shrink)"
 """Why a rank that calls shrink ends its group."""
+ASKS_A_STORE = "unisono asks a store"
+"""The name of threads in which a request to a torch Store runs."""
 _LOOK_S = 0.1
 _LAST_WORDS_S = 1.0
 """How long a rank that gives up waits until the others do, too."""
@@ -267,9 +269,14 @@ def _numbers_of(notes: Mapping[int, Published]) -> dict[int, int]:
 def _may_others_make_groups() -> bool:
     """Whether code of the program, or of a package that may be the program, runs in another
     thread: packages run their own services in daemons."""
-    daemons = {thread.ident for thread in threading.enumerate() if thread.daemon}
-    for thread, frame in sys._current_frames().items():
-        at: FrameType | None = None if thread == threading.get_ident() else frame
+    before = threading.enumerate()
+    frames = sys._current_frames()
+    threads = [*before, *threading.enumerate()]
+    daemons = {thread.ident for thread in threads if thread.daemon}
+    # CPython 3.11 may crash in f_back of a thread that ends meanwhile, as these do all the time.
+    brief = {thread.ident for thread in threads if thread.name == ASKS_A_STORE}
+    for thread, frame in frames.items():
+        at: FrameType | None = frame if thread not in {threading.get_ident(), *brief} else None
         while at is not None:
             file = at.f_code.co_filename
             is_package = f"-packages{os.sep}" in file and not file.startswith(_OURS)

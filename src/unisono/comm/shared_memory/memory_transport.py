@@ -121,9 +121,8 @@ class SharedMemory(EngineTransport):
     def run_again(
         self, operation: Operation, output: Any, input: Any, root: Any, op: Any, algorithm: Any
     ) -> int:
-        if type(root) is not int or isinstance(op, int):
-            return Status.ASK_AGAIN
-        known = self._compiled.get((operation, _key_of(algorithm), root))
+        is_plain = type(root) is int and not isinstance(op, int)
+        known = self._compiled.get((operation, _key_of(algorithm), root)) if is_plain else None
         if known is None:
             return Status.ASK_AGAIN
         _, root, number, encoded = known
