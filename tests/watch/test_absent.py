@@ -244,8 +244,7 @@ def test_ranks_that_a_program_has_numbered_itself_are_unknown() -> None:
     """As in processes that a rank has spawned: they started with its variables."""
     program = """if True:
         import os
-        from unisono.watch.report import Report
-from unisono.watch.absent import _launched_together
+        from unisono.watch.absent import _launched_together
         print(_launched_together() == {0: os.getpid()})
         os.environ["RANK"] = "1"
         print(_launched_together() == {})
