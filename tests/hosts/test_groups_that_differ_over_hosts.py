@@ -63,18 +63,26 @@ def test_each_rank_names_both_groups(
             assert all(part in text for part in CASES[case][1]), text
 
 
-def shrink_or_split(rank: int, size: int, path: str, where: Places) -> str:
+def shrink_or_split(rank: int, size: int, path: str, where: Places, splits_first: bool) -> str:
     with world(rank, where) as comm:
         comm.barrier()
+        if (rank == 3) == splits_first:
+            time.sleep(0.5)
         error = attempt(comm.shrink if rank == 3 else lambda: comm.split(range(4)))
+        store: Any = dist.distributed_c10d._get_default_store()
+        store.set(f"tried/{rank}", "")  # a rank that leaves is left out of the smaller group
+        store.wait([f"tried/{other}" for other in range(4)])
         return type(error).__name__
 
 
-def test_shrink_against_split(fresh_pool: RankPool, make_network: MakeNetwork) -> None:
+@pytest.mark.parametrize("splits_first", [False, True])
+def test_shrink_against_split(
+    fresh_pool: RankPool, make_network: MakeNetwork, splits_first: bool
+) -> None:
     with make_network(2) as made:
         where = places(made, (0, 0, 1, 1))
-        found = fresh_pool.run(shrink_or_split, 4, where, connected=False)
-    assert "NoneType" not in found, found
+        found = fresh_pool.run(shrink_or_split, 4, where, splits_first, connected=False)
+    assert found == ["GroupsDiffer"] * 4
 
 
 def split_after_one_left(rank: int, size: int, path: str, where: Places) -> str:

@@ -19,7 +19,7 @@ from unisono import variables
 from unisono.comm.hosts.links import GroupMembers, Links
 from unisono.comm.hosts.placement import Placement, place
 from unisono.comm.meeting.deadline import Deadline, in_seconds
-from unisono.comm.meeting.makings import look
+from unisono.comm.meeting.makings import SHRINKS, look
 from unisono.comm.meeting.membership import Member, Membership
 from unisono.comm.meeting.unix_socket import Departed, RendezvousServer
 from unisono.comm.shared_memory.engine_transport import EngineTransport, told_of_deaths
@@ -171,7 +171,9 @@ class HostsTransport(EngineTransport):
         placement = place([before.members[rank] for rank in members], links.hosts, links.me)
         if len(placement.hosts) == 1:
             return split_here(self, members, name)
-        self.raise_if_ended()
+        ending = self.ending("no call")
+        if ending is not None and getattr(ending, "reason", "") != SHRINKS:  # that is told below
+            raise ending
         check = self.check_of_split(members)
         here = [members[rank] for rank in placement.here]
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
