@@ -71,9 +71,9 @@ def _needed() -> Iterator[None]:
 def _open_server(driver: Driver) -> str:
     """The address at which a thread of this process passes out pieces of its memory."""
     server = RendezvousServer()
-    given = server, driver, driver.context()
+    address, given = server.address, (server, driver, driver.context())
     threading.Thread(target=_give_out, args=given, name="unisono-gpu-memory", daemon=True).start()
-    return server.address
+    return address
 
 
 def _give_out(server: RendezvousServer, driver: Driver, context: Any) -> None:

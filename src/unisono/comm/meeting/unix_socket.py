@@ -18,7 +18,6 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from unisono.comm.meeting.deadline import Deadline
@@ -206,6 +205,8 @@ class RendezvousServer:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
+        self._opened: tuple[socket.socket, str] | None = None
+        self._opening = threading.Lock()
         self._spares: list[int] = []
         self._silent: dict[Connection, Deadline] = {}
         self._early: dict[str, list[Connection]] = {}
@@ -213,18 +214,20 @@ class RendezvousServer:
         self._lock = threading.Lock()
         _servers.add(self)
 
-    @cached_property
-    def _socket(self) -> socket.socket:
-        return new_socket()
-
-    @cached_property
+    @property
     def address(self) -> str:
         """Where it listens, from the moment that this is asked."""
-        address = f"unisono-{os.urandom(16).hex()}"
-        self._socket.bind(b"\0" + address.encode())
-        self._socket.listen(1024)
-        self._socket.setblocking(False)
-        return address
+        return self._open()[1]
+
+    def _open(self) -> tuple[socket.socket, str]:
+        with self._opening:  # threads may ask at the same time
+            if self._opened is None:
+                opened, address = new_socket(), f"unisono-{os.urandom(16).hex()}"
+                opened.bind(b"\0" + address.encode())
+                opened.listen(1024)
+                opened.setblocking(False)
+                self._opened = opened, address
+            return self._opened
 
     def share(self) -> RendezvousServer:
         self._owners += 1
@@ -242,8 +245,8 @@ class RendezvousServer:
                 visitor.close()
         self._early.clear()
         self._silent.clear()
-        if "_socket" in vars(self):
-            self._socket.close()
+        if self._opened is not None:
+            self._opened[0].close()
         self.use_spare()
 
     def keep_spare(self) -> None:
@@ -276,14 +279,14 @@ class RendezvousServer:
 
     def _new_visitors(self, timeout_s: float) -> list[Connection]:
         """Accept connections for a while; returns the visitors that have said who they are."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
+        poller, (listener, _) = select.poll(), self._open()
+        poller.register(listener, select.POLLIN)
         for connection in self._silent:
             poller.register(connection, select.POLLIN)
         if not poller.poll(max(1, int(timeout_s * 1000))):
             return []
         with contextlib.suppress(OSError), descriptors_needed():  # none there, or gone again
-            accepted, _ = self._socket.accept()
+            accepted, _ = listener.accept()
             if peer_uid(accepted) == os.geteuid():
                 self._silent[Connection(accepted)] = Deadline(_HELLO_S)
             else:
