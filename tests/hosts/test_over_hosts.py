@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,6 +345,28 @@ def come_and_go(rank: int, size: int, _: str, where: Places) -> None:
         if serial == 1:
             held = held_resources()
     assert_given_back(held)
+
+
+def drop_under_locks(rank: int, size: int, _: str, where: Places) -> None:
+    with world(rank, where) as comm:
+        dropped = [comm.split(range(size))]
+        key, links = dropped[0].transport.key, comm.transport.links
+        dropped.append(dropped)
+        del dropped  # only the collector can free it
+        assert key in links._parties
+        with links._lock, threading._active_limbo_lock:  # type: ignore[attr-defined]
+            gc.collect()
+        while key in links._parties:
+            time.sleep(0.01)
+        comm.barrier()
+
+
+def test_a_group_may_be_dropped_in_a_thread_that_has_a_lock(
+    fresh_pool: RankPool, make_network: MakeNetwork
+) -> None:
+    """The collector runs at any allocation, in any thread."""
+    with make_network(2) as made:
+        fresh_pool.run(drop_under_locks, 2, places(made, (0, 1)), connected=False)
 
 
 def test_a_world_that_is_closed_leaves_nothing(

@@ -59,7 +59,7 @@ class HostPart(Party):
 
     def close(self) -> None:
         """The group is left."""
-        self.links.remove(self)
+        self.links.remove(self.key)
         self.links.close()
 
     def describe(self) -> GroupMembers:

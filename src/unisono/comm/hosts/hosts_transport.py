@@ -8,8 +8,8 @@ hosts.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import is_finalizing
@@ -204,8 +204,13 @@ class HostsTransport(EngineTransport):
     def __del__(self, is_finalizing: Callable[[], bool] = is_finalizing) -> None:
         super().__del__(is_finalizing)
         if getattr(self, "_server", None) is not None and not is_finalizing():
-            self.links.remove(self)  # in a thread: hanging up takes a moment
-            threading.Thread(target=self.links.close, daemon=True).start()
+            # The collector may run in a thread that has the links' lock, or threading's own.
+            _thread.start_new_thread(self._hang_up, (self.links, self.key))
+
+    @staticmethod
+    def _hang_up(links: Links, key: int) -> None:
+        links.remove(key)
+        links.close()
 
     def close(self) -> None:
         if self.is_closed:
@@ -213,8 +218,7 @@ class HostsTransport(EngineTransport):
         try:
             super().close()
         finally:
-            self.links.remove(self)
-            self.links.close()
+            self._hang_up(self.links, self.key)
 
     # -- callbacks of the links, in their thread --------------------------------------------------
 

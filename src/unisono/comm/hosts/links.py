@@ -183,10 +183,10 @@ class Links:
         for peer, why in lost.items():
             party.on_lost(peer, why != ENDED)
 
-    def remove(self, party: Party) -> None:
-        """Stop telling it."""
+    def remove(self, key: int) -> None:
+        """Stop telling a group."""
         with self._lock:
-            self._parties.pop(party.key, None)
+            self._parties.pop(key, None)
 
     def describe_groups(self) -> list[GroupMembers]:
         """This process's groups over hosts."""
