@@ -146,8 +146,7 @@ _H100 = Topology(
     call_s=14e-6,
     inside_switch_adds=True,
     source="NVIDIA DGX H100: NVLink 4, 900 GB/s both ways, NVLink SHARP; 8 cards of 400 Gb/s "
-    "InfiniBand NDR; "
-    f"{_HOP} (HBM3, 3.35 TB/s); overhead assumed",
+    f"InfiniBand NDR; {_HOP} (HBM3, 3.35 TB/s); overhead assumed",
 )
 # The next two are like an H100 in all that they do not set.
 PRESETS = {

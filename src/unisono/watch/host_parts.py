@@ -59,8 +59,7 @@ class HostPart(Party):
 
     def close(self) -> None:
         """The group is left."""
-        self.links.remove(self.key)
-        self.links.close()
+        self.links.close(self.key)
 
     def describe(self) -> GroupMembers:
         return GroupMembers(self.name, f"{self.key:x}", self.placement.members)

@@ -171,9 +171,8 @@ class HostsTransport(EngineTransport):
         placement = place([before.members[rank] for rank in members], links.hosts, links.me)
         if len(placement.hosts) == 1:
             return split_here(self, members, name)
-        ending = self.ending("no call")
-        if ending is not None and getattr(ending, "reason", "") != SHRINKS:  # that is told below
-            raise ending
+        if (ending := self.ending("no call")) and getattr(ending, "reason", "") != SHRINKS:
+            raise ending  # that it shrinks is told below
         check = self.check_of_split(members)
         here = [members[rank] for rank in placement.here]
         global_ranks = None if known is None else tuple(known[rank] for rank in members)
@@ -205,12 +204,7 @@ class HostsTransport(EngineTransport):
         super().__del__(is_finalizing)
         if getattr(self, "_server", None) is not None and not is_finalizing():
             # The collector may run in a thread that has the links' lock, or threading's own.
-            _thread.start_new_thread(self._hang_up, (self.links, self.key))
-
-    @staticmethod
-    def _hang_up(links: Links, key: int) -> None:
-        links.remove(key)
-        links.close()
+            _thread.start_new_thread(self.links.close, (self.key,))
 
     def close(self) -> None:
         if self.is_closed:
@@ -218,7 +212,7 @@ class HostsTransport(EngineTransport):
         try:
             super().close()
         finally:
-            self._hang_up(self.links, self.key)
+            self.links.close(self.key)
 
     # -- callbacks of the links, in their thread --------------------------------------------------
 

@@ -127,9 +127,10 @@ class Links:
             self._holders += 1
         return self
 
-    def close(self) -> None:
-        """One user fewer; the last one ends all connections."""
+    def close(self, key: int) -> None:
+        """One user fewer, the group with this key; the last one ends all connections."""
         with self._lock:
+            self._parties.pop(key, None)
             self._holders -= 1
             if self._holders > 0:
                 return
@@ -182,11 +183,6 @@ class Links:
             lost = dict(self._lost)
         for peer, why in lost.items():
             party.on_lost(peer, why != ENDED)
-
-    def remove(self, key: int) -> None:
-        """Stop telling a group."""
-        with self._lock:
-            self._parties.pop(key, None)
 
     def describe_groups(self) -> list[GroupMembers]:
         """This process's groups over hosts."""

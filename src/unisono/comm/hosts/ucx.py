@@ -73,8 +73,7 @@ def find() -> Ucx:
     if not found:
         raise RendezvousError(
             f"groups over several hosts need UCX, which was not found: run `{INSTALL}` on each, or "
-            "set "
-            "UNISONO_UCX to a libucp.so"
+            "set UNISONO_UCX to a libucp.so"
         )
     return found[-1] if len(found) > 1 and _is_better(found[-1], than=found[0]) else found[0]
 

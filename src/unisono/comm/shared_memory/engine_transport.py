@@ -329,10 +329,8 @@ def told_of_deaths(check: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except RendezvousError as error:
-        for _ in range(
-            0 if isinstance(error, GroupsDiffer) else 50
-        ):  # a death is known in a moment
-            check()
+        for _ in range(0 if isinstance(error, GroupsDiffer) else 50):
+            check()  # a death is known in a moment
             time.sleep(0.01)
         raise
 
