@@ -71,6 +71,10 @@ class RendezvousError(UnisonoError):
     """
 
 
+class GroupsDiffer(RendezvousError):
+    """Ranks wait for each other in calls that make different groups."""
+
+
 class SegmentError(UnisonoError):
     """Shared memory could not be allocated: a limit is too small, or the system refused.
 

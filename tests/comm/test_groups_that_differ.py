@@ -14,7 +14,7 @@ import unisono
 from random_scenarios.group_programs import Programs, draw, foresee, run_programs
 from ranks import RankPool, attempt, connect, subgroup
 from unisono import Communicator, RendezvousError
-from unisono.comm.meeting.makings import GroupsDiffer
+from unisono.errors import GroupsDiffer
 
 SOON_S = 20.0
 """On a busy machine; the groups' own limit is 60 s."""

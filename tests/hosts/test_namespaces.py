@@ -158,7 +158,7 @@ def test_torchrun_on_two_hosts(two_hosts: Network, program: WriteProgram, tmp_pa
         dist.init_process_group("gloo")
         tensor = torch.tensor([dist.get_rank()])
         dist.all_reduce(tensor)
-        print(socket.gethostname(), dist.get_rank(), tensor.item(), flush=True)
+        print(f"\\n{socket.gethostname()} {dist.get_rank()} {tensor.item()}\\n", end="", flush=True)
         """)
     environment = plain_environment() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     nodes = start_torchrun(two_hosts.hosts, (1, 2), [str(script.path)], tmp_path, environment)

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import refused_by
-from unisono.comm.meeting.makings import SHRINKS, GroupsDiffer, making
+from unisono.comm.meeting.makings import SHRINKS, making
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport, check_seconds
 from unisono.comm.work import Message, Work, check_messages
-from unisono.errors import GroupClosed, GroupError, ScheduleError, UnisonoError
+from unisono.errors import GroupClosed, GroupError, GroupsDiffer, ScheduleError, UnisonoError
 from unisono.torch_habits import (
     ON_COMMUNICATOR,
     WithoutTorchNames,

@@ -19,10 +19,10 @@ from unisono.comm.factory import alone
 from unisono.comm.hosts.anywhere import connect, connect_here
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
-from unisono.comm.meeting.makings import GroupsDiffer, key_of, making
+from unisono.comm.meeting.makings import key_of, making
 from unisono.comm.routing import fresh_part
 from unisono.comm.transport import Transport
-from unisono.errors import GroupError, UnisonoError
+from unisono.errors import GroupError, GroupsDiffer, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
 from unisono.torch_backend.autoload import NAME
 from unisono.torch_backend.process_group import HAS_PYTHON_BACKENDS, UnisonoProcessGroup, our_group

@@ -9,10 +9,10 @@ from typing import Any
 
 from unisono.comm import engine
 from unisono.comm.meeting.announcements import Announcement, Announcements
-from unisono.comm.meeting.makings import GroupsDiffer, look
+from unisono.comm.meeting.makings import look
 from unisono.comm.meeting.membership import JoinRequest, Membership, own_pidfd
 from unisono.comm.meeting.unix_socket import Connection, Departed, RendezvousServer
-from unisono.errors import RendezvousError, UnisonoError
+from unisono.errors import GroupsDiffer, RendezvousError, UnisonoError
 
 _QUIET_S = 0.1
 """After so long without a visitor, a leader checks where the missing ranks are."""

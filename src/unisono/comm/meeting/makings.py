@@ -28,7 +28,7 @@ from unisono import variables
 from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Note
 from unisono.comm.transport import Transport
-from unisono.errors import RendezvousError, name_ranks
+from unisono.errors import GroupsDiffer, RendezvousError, name_ranks
 
 Membership = Any
 """That of membership.py, which needs this file."""
@@ -48,10 +48,6 @@ _BUSY, _ALONE, _RECOVERS, _GIVES_UP = range(4)
 in_progress: dict[int, Making] = {}
 """The calls of this process that make a group, by thread."""
 _numbers = itertools.count(1)
-
-
-class GroupsDiffer(RendezvousError):
-    """Ranks wait for each other in calls that make different groups."""
 
 
 class Published(NamedTuple):

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from unisono.comm.meeting.deadline import Deadline
-from unisono.comm.meeting.makings import GroupsDiffer, look
-from unisono.errors import RendezvousError
+from unisono.comm.meeting.makings import look
+from unisono.errors import GroupsDiffer, RendezvousError
 
 _LONGEST_MESSAGE_BYTES = 1 << 19
 _ROOM_FOR_DESCRIPTORS = socket.CMSG_LEN(253 * array("i").itemsize)  # the most per message

@@ -14,7 +14,7 @@ from unisono import variables
 from unisono.comm.engine import abandon_group, end_abandoned_groups, engine_ns, native, works
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS, Note, Operation, Status
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
-from unisono.comm.meeting.makings import SHRINKS, GroupsDiffer
+from unisono.comm.meeting.makings import SHRINKS
 from unisono.comm.meeting.membership import JoinRequest, Membership, meet_at
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.reductions import Reduction, known_reduction
@@ -23,7 +23,7 @@ from unisono.comm.shared_memory.segment_listeners import announce_segment
 from unisono.comm.tensors import dtype_name
 from unisono.comm.transport import Transport
 from unisono.comm.work import FinishedWork, Work, join_works
-from unisono.errors import GroupError, RendezvousError
+from unisono.errors import GroupError, GroupsDiffer, RendezvousError
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
