@@ -495,6 +495,28 @@ def test_two_threads_with_a_group_each(fresh_pool: RankPool) -> None:
     fresh_pool.run(use_two_groups, 3, connected=False)
 
 
+def close_two_worlds_at_once(rank: int, size: int, path: str) -> None:
+    for turn in range(5):
+        worlds = [join_world(rank, f"{path}-{turn}-{name}", "AB") for name in "ab"]
+        at_once = threading.Barrier(len(worlds))
+
+        def close(comm: Communicator, at_once: threading.Barrier = at_once) -> None:
+            at_once.wait()
+            comm.close()
+
+        closing = [threading.Thread(target=close, args=(comm,), daemon=True) for comm in worlds]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_two_threads_that_close_the_last_groups(fresh_pool: RankPool) -> None:
+    """Both find that no group is left, and only one may close the network."""
+    fresh_pool.run(close_two_worlds_at_once, 2, connected=False)
+
+
 def play(comm: Communicator, tag: int) -> None:
     """Messages there and back, and from any source."""
     peer = 1 - comm.rank

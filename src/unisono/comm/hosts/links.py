@@ -45,6 +45,11 @@ _DRAW_S = 1.0
 all_links: weakref.WeakSet[Links] = weakref.WeakSet()
 """Those of this process, one for each world over hosts that it belongs to."""
 
+_network = threading.Lock()
+"""Of opening and closing what all of them share, since several threads may close links at once."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_network._at_fork_reinit)
+
 
 @dataclass(frozen=True)
 class GroupMembers:
@@ -100,7 +105,8 @@ class Links:
             self._on_left,
         )
         self.questions = Questions(self._lines.send, {"stopped": self._tell_stopped})
-        all_links.add(self)
+        with _network:  # from here on it stays open for these
+            all_links.add(self)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def meet(self, board: Board, group: str, *, has_data: bool = True) -> None:
@@ -146,8 +152,9 @@ class Links:
         for timer in self._timers:
             timer.cancel()
             timer.join()
-        if not any(links.is_open() for links in list(all_links)):
-            native.close_network()  # after all data was handed to the network
+        with _network:
+            if not any(links.is_open() for links in list(all_links)):
+                native.close_network()  # after all data was handed to the network
         self._lines.close()
         self._board = None  # its store has a socket, too
 
