@@ -27,6 +27,10 @@ COMMAND_S = 30.0
 # The first process says that it is ready, and stays until the other end of its input is closed.
 _FIRST_PROCESS = "hostname {name} && mount -t tmpfs tmpfs /dev/shm && echo here && exec cat"
 
+_WHERE_THREADS_WAIT = (
+    "cd /proc; grep -as . [0-9]*/cmdline [0-9]*/task/*/comm [0-9]*/task/*/wchan || true"
+)
+
 
 @functools.cache
 def why_not() -> str:
@@ -134,10 +138,10 @@ class Host:
         self.cut()
         os.kill(self.holder_pid, signal.SIGKILL)  # its child, the first process, ends with it
 
-    def kill_processes(self) -> None:
+    def kill_processes(self, number: int = int(signal.SIGKILL)) -> None:
         """End every process but the first; the network stays up, and tells the others."""
         script = "for p in /proc/[0-9]*; do p=${p#/proc/}; "
-        script += "[ $p = 1 ] || [ $p = $$ ] || kill -9 $p 2>/dev/null; done; true"
+        script += f"[ $p = 1 ] || [ $p = $$ ] || kill -{number} $p 2>/dev/null; done; true"
         self.run("sh", "-c", script)
 
 
@@ -242,15 +246,25 @@ class HostProcess:
         """What it has printed so far, including errors."""
         return self.output.read_text(errors="replace")
 
-    def wait(self, timeout_s: float = 120.0) -> int:
-        """Its exit code."""
+    def wait(self, timeout_s: float = 120.0, beside: Sequence[HostProcess] = ()) -> int:
+        """Its exit code. If it does not end in time, the error has the stacks of all processes of
+        its host, and of the hosts of those `beside` it."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            text = self.text()
-            raise AssertionError(
-                f"{self.output.name} on {self.host.name} not done in {timeout_s:g} s:\n{text}"
-            ) from None
+            late = f"{self.output.name} on {self.host.name} not done in {timeout_s:g} s:\n"
+            ended = [self, *(other for other in beside if other is not self)]
+            raise AssertionError(late + "".join(each.end_with_stacks() for each in ended)) from None
+
+    def end_with_stacks(self) -> str:
+        """End every process of its host; returns where their threads were, and what it has
+        printed, with the stacks that faulthandler adds unless a process was past Python's end."""
+        where = self.host.run("sh", "-c", _WHERE_THREADS_WAIT)
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            self.host.kill_processes(int(number))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(COMMAND_S)
+        return f"{self.output.name} on {self.host.name}:\n{where}{self.text()}\n"
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process itself, a child of the one that entered the host."""
@@ -270,7 +284,7 @@ def start_on(
     with open(output, "wb") as file:
         process = subprocess.Popen(
             host.command(*command, folder=folder),
-            env=dict(environment),
+            env={"PYTHONFAULTHANDLER": "1", **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

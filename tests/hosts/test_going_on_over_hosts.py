@@ -190,5 +190,5 @@ def test_training_that_goes_on(two_hosts: Network, tmp_path: Path) -> None:
         own = [*command, "--host", str(number), "--folder", str(tmp_path)]
         started.append(start_on(host, own, tmp_path / f"host{number}", environment))
     for process in started:
-        assert process.wait(300) == 0, process.text()
+        assert process.wait(300, started) == 0, process.text()
         assert "2 ranks killed and replaced here" in process.text()

@@ -496,7 +496,7 @@ def test_two_threads_with_a_group_each(fresh_pool: RankPool) -> None:
 
 
 def close_two_worlds_at_once(rank: int, size: int, path: str) -> None:
-    for turn in range(5):
+    for turn in range(10):
         worlds = [join_world(rank, f"{path}-{turn}-{name}", "AB") for name in "ab"]
         at_once = threading.Barrier(len(worlds))
 
