@@ -48,7 +48,7 @@ all_links: weakref.WeakSet[Links] = weakref.WeakSet()
 _network = threading.Lock()
 """Of opening and closing what all of them share, since several threads may close links at once."""
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_network._at_fork_reinit)
+    os.register_at_fork(after_in_child=_network._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
