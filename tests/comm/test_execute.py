@@ -16,13 +16,14 @@ import unisono
 from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, reduced, values
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, run_schedule
+from unisono.cases.primitives import PRIMITIVES
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
 from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.on_rows.mismatches import algorithm_mark
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
-from unisono.plan.schedule import COLLECTIVES, ROOTED
+from unisono.plan.schedule import COLLECTIVES
 
 RANKS = [2, 3, 4, 5, 8]
 ALL_REDUCE = [entry.name for entry in catalog("all_reduce") if not entry.only_planned]
@@ -33,7 +34,7 @@ DTYPE = torch.int32
 
 def schedules(collective: str, ranks: int) -> list[Schedule]:
     """Every algorithm for a collective, from two roots where it has one, and with its options."""
-    roots = {0, ranks - 1} if collective in ROOTED else {0}
+    roots = {0, ranks - 1} if PRIMITIVES[collective].is_rooted else {0}
     options: list[dict[str, int]] = [{}, {"pieces": 3}]
     if ranks % 2 == 0:
         options.append({"node_size": 2})

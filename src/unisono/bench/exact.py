@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from unisono.bench.collectives import Collective, neighbour
-from unisono.plan.expectations import Origin, compute, origins
+from unisono.bench.collectives import neighbour
+from unisono.cases.primitives import Primitive
+from unisono.cases.results import Origin, compute, origins
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +21,12 @@ REPETITIONS = 64
 POISON = 119
 """The value of outputs before the call: one that cannot be in a result."""
 
-_SAME_RESULT = {"all_reduce_async": "all_reduce", "gradients": "all_reduce"}
-
 
 @dataclass(frozen=True)
 class CheckedCall:
     """One checked call: its case, and which of several roots and sets of values it uses."""
 
-    collective: Collective
+    collective: Primitive
     op: str
     rank: int
     size: int
@@ -63,15 +62,12 @@ class CheckedCall:
 
     def _origins(self) -> list[Origin] | None:
         """Where the parts of this rank's output come from; None if its output is undefined."""
-        if not self.collective.sized:
-            return None
-        if self.collective.pairwise:
+        if not self.collective.is_collective:
             source = neighbour(self.rank, self.size)
             if source is None or (self.collective.name == "stream" and self.rank % 2 == 0):
                 return None  # no rank sends to this one: the messages of a stream go one way
             return [Origin(0, [source])]
-        name = _SAME_RESULT.get(self.collective.name, self.collective.name)
-        return origins(name, self.rank, self.size, self.root)
+        return origins(self.collective, self.rank, self.size, self.root)
 
 
 def _moved(code: int, phase: int) -> Any:
@@ -92,7 +88,7 @@ def _contribution(op: str, rank: int, size: int, phase: int) -> Any:
 
 
 def _parts(
-    collective: Collective, side: str, tensor: torch.Tensor, size: int
+    collective: Primitive, side: str, tensor: torch.Tensor, size: int
 ) -> Iterator[tuple[int, torch.Tensor]]:
     if side not in collective.wide:
         yield 0, tensor

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
 from unisono.comm.shared_memory.error_texts import (
     mismatch_text,
@@ -72,8 +73,6 @@ _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
-_MEETINGS = ("all_reduce", "all_gather", "reduce_scatter")
-"""No rank finishes one of these, or a barrier, before all ranks have begun it, if it has data."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -463,9 +462,9 @@ def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
     last, how, on, known, until_s = None, "it had reached", "", 0, 0.0
     for number, records in by_number(group).items():
         for rank, record in records.items():
-            needs_all = record.operation == "barrier" or (
-                record.bytes and record.operation in _MEETINGS
-            )
+            primitive = primitive_of(record.operation)
+            has_data = primitive.is_empty or (record.bytes and not primitive.is_pairwise)
+            needs_all = primitive.is_meeting and has_data
             if needs_all and (record.state, record.status) == ("finished", "OK"):
                 last, on, known, until_s = record, f" on rank {rank}", number, record.ended_s or 0.0
     for seen in member.records[-1:]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     ENDING_KNOWN,
@@ -34,8 +35,6 @@ _FLOAT8 = {
     14: "float8_e8m0fnu",
     17: "float4_e2m1fn_x2",
 }
-REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
-ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -66,7 +65,6 @@ _ORDERS = {
 }
 """The hash that a reduction over hosts posts, by the order of its sums: csrc/hosts/hosts.c."""
 _HASH = re.compile(r", (\w+) with hash [0-9a-f]{8}")
-PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
 class AwaitedMessage(NamedTuple):
@@ -124,6 +122,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     operation = Operation(posted[1])
     _, _, reduction, dtype, root, refused, size_bytes, shape_hash = posted
     text = operation.name.lower()
+    primitive = primitive_of(text)
     if refused == Status.NO_MEMORY:
         return f"{text}, for which it has no room in shared memory"
     if refused:
@@ -138,22 +137,22 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
         to = "" if operation is Operation.ALL_GATHER else f", root {root}"
         return f"{text} of tensors of any shapes{to}"
     details = [dtype_name(dtype)]
-    if operation not in PAIRED:
+    if not primitive.is_pairwise:
         item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
         details.append(f"{size_bytes // item_bytes} elements")
-    if operation in REDUCING:
+    if primitive.reduces:
         details.append(REDUCTION_NAMES[reduction])
-    if operation in ROOTED:
+    if primitive.is_rooted:
         details.append(f"root {root}")
-    if root == GPU_MARK and operation not in ROOTED:
+    if root == GPU_MARK and not primitive.is_rooted:
         details.append("on a GPU")
     elif operation is Operation.ALL_REDUCE and root:
         details.append(f"by {algorithm_of(text, root)}, schedule with hash {others:08x}")
     elif operation is Operation.BROADCAST and reduction:
         details.append(f"by {algorithm_of(text, reduction, 255)}, schedule with hash {others:08x}")
-    elif operation in REDUCING and others in _ORDERS:
+    elif primitive.reduces and others in _ORDERS:
         details += filter(None, [_ORDERS[others]])
-    elif others and operation not in PAIRED:
+    elif others and not primitive.is_pairwise:
         what = "factor" if reduction == len(REDUCTIONS) else "sizes"
         details.append(f"{what} with hash {others:08x}")
     return f"{text} of {', '.join(details)}"
@@ -171,15 +170,14 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
 def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:
     """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
     _, operation, _, dtype, root, *_ = group.state(0, call)["posted"]
-    if operation not in PAIRED:
+    primitive = primitive_of(Operation(operation).name.lower())
+    if not primitive.is_pairwise:
         return None
     item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
 
     def counts(giver: int, taker: int) -> bool:
         """In a gather only what the root receives counts, in a scatter only what it sends."""
-        if operation == Operation.GATHER:
-            return taker == root
-        return operation != Operation.SCATTER or giver == root
+        return root == (taker if primitive.is_to_root else giver) or not primitive.is_rooted
 
     gives, wants = [], []
     for rank in range(size):
