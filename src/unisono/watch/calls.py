@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.cases.primitives import primitive_of
+from unisono.comm.on_rows.mismatches import describe_collective
 from unisono.comm.shared_memory.group_parts import join_parts
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
@@ -215,15 +216,11 @@ def describe_call(record: Record, backend: str) -> str:
     if record.operation == "new_group":
         members = _members(record)
         return f"new_group of {name_ranks(members) if members else 'other ranks'}"
-    details = [record.dtype]
     is_uneven = primitive.is_pairwise or (backend == "nccl" and primitive.wide)
-    if not is_uneven:
-        details.append(f"{record.count} elements")
-    if primitive.reduces and record.reduction:
-        details.append(record.reduction)
-    if primitive.is_rooted and record.root is not None:
-        details.append(f"root {record.root}")
-    return f"{record.operation} of {', '.join(details)}"
+    elements = None if is_uneven else record.count
+    return describe_collective(
+        record.operation, record.dtype, elements, record.reduction, record.root
+    )
 
 
 def by_number(group: GroupRecords, after: int = 0) -> dict[int, dict[int, Record]]:

@@ -14,12 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.cases.primitives import primitive_of
-from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
-from unisono.comm.shared_memory.error_texts import (
-    mismatch_text,
-    stalled_ranks,
-    with_global_ranks,
-)
+from unisono.comm.on_rows.mismatches import Mismatch, PairwiseSizes, find_majority, find_minority
+from unisono.comm.shared_memory.error_texts import stalled_ranks, with_global_ranks
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
 from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
@@ -191,7 +187,7 @@ def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> R
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
-    text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
+    text = Mismatch(calls, sites, culprits, None, hosts).numbered(number, group.name)
     verdict, *details = text.splitlines()
     sides: dict[str, list[int]] = {}
     for rank, record in records.items():

@@ -16,7 +16,7 @@ from unisono.cases.primitives import primitive_of
 from unisono.comm.arguments import Call, WideSide, check_call, check_root, flatten
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.forms import refused_by
-from unisono.comm.on_rows.mismatches import find_minority
+from unisono.comm.on_rows.mismatches import Mismatch, find_minority
 from unisono.comm.on_rows.rows import Row, concatenate, is_torch
 from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules.arithmetic import combine, empty_like, placed_like
@@ -30,7 +30,7 @@ from unisono.comm.schedules.compiled_schedules import (
 from unisono.comm.schedules.workspace import Workspace
 from unisono.comm.tensors import Tensors, dtype_name
 from unisono.comm.work import Message, Work
-from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
+from unisono.errors import ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -208,16 +208,9 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     if len(set(lines)) == 1:
         return
     calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
-    listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
-    raise CollectiveMismatch(
-        f"the ranks of group {comm.name} execute different schedules\n{listed}\n"
-        "No data was moved. Make every rank execute the same, in the same order.",
-        rank=comm.rank,
-        group=comm.name,
-        calls=calls,
-        sites=[None] * comm.size,
-        culprits=find_minority(calls),
-    )
+    found = Mismatch(calls, [None] * comm.size, find_minority(calls))
+    text = found.text(f"the ranks of group {comm.name} execute different schedules", "execute")
+    raise found.error(text, comm.rank, comm.name)
 
 
 # -- moving ----------------------------------------------------------------------------------------
