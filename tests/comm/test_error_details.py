@@ -95,6 +95,10 @@ OVER_TORCH = {
   rank 0: all_reduce max of int64[3]
   rank 1: all_reduce max of int64[3]
   rank 2: all_reduce max of int64[4]""",
+    gather: f"""{PAIR} (group NAME)
+  rank 0: gather of float64 to rank 0
+  rank 1: gather of float64 to rank 0
+  rank 2: gather of float64 to rank 0""",
 }
 
 

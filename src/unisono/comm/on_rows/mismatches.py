@@ -97,7 +97,7 @@ class PairwiseSizes(NamedTuple):
         pairs = self.unequal_pairs()
         votes = []
         for own in zip(self.gives, self.wants, strict=True):
-            sizes = Counter(size for side in own for size in side if size is not None)
+            sizes = Counter(size for side in own for size in side if size)  # 0: nothing is sent
             votes.append(sizes.most_common(1)[0][0] if sizes else None)
         usual = find_majority(votes)
         if usual is not None:
