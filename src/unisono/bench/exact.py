@@ -36,7 +36,7 @@ class CheckedCall:
     # -- what goes in --------------------------------------------------------------------------
 
     def fill(self, input: torch.Tensor) -> None:
-        for part, piece in _parts(self.collective, "input", input, self.size):
+        for part, piece in enumerate(self._parts("input", input)):
             for target, values in _chunks(self._sent(self.rank, part), piece):
                 target.copy_(values)
 
@@ -53,12 +53,15 @@ class CheckedCall:
         expected = self._origins()
         if expected is None:
             return 0
-        pieces = _parts(self.collective, "output", output, self.size)
         return sum(
             int((found != right).sum())
-            for origin, (_, piece) in zip(expected, pieces, strict=True)
+            for origin, piece in zip(expected, self._parts("output", output), strict=True)
             for found, right in _chunks(compute(origin, self._sent, self.op), piece)
         )
+
+    def _parts(self, side: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A row for each rank, if this side has a part for each."""
+        return tensor.view(self.size if side in self.collective.wide else 1, -1)
 
     def _origins(self) -> list[Origin] | None:
         """Where the parts of this rank's output come from; None if its output is undefined."""
@@ -85,15 +88,6 @@ def _contribution(op: str, rank: int, size: int, phase: int) -> Any:
     if op == "product":
         return numpy.where(((mixed + rank) % 3 == 0) & (rank < 6), 2, 1)
     return (mixed * (rank + 3) + 11 * rank) % 113
-
-
-def _parts(
-    collective: Primitive, side: str, tensor: torch.Tensor, size: int
-) -> Iterator[tuple[int, torch.Tensor]]:
-    if side not in collective.wide:
-        yield 0, tensor
-    else:
-        yield from enumerate(tensor.view(size, -1))
 
 
 def _chunks(period: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
