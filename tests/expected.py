@@ -153,6 +153,24 @@ def reduced(inputs: list[torch.Tensor], op: str | PremulSum) -> torch.Tensor:
     return torch.from_numpy(numpy.asarray(result)).to(dtype)
 
 
+def after(
+    collective: str, inputs: list[torch.Tensor], rank: int, root: int = 0
+) -> torch.Tensor | None:
+    """What a rank has after a collective (sum) of the inputs of all; None: no output."""
+    length = len(inputs[rank]) // len(inputs)
+    mine, is_root = slice(rank * length, (rank + 1) * length), rank == root
+    return {
+        "all_reduce": lambda: reduced(inputs, "sum"),
+        "reduce": lambda: reduced(inputs, "sum") if is_root else inputs[rank],
+        "reduce_scatter": lambda: reduced(inputs, "sum")[mine],
+        "broadcast": lambda: inputs[root],
+        "scatter": lambda: inputs[root][mine],
+        "all_gather": lambda: torch.cat(inputs),
+        "gather": lambda: torch.cat(inputs) if is_root else None,
+        "all_to_all": lambda: torch.cat([row[mine] for row in inputs]),
+    }[collective]()
+
+
 def _factor(factor: float, dtype: numpy.dtype[Any]) -> Any:
     if dtype.kind in "iu":
         return numpy.array(int(factor), numpy.int64).astype(dtype)

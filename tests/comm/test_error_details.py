@@ -4,6 +4,7 @@ know."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 import numpy
@@ -13,8 +14,10 @@ import torch.distributed as dist
 
 import unisono
 from ranks import subgroup
+from unisono import plan
 from unisono.comm import engine
 from unisono.comm.communicator import Communicator
+from unisono.comm.factory import wrap
 from unisono.comm.on_rows.mismatches import PairwiseSizes
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 
@@ -59,12 +62,66 @@ def test_one_wrong_size_is_shown_with_who_brought_it(
     assert first == f"call #1 of group {comm.name}: rank 2 passed other sizes: {pair}"
 
 
+def schedules(comm: Communicator, odd: int) -> None:
+    name = "binomial" if comm.rank == odd else "chain"
+    unisono.run_schedule(plan.find("broadcast", name).schedule(3), comm, numpy.ones(3))
+
+
+def reduced(comm: Communicator, odd: int) -> None:
+    comm.all_reduce(numpy.ones(4 if comm.rank == odd else 3, numpy.int64), "max")
+
+
+PAIR = "rank 2 passed other sizes: rank 2 sends 4 elements to rank 0, which expects 3"
+DIFFER = "rank 2 made a different call than the others"
+NO_DATA = "No data was moved. Make every rank {} the same, in the same order."
+ON_ENGINE = {
+    reduced: f"""{DIFFER} in call #1 of group NAME
+  ranks 0 and 1: all_reduce of int64, 3 elements, max at LINE
+  rank 2: all_reduce of int64, 4 elements, max at LINE
+{NO_DATA.format("call")}""",
+    gather: f"""call #1 of group NAME: {PAIR}
+  rank 0: gather of float64, root 0, sending 3, expecting 3 each at LINE
+  rank 1: gather of float64, root 0, sending 3 at LINE
+  rank 2: gather of float64, root 0, sending 4 at LINE
+{NO_DATA.format("call")}""",
+    schedules: f"""the ranks of group NAME execute different schedules
+  rank 0: broadcast by chain: 3 ranks, 8 chunks, 9 steps, root 0, 3 elements of float64 [HASH]
+  rank 1: broadcast by chain: 3 ranks, 8 chunks, 9 steps, root 0, 3 elements of float64 [HASH]
+  rank 2: broadcast by binomial: 3 ranks, 1 chunk, 2 steps, root 0, 3 elements of float64 [HASH]
+{NO_DATA.format("execute")}""",
+}
+OVER_TORCH = {
+    reduced: f"""{DIFFER} (group NAME)
+  rank 0: all_reduce max of int64[3]
+  rank 1: all_reduce max of int64[3]
+  rank 2: all_reduce max of int64[4]""",
+    gather: f"""{PAIR} (group NAME)
+  rank 0: gather of float64 to rank 0
+  rank 1: gather of float64 to rank 0
+  rank 2: gather of float64 to rank 0""",
+}
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("call", ON_ENGINE)
+def test_the_whole_text(comm: Communicator, call: Callable[[Communicator, int], None]) -> None:
+    check_text(comm, call, ON_ENGINE[call])
+
+
 @pytest.mark.ranks(3, backend="gloo")
-def test_the_implementation_over_torch_names_it_too(comm: Communicator) -> None:
+@pytest.mark.parametrize("call", OVER_TORCH)
+def test_the_whole_text_over_torch(
+    process_group: dist.ProcessGroup, call: Callable[[Communicator, int], None]
+) -> None:
+    check_text(wrap(process_group), call, OVER_TORCH[call])
+
+
+def check_text(comm: Communicator, call: Callable[[Communicator, int], None], text: str) -> None:
     with pytest.raises(CollectiveMismatch) as caught:
-        gather(comm, 2)
+        call(comm, 2)
+    found = re.sub(r" at \S+:\d+ in \w+", " at LINE", str(caught.value))
+    assert re.sub(r"\[\w{16}\]", "[HASH]", found).replace(comm.name, "NAME") == text
     assert caught.value.culprits == (2,)
-    assert "rank 2 sends 4 elements to rank 0, which expects 3" in str(caught.value)
 
 
 def test_who_is_wrong_among_many() -> None:

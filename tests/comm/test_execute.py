@@ -13,16 +13,17 @@ import pytest
 import torch
 
 import unisono
-from expected import FLOATS, OPS, REDUCIBLE, assert_same, inputs, meaningful, reduced, values
+from expected import FLOATS, OPS, REDUCIBLE, after, assert_same, inputs, meaningful, reduced, values
 from ranks import RankPool, attempt, subgroup
 from unisono import CollectiveMismatch, PeerLost, PremulSum, run_schedule
+from unisono.cases.primitives import PRIMITIVES
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
 from unisono.comm.meeting.announcements import FileAnnouncements
 from unisono.comm.on_rows.mismatches import algorithm_mark
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
-from unisono.plan.schedule import COLLECTIVES, ROOTED
+from unisono.plan.schedule import COLLECTIVES
 
 RANKS = [2, 3, 4, 5, 8]
 ALL_REDUCE = [entry.name for entry in catalog("all_reduce") if not entry.only_planned]
@@ -33,7 +34,7 @@ DTYPE = torch.int32
 
 def schedules(collective: str, ranks: int) -> list[Schedule]:
     """Every algorithm for a collective, from two roots where it has one, and with its options."""
-    roots = {0, ranks - 1} if collective in ROOTED else {0}
+    roots = {0, ranks - 1} if PRIMITIVES[collective].is_rooted else {0}
     options: list[dict[str, int]] = [{}, {"pieces": 3}]
     if ranks % 2 == 0:
         options.append({"node_size": 2})
@@ -50,41 +51,22 @@ def schedules(collective: str, ranks: int) -> list[Schedule]:
 
 def run_and_check(schedule: Schedule, comm: Communicator, length: int, seed: int) -> None:
     """Run it on `length` elements per part, and compare with NumPy's result from all inputs."""
-    collective, rank, size, root = schedule.collective, comm.rank, comm.size, schedule.root
-    wide = collective in ("reduce_scatter", "scatter", "all_to_all")
-    all_inputs = inputs(size, DTYPE, length * (size if wide else 1), seed)
-    mine = all_inputs[rank].clone()
-    part = slice(rank * length, (rank + 1) * length)
-    what = f"{schedule.title()}, {length} elements"
-    if collective == "barrier":
+    primitive, rank, size, root = schedule.primitive, comm.rank, comm.size, schedule.root
+    if primitive.is_empty:
         run_schedule(schedule, comm)
-    elif collective in ("all_reduce", "reduce", "broadcast"):
-        run_schedule(schedule, comm, mine)
-        total = reduced(all_inputs, "sum")
-        wanted = {
-            "all_reduce": total,
-            "reduce": total if rank == root else all_inputs[rank],
-            "broadcast": all_inputs[root],
-        }
-        assert_same(mine, wanted[collective], what)
-    elif collective in ("all_gather", "gather"):
-        takes = collective == "all_gather" or rank == root
-        output = torch.full((size * length,), 99, dtype=DTYPE) if takes else None
-        run_schedule(schedule, comm, output, mine)
-        if takes:
-            assert_same(output, torch.cat(all_inputs), what)
+        return
+    all_inputs = inputs(size, DTYPE, length * (size if "input" in primitive.wide else 1), seed)
+    mine, wanted = all_inputs[rank].clone(), after(primitive.name, all_inputs, rank, root)
+    what = f"{schedule.title()}, {length} elements"
+    output = None if wanted is None else torch.full_like(wanted, 99)
+    gives = primitive.name != "scatter" or rank == root
+    if primitive.is_in_place:
+        run_schedule(schedule, comm, output := mine)
     else:
-        output = torch.full((length * (size if collective == "all_to_all" else 1),), 99).to(DTYPE)
-        gives = collective != "scatter" or rank == root
         run_schedule(schedule, comm, output, mine if gives else None)
-        wanted = {
-            "reduce_scatter": reduced(all_inputs, "sum")[part],
-            "scatter": all_inputs[root][part],
-            "all_to_all": torch.cat([row[part] for row in all_inputs]),
-        }
-        assert_same(output, wanted[collective], what)
-    if collective not in ("all_reduce", "reduce", "broadcast"):
         assert_same(mine, all_inputs[rank], f"{what}: the input is untouched")
+    if wanted is not None:
+        assert_same(output, wanted, what)
 
 
 @pytest.mark.ranks(RANKS)

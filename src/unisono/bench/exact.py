@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from unisono.bench.collectives import Collective, neighbour
-from unisono.plan.expectations import Origin, compute, origins
+from unisono.bench.collectives import neighbour
+from unisono.cases.primitives import Primitive
+from unisono.cases.results import Origin, compute, origins
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +21,12 @@ REPETITIONS = 64
 POISON = 119
 """The value of outputs before the call: one that cannot be in a result."""
 
-_SAME_RESULT = {"all_reduce_async": "all_reduce", "gradients": "all_reduce"}
-
 
 @dataclass(frozen=True)
 class CheckedCall:
     """One checked call: its case, and which of several roots and sets of values it uses."""
 
-    collective: Collective
+    collective: Primitive
     op: str
     rank: int
     size: int
@@ -37,7 +36,7 @@ class CheckedCall:
     # -- what goes in --------------------------------------------------------------------------
 
     def fill(self, input: torch.Tensor) -> None:
-        for part, piece in _parts(self.collective, "input", input, self.size):
+        for part, piece in enumerate(self._parts("input", input)):
             for target, values in _chunks(self._sent(self.rank, part), piece):
                 target.copy_(values)
 
@@ -54,24 +53,24 @@ class CheckedCall:
         expected = self._origins()
         if expected is None:
             return 0
-        pieces = _parts(self.collective, "output", output, self.size)
         return sum(
             int((found != right).sum())
-            for origin, (_, piece) in zip(expected, pieces, strict=True)
+            for origin, piece in zip(expected, self._parts("output", output), strict=True)
             for found, right in _chunks(compute(origin, self._sent, self.op), piece)
         )
 
+    def _parts(self, side: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A row for each rank, if this side has a part for each."""
+        return tensor.view(self.size if side in self.collective.wide else 1, -1)
+
     def _origins(self) -> list[Origin] | None:
         """Where the parts of this rank's output come from; None if its output is undefined."""
-        if not self.collective.sized:
-            return None
-        if self.collective.pairwise:
+        if not self.collective.is_collective:
             source = neighbour(self.rank, self.size)
             if source is None or (self.collective.name == "stream" and self.rank % 2 == 0):
                 return None  # no rank sends to this one: the messages of a stream go one way
             return [Origin(0, [source])]
-        name = _SAME_RESULT.get(self.collective.name, self.collective.name)
-        return origins(name, self.rank, self.size, self.root)
+        return origins(self.collective, self.rank, self.size, self.root)
 
 
 def _moved(code: int, phase: int) -> Any:
@@ -89,15 +88,6 @@ def _contribution(op: str, rank: int, size: int, phase: int) -> Any:
     if op == "product":
         return numpy.where(((mixed + rank) % 3 == 0) & (rank < 6), 2, 1)
     return (mixed * (rank + 3) + 11 * rank) % 113
-
-
-def _parts(
-    collective: Collective, side: str, tensor: torch.Tensor, size: int
-) -> Iterator[tuple[int, torch.Tensor]]:
-    if side not in collective.wide:
-        yield 0, tensor
-    else:
-        yield from enumerate(tensor.view(size, -1))
 
 
 def _chunks(period: Any, tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.bench.backends.base import Buffers, Call, Case
 from unisono.bench.collectives import item_bytes
+from unisono.cases.primitives import Primitive
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
@@ -21,7 +22,7 @@ _STREAM_S = 0.3
 def floor_calls(case: Case, buffers: Buffers) -> Sequence[Call] | None:
     """A local add or copy of the bytes that the collective combines or moves; None if there are
     none. A reduce_scatter adds all parts but one into one."""
-    if not case.collective.sized:
+    if case.collective.is_empty:
         return None
     if case.collective.name == "reduce_scatter":
         parts = buffers.parts("input", case.ranks)
@@ -59,29 +60,29 @@ class LinkLimit:
 
     def least_us(self, case: Case) -> float:
         """The least possible time of a call; 0 if it need not leave a host."""
-        share = self._share(case.collective.name)
+        share = self._share(case.collective)
         if share is None:
             return 0.0
         items = item_bytes(case.dtype)
         size_bytes = items * case.collective.counts(case.size_bytes, items, case.ranks).size
         return (self.latency_s + share * size_bytes / self.bytes_per_s) * 1e6
 
-    def _share(self, name: str) -> float | None:
+    def _share(self, collective: Primitive) -> float | None:
         """How many times its size the busiest host's link carries."""
         ranks = [count for _, count in self.hosts]
         total, hosts = sum(ranks), len(ranks)
         away = [(total - count) / total for count in ranks]
-        if name in ("all_reduce", "all_reduce_async", "gradients"):
-            return 2 * (hosts - 1) / hosts
-        if name in ("broadcast", "reduce"):
-            return 1.0
-        if name in ("all_gather", "reduce_scatter"):
-            return max(away)
-        if name == "all_to_all":
-            return max(count * share for count, share in zip(ranks, away, strict=True))
-        if name in ("gather", "scatter"):
+        if not collective.is_collective:
+            return None  # messages may stay on a host
+        if collective.is_empty:
+            return 0.0
+        if not collective.wide:
+            return 1.0 if collective.is_rooted else 2 * (hosts - 1) / hosts
+        if collective.is_rooted:
             return min(away)  # for any root
-        return 0.0 if name == "barrier" else None  # messages may stay on a host
+        if collective.is_pairwise:
+            return max(count * share for count, share in zip(ranks, away, strict=True))
+        return max(away)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unisono.bench import floor
 from unisono.bench.backends.base import Backend, Buffers, Call, Case, Unsupported
-from unisono.bench.collectives import bandwidths, item_bytes
+from unisono.bench.collectives import bandwidths, item_bytes, messages
 from unisono.bench.exact import POISON, CheckedCall
 from unisono.bench.floor import LinkLimit
 from unisono.bench.results import Row, Skipped, summarise
@@ -196,7 +196,7 @@ class Measurer:
         """How many elements are wrong on all ranks after one call. The buffers are zero because
         sums of zeros stay zero, however often they are reduced in place."""
         which = 0 if phase else -1
-        root = case.roots[which] if case.collective.rooted else 0
+        root = case.roots[which] if case.collective.is_rooted else 0
         buffers = self._buffers[contestant.device]
         rank, size = self.control.rank, self.control.size
         call = CheckedCall(case.collective, case.op, rank, size, root, phase)
@@ -287,9 +287,9 @@ class Measurer:
         self, case: Case, contestant: _Contestant, samples: _Samples, floor_us: float | None
     ) -> Row:
         collective, ranks = case.collective, case.ranks
-        if collective.pairwise and ranks % 2:  # the last one has no neighbour
+        if not collective.is_collective and ranks % 2:  # the last one has no neighbour
             samples = samples.without_last()
-        each = contestant.batch * collective.messages(case.size_bytes)
+        each = contestant.batch * messages(collective.name, case.size_bytes)
         time_us = summarise(samples.took_s() / each * 1e6)
         items = item_bytes(case.dtype)
         counts = collective.counts(case.size_bytes, items, ranks)
@@ -305,7 +305,7 @@ class Measurer:
             count=counts.size,
             dtype=case.dtype,
             op=case.op if collective.reduces else "none",
-            root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.rooted else -1,
+            root=(case.roots[0] if len(case.roots) == 1 else -1) if collective.is_rooted else -1,
             backend=contestant.name,
             ranks=ranks,
             time_us=time_us,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.bench.backends.base import BACKENDS, Case
-from unisono.bench.collectives import COLLECTIVES, DTYPES, MAIN, Collective, item_bytes
+from unisono.bench.collectives import COLLECTIVES, DTYPES, MAIN, item_bytes
 from unisono.bench.floor import floor_bytes
+from unisono.cases.primitives import Primitive
 from unisono.errors import name_choices
 
 DEFAULT_SIZES = "8,256,4K,16K,64K,256K,1M,4M,16M,64M"
@@ -53,7 +54,7 @@ class BenchSettings:
         found = []
         for name in self.collectives:
             collective = COLLECTIVES[name]
-            sizes = self.sizes_bytes if collective.sized else (0,)
+            sizes = self.sizes_bytes if not collective.is_empty else (0,)
             first = calibration_sizes(sizes, caches_bytes)
             others = [size for size in sizes if size not in first]
             # Without other sizes there is nothing to predict, and so nothing to fit.
@@ -61,7 +62,7 @@ class BenchSettings:
             found += [(self._case(collective, size), False) for size in others]
         return found
 
-    def _case(self, collective: Collective, size: int) -> Case:
+    def _case(self, collective: Primitive, size: int) -> Case:
         # Interned, like a name in a program's source: the engine compares such names by address.
         op = sys.intern(self.op)
         roots = tuple(range(self.ranks)) if self.root is None else (self.root,)
@@ -77,7 +78,7 @@ class BenchSettings:
         for case, _ in self.cases():
             counts = case.collective.counts(case.size_bytes, items, self.ranks)
             sides = [counts.output, counts.input]
-            buffers = max(sides) if case.collective.in_place else sum(sides)
+            buffers = max(sides) if case.collective.is_in_place else sum(sides)
             each = items * (buffers + max(sides)) + (floor_bytes(case, items) if self.floor else 0)
             what = f"{case.collective.name} of {format_size(case.size_bytes)}B"
             needs.append((each * self.ranks, what))
@@ -152,8 +153,8 @@ def _backends(device: str, names: Names) -> tuple[str, ...]:
 
 
 def _check_choices(settings: BenchSettings) -> None:
+    from unisono.cases.results import REDUCTIONS
     from unisono.comm.reductions import has_meaning
-    from unisono.plan.expectations import REDUCTIONS
 
     _known("dtype", [settings.dtype], DTYPES)
     _known("reduction", [settings.op], [*REDUCTIONS])

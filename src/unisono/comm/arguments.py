@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from unisono.cases.primitives import Primitive, primitive_of
 from unisono.comm.engine import native
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.reductions import (
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 
 LISTS = (list, tuple)
 _MOST_DIMS = 64  # the engine's limit, and NumPy's
-_IN_PLACE = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.BROADCAST)
-_ROOTED = (Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER)
-_REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
-_WIDE_OUTPUT = (Operation.ALL_GATHER, Operation.GATHER, Operation.ALL_TO_ALL)
-_WIDE_INPUT = (Operation.REDUCE_SCATTER, Operation.SCATTER, Operation.ALL_TO_ALL)
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -65,6 +61,10 @@ class Call(NamedTuple):
         return self.operation.name.lower()
 
     @property
+    def primitive(self) -> Primitive:
+        return primitive_of(self.name)
+
+    @property
     def tensors(self) -> list[Any]:
         """All its tensors, outputs first."""
         return [*flatten(self.outputs), *flatten(self.inputs)]
@@ -83,24 +83,22 @@ def check_call(
     operation: Operation, output: Any, input: Any, root: Any, op: Any, transport: Transport
 ) -> Call:
     rank, size, devices = transport.rank, transport.size, transport.devices
-    if operation in _ROOTED:
+    primitive = primitive_of(operation.name.lower())
+    wide, is_rooted = primitive.wide, primitive.is_rooted
+    if is_rooted:
         root = check_root(root, size)
-    if operation in _IN_PLACE:
+    if primitive.is_in_place:
         outputs, inputs = check_tensors(output, True, devices), []
         is_coalesced = isinstance(output, LISTS)
         check_overlaps(operation, outputs, [], rank, size)
     else:
-        if operation == Operation.GATHER:
-            check_wide_side(root, rank, output, "output")
-        elif operation == Operation.SCATTER:
-            check_wide_side(root, rank, input, "input")
-        narrow = output if operation == Operation.REDUCE_SCATTER else input
-        has_pairs = operation in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
-        is_coalesced = has_pairs and isinstance(narrow, LISTS)
+        if is_rooted:
+            check_wide_side(root, rank, output if "output" in wide else input, wide[0])
+        narrow = input if "output" in wide else output
+        is_coalesced = not primitive.is_pairwise and isinstance(narrow, LISTS)
         if is_coalesced:
             check_coalesced(output, input)
         given_outputs, given_inputs = (output, input) if is_coalesced else ([output], [input])
-        is_rooted = operation in _ROOTED
 
         def check_sides(given: Sequence[Any], writable: bool, is_wide: bool) -> list[Any]:
             if not is_wide:
@@ -108,8 +106,8 @@ def check_call(
             present = [side for side in given if side is not None or not is_rooted]
             return [WideSide(side, writable, size, devices) for side in present]
 
-        inputs = check_sides(given_inputs, False, operation in _WIDE_INPUT)
-        outputs = check_sides(given_outputs, True, operation in _WIDE_OUTPUT)
+        inputs = check_sides(given_inputs, False, "input" in wide)
+        outputs = check_sides(given_outputs, True, "output" in wide)
         for to, source in zip(outputs, inputs, strict=False):
             _check_own_part(to, source, rank)
         if outputs and inputs:
@@ -117,7 +115,7 @@ def check_call(
             flat_inputs = [] if same else flatten(inputs)
             check_overlaps(operation, flatten(outputs), flat_inputs, rank, size, is_coalesced)
     reduction = None
-    if operation in _REDUCING:
+    if primitive.reduces:
         reduction = check_reduction(op, map(dtype_name, outputs))
     call = Call(operation, outputs, inputs, root, reduction, is_coalesced)
     transport.check_call(call)

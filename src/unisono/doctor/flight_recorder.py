@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unisono.cases.primitives import PRIMITIVES, primitive_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import UnisonoError
 from unisono.watch.calls import line_of, newest_calls, waits
@@ -25,9 +26,7 @@ from unisono.watch.diagnose import Whereabouts, hang, mismatch, shifted_by_lines
 from unisono.watch.report import Report
 from unisono.watch.stacks import is_users, short_path
 
-_MEETING = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""Calls that finish on no rank before all ranks have reached them."""
-_OPERATIONS = (*_MEETING, "broadcast", "gather", "scatter", "reduce")
+_OPERATIONS = sorted(PRIMITIVES, key=lambda name: (name != "barrier", PRIMITIVES[name].is_rooted))
 """By the first that is in torch's name: "nccl:all_reduce_barrier", "nccl:_all_gather_base"."""
 _MESSAGE = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 _RANK = re.compile(r"(?<!\d)\d{1,6}$")
@@ -136,7 +135,10 @@ def _records(entries: Sequence[Entry], common: int, ahead_s: float) -> tuple[Rec
         (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"])
         for entry in entries
         if entry["state"] == "completed"
-        or (entry["retired"] and (_number(entry) <= common or _name(entry) not in _MEETING))
+        or (
+            entry["retired"]
+            and (_number(entry) <= common or not primitive_of(_name(entry)).is_meeting)
+        )
     }
     found = []
     for entry in entries:

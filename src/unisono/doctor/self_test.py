@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.communicator import Communicator, Group
@@ -19,8 +20,6 @@ from unisono.world.world import resolve
 
 if TYPE_CHECKING:
     import torch
-
-    from unisono.plan.expectations import Array, Origin
 
 _VERDICT_BYTES = 16 << 10
 _MESSAGE_LENGTH = 140
@@ -132,78 +131,71 @@ debug_communication = self_test
 
 # -- what is called --------------------------------------------------------------------------------
 
+_CALLS = (
+    *("barrier", "broadcast", "reduce", "all_reduce sum", "all_reduce mean", "all_reduce max"),
+    *("all_reduce async", "gather", "scatter", "all_gather", "reduce_scatter"),
+)
+_OPS = {"mean": "avg", "max": "max"}
+
 
 @dataclass(frozen=True)
 class _Primitive:
-    """The argument of `call`, and what it must contain afterwards."""
+    """The argument of a call, what `bind` makes of it, and what it must contain afterwards."""
 
     name: str
-    call: Callable[[torch.Tensor], object]
+    bind: Callable[[torch.Tensor], Callable[[], object]]
     before: torch.Tensor
     after: torch.Tensor
 
 
 def _primitives(comm: Communicator, elements: int, device: torch.device) -> Iterator[_Primitive]:
     """Every primitive with its correct result, computed here without communication."""
-    import numpy
     import torch
 
-    from unisono.plan.expectations import Origin, compute, origins
+    from unisono.cases.primitives import PRIMITIVES
+    from unisono.cases.results import Array, Example
 
-    rank, size = comm.rank, comm.size
-    root = size - 1
+    def value(source: int, index: Array) -> Array:
+        """A rank's data: whole numbers, so that sums are exact in any order."""
+        return ((index * 3 + 17 * source) % 97).astype("float32")
 
-    def brought(source: int, part: int) -> Array:
-        """One rank's data for another: whole numbers, so that sums are exact in any order."""
-        index = numpy.arange(elements)
-        return ((index * 3 + 17 * source + 5 * part) % 97).astype(numpy.float32)
+    def example(name: str, op: str = "sum", count: int = elements) -> Example:
+        return Example(PRIMITIVES[name], comm.size, count, value, comm.size - 1, op)
 
-    def primitive(
-        name: str,
-        before: torch.Tensor,
-        call: Callable[[torch.Tensor], object],
-        op: str = "sum",
-        parts: Sequence[Origin] | None = None,
-    ) -> _Primitive:
-        parts = parts or origins(name.split()[0], rank, size, root)
-        if parts is None:
-            return _Primitive(name, call, before, before.cpu())
-        after = numpy.concatenate([compute(part, brought, op) for part in parts])
-        return _Primitive(name, call, before, torch.from_numpy(after))
+    def on_device(array: Array | None) -> torch.Tensor:
+        return torch.empty(0) if array is None else torch.from_numpy(array).to(device)
 
-    own = torch.from_numpy(brought(rank, 0)).to(device)
-    wide = torch.from_numpy(numpy.concatenate([brought(rank, to) for to in range(size)])).to(device)
-    one, all_parts = torch.full_like(own, -1), torch.full_like(wide, -1)
-    at_root = rank == root
+    def primitive(title: str) -> _Primitive:
+        name, _, how = title.partition(" ")
+        this = example(name, _OPS.get(how, "sum"))
+        input = on_device(this.input(comm.rank))
 
-    def all_reduce_async(tensor: torch.Tensor) -> None:
-        work = comm.all_reduce(tensor, async_op=True)
-        assert work is not None
-        work.wait()
+        def bind(output: torch.Tensor) -> Callable[[], object]:
+            if how != "async":
+                return this.bind(comm, output, input)
+            start = this.bind(comm, output, input, async_op=True)
+            return lambda: start().wait()
 
-    def reduce_scatter_and_gather(whole: torch.Tensor) -> None:
+        before, after = this.output(comm.rank), this.result(comm.rank)
+        return _Primitive(title, bind, on_device(before), on_device(after).cpu())
+
+    def reduce_scatter_and_gather(whole: torch.Tensor) -> Callable[[], object]:
         part = one.clone()
-        comm.reduce_scatter(part, wide)
-        comm.all_gather(whole, part)
+        scatter = halves[0].bind(comm, part, on_device(halves[0].input(comm.rank)))
+        gather = halves[1].bind(comm, whole, part)
+        return lambda: (scatter(), gather())
 
-    sums = [Origin(part, range(size)) for part in range(size)]
-    yield _Primitive("barrier", lambda _: comm.barrier(), own, own.cpu())
-    yield primitive("broadcast", own, lambda t: comm.broadcast(t, root))
-    yield primitive("reduce", own, lambda t: comm.reduce(t, root))
-    yield primitive("all_reduce sum", own, lambda t: comm.all_reduce(t))
-    yield primitive("all_reduce mean", own, lambda t: comm.all_reduce(t, "mean"), "avg")
-    yield primitive("all_reduce max", own, lambda t: comm.all_reduce(t, "max"), "max")
-    yield primitive("all_reduce async", own, all_reduce_async)
-    yield primitive("gather", all_parts, lambda t: comm.gather(t if at_root else None, own, root))
-    yield primitive("scatter", one, lambda t: comm.scatter(t, wide if at_root else None, root))
-    yield primitive("all_gather", all_parts, lambda t: comm.all_gather(t, own))
-    yield primitive("reduce_scatter", one, lambda t: comm.reduce_scatter(t, wide))
-    yield primitive("reduce_scatter, gather", all_parts, reduce_scatter_and_gather, parts=sums)
-    yield primitive("all_to_all", all_parts, lambda t: comm.all_to_all(t, wide))
-    if size > 1:  # a single rank has no peer to send to
-        from_previous = [Origin(0, [comm.prev])]
+    halves = example("reduce_scatter"), example("all_gather")
+    one, whole = (on_device(half.output(comm.rank)) for half in halves)
+    sums = example("all_reduce", count=comm.size * elements).result(comm.rank)
+    yield from map(primitive, _CALLS)
+    name = "reduce_scatter, gather"
+    yield _Primitive(name, reduce_scatter_and_gather, whole, on_device(sums).cpu())
+    yield primitive("all_to_all")
+    if comm.size > 1:  # a single rank has no peer to send to
+        own, previous = (on_device(halves[1].input(rank)) for rank in (comm.rank, comm.prev))
         for name, pass_on in _rings(comm, own):
-            yield primitive(name, one, pass_on, parts=from_previous)
+            yield _Primitive(name, partial(partial, pass_on), one, previous.cpu())
 
 
 def _rings(
@@ -244,9 +236,10 @@ def _check(comm: Communicator, primitive: _Primitive, repeats: int) -> Check:
     for _ in range(max(1, repeats)):
         tensor = primitive.before.clone()
         try:
+            call = primitive.bind(tensor)
             comm.barrier()  # otherwise a call's time would include the lateness of others
             start = time.perf_counter()
-            primitive.call(tensor)
+            call()
             result = tensor.cpu()  # waits for a GPU
             times_us.append((time.perf_counter() - start) * 1e6)
             problem = problem or _difference(result, primitive.after)

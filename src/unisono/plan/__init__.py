@@ -3,7 +3,6 @@
 Pure Python and NumPy: no processes, no torch.
 
 schedule.py       a collective algorithm as data; proof.py: proves that it is correct
-expectations.py   what each rank has after a collective, computed with NumPy
 catalog.py        the list of algorithms; algorithms/: one page each
 topology.py       ranks, nodes, links; simulate.py: runs a schedule on them
 in_network.py     all_reduce by switches that reduce (NVLS, SHARP)

@@ -96,7 +96,7 @@ class _Recording:
         times = np.concatenate(self._times) if self._times else np.zeros((0, 2), "<f4")
         # Equal columns become neighbours and compress to almost nothing.
         packed = zlib.compress(np.ascontiguousarray(times.T).tobytes(), 9)
-        reduces = schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier")
+        reduces = schedule.primitive.reduces or schedule.primitive.is_empty
         return {
             "schedule": json.loads(schedule.to_json()),
             "title": schedule.title(),

@@ -43,9 +43,9 @@ def owner(schedule: Schedule, chunk: int) -> int:
 
 def holds_before(schedule: Schedule, rank: int) -> range:
     """The chunks that `rank` has before the first step."""
-    if schedule.collective in ("all_reduce", "reduce_scatter", "reduce", "barrier"):
+    if schedule.primitive.reduces or schedule.primitive.is_empty:
         return range(schedule.chunks)
-    if schedule.collective in ("broadcast", "scatter"):
+    if schedule.primitive.is_from_root:
         return range(schedule.chunks if rank == schedule.root else 0)
     return _share(schedule, rank)  # all_gather, gather; and all_to_all: its row of pairs
 
@@ -59,9 +59,9 @@ def holds_after(schedule: Schedule, rank: int) -> range | list[int]:
             for source in range(schedule.ranks)
             for piece in range(part)
         ]
-    if schedule.collective in ("reduce", "gather"):
+    if schedule.primitive.is_to_root:
         return range(schedule.chunks if rank == schedule.root else 0)
-    if schedule.collective in ("reduce_scatter", "scatter"):
+    if "input" in schedule.primitive.wide:
         return _share(schedule, rank)
     return range(schedule.chunks)
 
@@ -76,12 +76,12 @@ def _after(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
     everyone = (1 << schedule.ranks) - 1
     for rank in range(schedule.ranks):
         for chunk in holds_after(schedule, rank):
-            if schedule.collective in ("broadcast", "scatter"):
-                yield rank, chunk, 1 << schedule.root
-            elif schedule.collective in ("all_gather", "gather", "all_to_all"):
-                yield rank, chunk, 1 << owner(schedule, chunk)
-            else:
+            if schedule.primitive.reduces or schedule.primitive.is_empty:
                 yield rank, chunk, everyone
+            elif schedule.primitive.is_from_root:
+                yield rank, chunk, 1 << schedule.root
+            else:
+                yield rank, chunk, 1 << owner(schedule, chunk)
 
 
 def _apply(

@@ -13,12 +13,12 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from unisono.cases.primitives import PRIMITIVES, Primitive
 from unisono.errors import name_number
 
 Action = Literal["copy", "reduce"]
 
-ROOTED = ("broadcast", "reduce", "scatter", "gather")
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", *ROOTED, "all_to_all", "barrier")
+COLLECTIVES = tuple(PRIMITIVES)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -207,7 +207,7 @@ class Schedule:
             raise ValueError(f"a schedule needs at least one rank, not {self.ranks}")
         if not 0 <= self.root < self.ranks:
             raise ValueError(f"root {self.root} is not among {self.ranks} ranks")
-        if self.root and self.collective not in ROOTED:
+        if self.root and not self.primitive.is_rooted:
             raise ValueError(f"{self.collective} has no root")
         if self.chunks < 1 or self.chunks % self.blocks:
             raise ValueError(
@@ -238,6 +238,11 @@ class Schedule:
                 phases.append(phase)
         return cls(collective, algorithm, ranks, chunks, tuple(phases), root)
 
+    @property
+    def primitive(self) -> Primitive:
+        """What holds of its collective."""
+        return PRIMITIVES[self.collective]
+
     # --- what happens ----------------------------------------------------------------------
 
     @property
@@ -267,11 +272,7 @@ class Schedule:
     @property
     def blocks(self) -> int:
         """How many equal parts the collective itself cuts its data into; it divides `chunks`."""
-        if self.collective == "all_to_all":
-            return self.ranks * self.ranks
-        if self.collective in ("reduce_scatter", "all_gather", "scatter", "gather"):
-            return self.ranks
-        return 1
+        return int(self.ranks ** len(self.primitive.wide))
 
     def chunk_bytes(self, total_bytes: float) -> float:
         """The size of a chunk if the whole tensor (docs/schedules.md) has `total_bytes`."""
@@ -304,7 +305,7 @@ class Schedule:
 
     def title(self) -> str:
         """The schedule in one line."""
-        root = f", root {self.root}" if self.collective in ROOTED else ""
+        root = f", root {self.root}" if self.primitive.is_rooted else ""
         return (
             f"{self.collective} by {self.algorithm}: {name_number(self.ranks, 'rank')}, "
             f"{name_number(self.chunks, 'chunk')}, {name_number(self.rounds, 'step')}{root}"

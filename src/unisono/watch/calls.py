@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.engine import Operation
-from unisono.comm.shared_memory.error_texts import PAIRED, REDUCING, ROOTED
+from unisono.cases.primitives import primitive_of
+from unisono.comm.on_rows.mismatches import describe_collective
 from unisono.comm.shared_memory.group_parts import join_parts
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
@@ -21,8 +21,6 @@ CREATIONS = "torch"
 """The backend of the calls that make groups."""
 MOST_MEMBERS = 64
 """In larger worlds the members of a new group are known only by a checksum."""
-_UNEVEN_ON_NCCL = (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
-_OPERATIONS = {operation.name.lower(): operation for operation in Operation}
 
 
 def snapshot(pids: Iterable[int], last: int | None = None) -> list[GroupRecords]:
@@ -212,20 +210,17 @@ def call_name(record: Record) -> str:
 
 def describe_call(record: Record, backend: str) -> str:
     """What a call does: everything that must be equal on every rank."""
-    operation = _OPERATIONS[record.operation]
-    if operation is Operation.BARRIER:
+    primitive = primitive_of(record.operation)
+    if primitive.is_empty:
         return record.operation
-    if operation is Operation.NEW_GROUP:
+    if record.operation == "new_group":
         members = _members(record)
         return f"new_group of {name_ranks(members) if members else 'other ranks'}"
-    details = [record.dtype]
-    if operation not in PAIRED and not (backend == "nccl" and operation in _UNEVEN_ON_NCCL):
-        details.append(f"{record.count} elements")
-    if operation in REDUCING and record.reduction:
-        details.append(record.reduction)
-    if operation in ROOTED and record.root is not None:
-        details.append(f"root {record.root}")
-    return f"{record.operation} of {', '.join(details)}"
+    is_uneven = primitive.is_pairwise or (backend == "nccl" and primitive.wide)
+    elements = None if is_uneven else record.count
+    return describe_collective(
+        record.operation, record.dtype, elements, record.reduction, record.root
+    )
 
 
 def by_number(group: GroupRecords, after: int = 0) -> dict[int, dict[int, Record]]:

@@ -13,12 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.comm.on_rows.mismatches import PairwiseSizes, find_majority, find_minority
-from unisono.comm.shared_memory.error_texts import (
-    mismatch_text,
-    stalled_ranks,
-    with_global_ranks,
-)
+from unisono.cases.primitives import primitive_of
+from unisono.comm.on_rows.mismatches import Mismatch, PairwiseSizes, find_majority, find_minority
+from unisono.comm.shared_memory.error_texts import stalled_ranks, with_global_ranks
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import name_ranks, plural
 from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
@@ -72,8 +69,6 @@ _MOST_SIDES = 3
 """How many kinds of calls a sentence lists."""
 _ENDED = ("has ended", "left the group", "exited with code 0")
 """How a process ends that has finished its program."""
-_MEETINGS = ("all_reduce", "all_gather", "reduce_scatter")
-"""No rank finishes one of these, or a barrier, before all ranks have begun it, if it has data."""
 _ASK_FOR_BRANCH = "is the call inside an `if rank`, or a loop that is shorter on that rank?"
 
 
@@ -192,7 +187,7 @@ def _mismatch(group: GroupRecords, number: int, records: dict[int, Record]) -> R
     culprits = find_minority(calls) or _off_pattern(group, number)
     on_host = {member.rank: member.host for member in group.ranks}
     hosts = [on_host.get(rank, "") for rank in range(group.size)]
-    text = mismatch_text(group.name, number, calls, sites, culprits, None, hosts)
+    text = Mismatch(calls, sites, culprits, None, hosts).numbered(number, group.name)
     verdict, *details = text.splitlines()
     sides: dict[str, list[int]] = {}
     for rank, record in records.items():
@@ -463,9 +458,9 @@ def _trail(group: GroupRecords, member: RankRecords) -> tuple[str, str]:
     last, how, on, known, until_s = None, "it had reached", "", 0, 0.0
     for number, records in by_number(group).items():
         for rank, record in records.items():
-            needs_all = record.operation == "barrier" or (
-                record.bytes and record.operation in _MEETINGS
-            )
+            primitive = primitive_of(record.operation)
+            has_data = primitive.is_empty or (record.bytes and not primitive.is_pairwise)
+            needs_all = primitive.is_meeting and has_data
             if needs_all and (record.state, record.status) == ("finished", "OK"):
                 last, on, known, until_s = record, f" on rank {rank}", number, record.ended_s or 0.0
     for seen in member.records[-1:]:

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.shared_memory.records import GroupRecords, Record
 from unisono.watch.calls import CREATIONS, by_number
 
-# of the bytes that a record holds: what each rank gives, as nccl-tests counts (docs/diagnosis.md)
-_WIDE = ("all_gather", "gather")
 _LATE_S = 0.001
 """An arrival counts as late from this delay on, if the delay is also longer than the transfer."""
 
@@ -103,7 +102,9 @@ def summarise(groups: Iterable[GroupRecords]) -> Summary:
             ended = [record.ended_s for record in finished if record.ended_s is not None]
             if len(ended) == group.size:
                 record = max(finished, key=lambda record: record.bytes)
-                wide = group.size if record.operation in _WIDE else 1  # nccl-tests' size: all of it
+                primitive = primitive_of(record.operation)
+                # A record has what each rank gives, nccl-tests counts all (docs/diagnosis.md).
+                wide = group.size if primitive.wide == ("output",) else 1
                 key = group.name, group.backend, record.operation, record.bytes * wide, group.size
                 table.setdefault(key, []).append(_CompleteCall(records, ended))
     calls = [call for several in table.values() for call in several]
@@ -121,6 +122,7 @@ def _summary(
     transfer_s = sum(call.transfer_s for call in calls) / count
     late = [call for call in calls if call.is_late]
     latest, latest_count = next(iter(Counter(call.latest for call in late).most_common(1)), (-1, 0))
+    factor = float(primitive_of(operation).bus_factor(ranks))
     late_s = sum(call.late_s for call in late if call.latest == latest)
     total_s = sum(call.total_s for call in calls)
     return CallSummary(
@@ -130,17 +132,8 @@ def _summary(
         share=total_s / wall_s if wall_s else 0.0,
         wait_s=sum(call.last_s - call.first_s for call in calls) / count,
         transfer_s=transfer_s,
-        busbw=size_bytes * _factor(operation, ranks) / transfer_s if transfer_s else 0.0,
+        busbw=size_bytes * factor / transfer_s if transfer_s else 0.0,
         latest=latest,
         latest_count=latest_count,
         latest_by_s=late_s / max(1, latest_count),
     )
-
-
-def _factor(operation: str, ranks: int) -> float:
-    """From bytes per second to bus bandwidth."""
-    if operation == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if operation in ("broadcast", "reduce", "barrier"):
-        return 1.0
-    return (ranks - 1) / ranks

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.engine import Operation, Status, hide_files
-from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED
 from unisono.comm.shared_memory.ledger import Ledger
 from unisono.comm.shared_memory.torch_reductions import reductions_by_hash
 from unisono.torch_support import never_compiled
@@ -325,12 +324,8 @@ def _parts(tensor: Any, splits: Sequence[int], size: int) -> list[int]:
 
 def _describe(operation: int, tensors: Any, options: Any) -> tuple[int, int, int, int, int]:
     """Operation, reduction, root, type and bytes of a call."""
-    reduction, root = 0, -1
-    if operation in REDUCING and hasattr(options, "reduceOp"):
-        reduction = _REDUCTIONS.get(hash(options.reduceOp), 0)
-    if operation in ROOTED and hasattr(options, "rootRank"):
-        root = options.rootRank
-    return operation, reduction, root, *_measure(tensors)
+    reduction = _REDUCTIONS.get(hash(getattr(options, "reduceOp", None)), 0)
+    return operation, reduction, getattr(options, "rootRank", -1), *_measure(tensors)
 
 
 def _forward(name: str, operation: int, at: int) -> Callable[..., Any]:

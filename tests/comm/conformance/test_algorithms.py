@@ -11,42 +11,29 @@ import numpy
 import pytest
 import torch
 
-from expected import assert_same, inputs, reduced
+from expected import after, assert_same, inputs, reduced
 from implementations import EVERY, on_implementations
 from unisono import CollectiveMismatch, PremulSum
+from unisono.cases.primitives import PRIMITIVES
 from unisono.comm.communicator import Communicator
 from unisono.plan import Schedule, Transfer, catalog, find
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")
-ROOTED = ("broadcast", "reduce")
 
 
 def call_and_check(comm: Communicator, collective: str, count: int, root: int, **how: Any) -> None:
     """One call with `count` elements per part, compared with NumPy's result from all ranks'
     inputs."""
-    rank, size = comm.rank, comm.size
-    wide = collective in ("reduce_scatter", "all_to_all")
-    given = inputs(size, torch.int32, count * size if wide else count, seed=count)
-    mine = slice(rank * count, (rank + 1) * count)
-    total = reduced(given, "sum")
-    what = (collective, count, root, how)
-    if collective in ("all_reduce", *ROOTED):
-        tensor = given[rank].clone()
-        more = {"root": root} if collective in ROOTED else {}
-        assert getattr(comm, collective)(tensor, **more, **how) is None
-        gets_it = collective == "all_reduce" or rank == root
-        wanted = given[root] if collective == "broadcast" else total if gets_it else given[rank]
-        assert_same(tensor, wanted, what)
-        return
-    wanted = {
-        "all_gather": lambda: torch.cat(given),
-        "reduce_scatter": lambda: total[mine],
-        "all_to_all": lambda: torch.cat([row[mine] for row in given]),
-    }[collective]()
+    rank, size, primitive = comm.rank, comm.size, PRIMITIVES[collective]
+    given = inputs(size, torch.int32, count * size if "input" in primitive.wide else count, count)
+    wanted, what = after(collective, given, rank, root), (collective, count, root, how)
     output, input = torch.full_like(wanted, 99), given[rank].clone()
-    assert getattr(comm, collective)(output, input, **how) is None
-    assert_same(output, wanted, what)
-    assert_same(input, given[rank], (what, "the input is untouched"))
+    sides = [input] if primitive.is_in_place else [output, input]
+    more = {"root": root} if primitive.is_rooted else {}
+    assert getattr(comm, collective)(*sides, **more, **how) is None
+    assert_same(sides[0], wanted, what)
+    if not primitive.is_in_place:
+        assert_same(input, given[rank], (what, "the input is untouched"))
 
 
 @on_implementations([*EVERY, ("torch", 8)])
@@ -54,9 +41,9 @@ def test_every_algorithm_of_every_collective(comm: Communicator) -> None:
     for collective in COLLECTIVES:
         for entry in catalog(collective):
             for count in () if entry.only_planned else (0, 5, 1000):
-                root = count % comm.size if collective in ROOTED else 0
+                root = count % comm.size if PRIMITIVES[collective].is_rooted else 0
                 call_and_check(comm, collective, count, root, algorithm=entry.name)
-            root = 1000 % comm.size if collective in ROOTED else 0
+            root = 1000 % comm.size if PRIMITIVES[collective].is_rooted else 0
             nodes = 2 if comm.size % 2 == 0 else 1
             schedule = entry.schedule(comm.size, root=root, pieces=2, node_size=nodes)
             call_and_check(comm, collective, 1000, root, algorithm=schedule)

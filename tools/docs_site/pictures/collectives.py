@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy
-
 import unisono
 from pictures import shapes
+from unisono.cases.results import Example
 from unisono.plan import Schedule, find
 
 RANKS = 4
@@ -57,39 +56,22 @@ def run_all() -> dict[str, Run]:
 
 def _run_on_rank(schedules: dict[str, Schedule]) -> dict[str, tuple[Parts, Parts]]:
     comm = unisono.init()
-    found = {}
+    found: dict[str, tuple[Parts, Parts]] = {}
     for name, schedule in schedules.items():
-        own = 10 * comm.rank + numpy.arange(RANKS)
-        one, wide = own[:1].copy(), own.copy()
-        is_root = comm.rank == 0
-        empty = numpy.full(RANKS, -1)
         if name == "barrier":
             unisono.run_schedule(schedule, comm)
             found[name] = ([], [])
-        elif name in ("all_reduce", "reduce"):
-            unisono.run_schedule(schedule, comm, wide)
-            found[name] = (own, wide if name == "all_reduce" or is_root else [])
-        elif name == "broadcast":
-            data = own.copy() if is_root else empty
-            unisono.run_schedule(schedule, comm, data)
-            found[name] = (own if is_root else [], data)
-        elif name in ("all_gather", "gather"):
-            output = empty if name == "all_gather" or is_root else None
-            unisono.run_schedule(schedule, comm, output, one)
-            found[name] = (one, [] if output is None else output)
-        elif name == "scatter":
-            unisono.run_schedule(schedule, comm, one, wide if is_root else None)
-            found[name] = (own if is_root else [], one)
-        elif name == "reduce_scatter":
-            unisono.run_schedule(schedule, comm, one, wide)
-            found[name] = (own, one)
-        else:
-            unisono.run_schedule(schedule, comm, empty, wide)
-            found[name] = (own, empty)
-    return {
-        name: ([int(part) for part in before], [int(part) for part in after])
-        for name, (before, after) in found.items()
-    }
+            continue
+        primitive, is_root = schedule.primitive, comm.rank == schedule.root
+        count = RANKS if primitive.is_in_place else 1
+        example = Example(primitive, RANKS, count, lambda rank, index: 10 * rank + index)
+        before, after = example.input(comm.rank), example.output(comm.rank)
+        unisono.run_schedule(schedule, comm, after, None if primitive.is_in_place else before)
+        if not is_root:
+            before = None if primitive.is_from_root else before
+            after = None if primitive.is_to_root else after
+        found[name] = tuple([] if side is None else side.tolist() for side in (before, after))
+    return found
 
 
 def draw(run: Run) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from unisono.bench.collectives import Collective, gradient_counts, neighbour
+from unisono.bench.collectives import gradient_counts, messages, neighbour
+from unisono.cases.primitives import Primitive
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ class Unsupported(Exception):
 class Case:
     """One row before it is measured: which collective, how, and how large."""
 
-    collective: Collective
+    collective: Primitive
     size_bytes: int
     dtype: str
     op: str
@@ -57,7 +58,7 @@ class Buffers:
         counts = case.collective.counts(case.size_bytes, dtype.itemsize, case.ranks)
 
         output = torch.zeros(counts.output, dtype=dtype, device=device)
-        if case.collective.in_place:
+        if case.collective.is_in_place:
             return cls(output, output)
         return cls(output, torch.zeros(counts.input, dtype=dtype, device=device))
 
@@ -86,9 +87,9 @@ class Backend(ABC):
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
         """What is timed, one call per root. Raises Unsupported."""
-        if case.collective.pairwise:
+        if not case.collective.is_collective:
             return [self._ping_pong_or_stream(case, buffers)]
-        roots = case.roots if case.collective.rooted else (0,)
+        roots = case.roots if case.collective.is_rooted else (0,)
         return [self.call(case, buffers, root) for root in roots]
 
     @abstractmethod
@@ -122,15 +123,15 @@ class Backend(ABC):
 
         if case.collective.name == "ping_pong":
             return ask if is_even else answer
-        messages = range(case.collective.messages(case.size_bytes))
+        each = range(messages(case.collective.name, case.size_bytes))
         reply = self.native(buffers.output.new_zeros(1))
 
         def give() -> None:
-            wait([send(input, peer) for _ in messages])
+            wait([send(input, peer) for _ in each])
             wait([recv(reply, peer)])
 
         def take() -> None:
-            wait([recv(output, peer) for _ in messages])
+            wait([recv(output, peer) for _ in each])
             wait([send(reply, peer)])
 
         return give if is_even else take

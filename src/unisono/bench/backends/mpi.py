@@ -34,7 +34,7 @@ class Mpi(Backend):
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
         world, start, here = self.world, self.world.Iallreduce, self.mpi.IN_PLACE
-        if not case.collective.sized:
+        if case.collective.is_empty:
             return partial(world.Barrier)
         is_root = self.rank == root
         output, input = self.native(buffers.output), self.native(buffers.input)

@@ -40,27 +40,17 @@ class Direct(Backend):
         return partial(call, *arguments, **more, algorithm=self.algorithm)
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
-        if case.collective.pairwise and self.algorithm is not None:
+        if not case.collective.is_collective and self.algorithm is not None:
             raise Unsupported("messages take no algorithm")
         return super().calls(case, buffers)
 
     def call(self, case: Case, buffers: Buffers, root: int) -> Call:
         output, input, op = buffers.output, buffers.input, case.op
-        name, is_root = case.collective.name, self.rank == root
+        name = case.collective.name
         if name == "all_reduce_async":
             start = self._bound("all_reduce", output, op, async_op=True)
             return lambda: start().wait()  # type: ignore[attr-defined]
         if name == "gradients":
             return self._bound("all_reduce", buffers.gradients(), op)
-        arguments: dict[str, tuple[Any, ...]] = {
-            "all_reduce": (output, op),
-            "reduce": (output, root, op),
-            "reduce_scatter": (output, input, op),
-            "broadcast": (output, root),
-            "gather": (output if is_root else None, input, root),
-            "scatter": (output, input if is_root else None, root),
-            "all_gather": (output, input),
-            "all_to_all": (output, input),
-            "barrier": (),
-        }
-        return self._bound(name, *arguments[name])
+        is_root = self.rank == root
+        return self._bound(name, *case.collective.arguments(output, input, root, op, is_root))

@@ -23,7 +23,7 @@ class ThroughTorch(Backend):
         self._scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
     def calls(self, case: Case, buffers: Buffers) -> Sequence[Call]:
-        if case.collective.pairwise and self.device != "cpu" and self.name == "gloo":
+        if not case.collective.is_collective and self.device != "cpu" and self.name == "gloo":
             raise Unsupported("gloo sends CPU tensors only: a GPU tensor ends the process")
         return super().calls(case, buffers)
 

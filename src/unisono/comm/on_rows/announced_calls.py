@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 import torch
 
-from unisono.comm.on_rows.mismatches import PairwiseSizes, find_minority
+from unisono.comm.on_rows.mismatches import Mismatch, PairwiseSizes, find_minority
 from unisono.comm.tensors import count
-from unisono.errors import CollectiveMismatch, name_ranks
+from unisono.errors import CollectiveMismatch
 
 _DIGEST = 16
 _TEXT = 300
@@ -99,42 +99,18 @@ def find_mismatch(
     if all(call.refused for call in peer_calls):
         return None
     kinds = [(b"" if call.refused else call.digest, call.refused) for call in peer_calls]
-    if len(set(kinds)) > 1:
-        return _mismatch(peer_calls, rank, group, find_minority(kinds))
-    sizes = PairwiseSizes(
-        [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
-    )
-    if not sizes.unequal_pairs():
-        return None
-    culprits = sizes.culprits()
-    blamed = f"{name_ranks(culprits)} passed other sizes: " if culprits else ""
-    return _mismatch(peer_calls, rank, group, culprits, f"{blamed}{sizes.verdict()}")
+    culprits, pairs = find_minority(kinds), None
+    if len(set(kinds)) == 1:
+        pairs = PairwiseSizes(
+            [_known(call.sends) for call in peer_calls], [_known(call.takes) for call in peer_calls]
+        )
+        if not pairs.unequal_pairs():
+            return None
+        culprits = pairs.culprits()
+    calls, sites = zip(*((call.text, call.site or None) for call in peer_calls), strict=True)
+    found = Mismatch(calls, sites, culprits, pairs)
+    return found.error(found.text(f"{found.verdict()} (group {group})"), rank, group)
 
 
 def _known(sizes: Sequence[int]) -> list[int | None]:
     return [None if size == _ANY else size for size in sizes]
-
-
-def _mismatch(
-    peer_calls: Sequence[AnnouncedCall],
-    rank: int,
-    group: str,
-    culprits: Sequence[int],
-    why: str = "",
-) -> CollectiveMismatch:
-    calls = [call.text for call in peer_calls]
-    sites = [call.site or None for call in peer_calls]
-    lines = [
-        f"  rank {member}: {text}" + (f" at {site}" if site else "")
-        for member, (text, site) in enumerate(zip(calls, sites, strict=True))
-    ]
-    odd = f"{name_ranks(culprits)} made a different call than the others"
-    first = why or (odd if culprits else "the ranks made different calls")
-    return CollectiveMismatch(
-        "\n".join([f"{first} (group {group})", *lines]),
-        rank=rank,
-        group=group,
-        calls=calls,
-        sites=sites,
-        culprits=culprits,
-    )

@@ -1,4 +1,5 @@
-"""Which ranks differ from the others: in their call, or in the sizes of one pair of ranks.
+"""Ranks that made different calls: which ones differ from the others, in the call or in the sizes
+of one pair of ranks, and the text of the exception.
 
 The sizes are those of gather, scatter and all_to_all, which may differ from pair to pair.
 """
@@ -6,10 +7,13 @@ The sizes are those of gather, scatter and all_to_all, which may differ from pai
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, TypeVar
+
+from unisono.errors import CollectiveMismatch, name_ranks
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -93,7 +97,7 @@ class PairwiseSizes(NamedTuple):
         pairs = self.unequal_pairs()
         votes = []
         for own in zip(self.gives, self.wants, strict=True):
-            sizes = Counter(size for side in own for size in side if size is not None)
+            sizes = Counter(size for side in own for size in side if size)  # 0: nothing is sent
             votes.append(sizes.most_common(1)[0][0] if sizes else None)
         usual = find_majority(votes)
         if usual is not None:
@@ -121,3 +125,83 @@ class PairwiseSizes(NamedTuple):
             if known:
                 parts.append(f"{verb} {abbreviate_sizes(known)}")
         return ", ".join(parts)
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+_HASH = re.compile(r", (\w+) with hash [0-9a-f]{8}")
+
+
+def describe_collective(
+    name: str, dtype: str, elements: int | None, reduction: str | None, root: int | None, *more: str
+) -> str:
+    """What must be equal on every rank: without `elements` for sizes that may differ."""
+    details = [
+        dtype,
+        "" if elements is None else f"{elements} elements",
+        reduction or "",
+        "" if root is None else f"root {root}",
+        *more,
+    ]
+    return f"{name} of {', '.join(filter(None, details))}"
+
+
+class Mismatch(NamedTuple):
+    """What each rank called, None if it has not arrived, and at which line. `culprits` differ from
+    the others: in `pairs`, the sizes, if not in the calls. With the name of each rank's host, ""
+    if there is only one, ranks that made the same call share a line of the text."""
+
+    calls: Sequence[str | None]
+    sites: Sequence[str | None]
+    culprits: Sequence[int]
+    pairs: PairwiseSizes | None = None
+    hosts: Sequence[str] = ()
+
+    def verdict(self) -> str:
+        who = name_on_hosts(self.culprits, self.hosts)
+        if self.pairs is not None:
+            return (f"{who} passed other sizes: " if self.culprits else "") + self.pairs.verdict()
+        odd = f"{who} made a different call than the others"
+        return odd if self.culprits else "the ranks made different calls"
+
+    def numbered(self, call: int, group: str) -> str:
+        """The text for a call that has a number, with all that tells the ranks' calls apart."""
+        first, calls = f"{self.verdict()} in call #{call} of group {group}", self.calls
+        if self.pairs is not None:
+            first = f"call #{call} of group {group}: {self.verdict()}"
+            calls = [f"{what}, {self.pairs.of_rank(rank)}" for rank, what in enumerate(calls)]
+        plain = [text and _HASH.sub("", text) for text in calls]
+        if len(set(plain)) == len(set(calls)):  # the hashes tell nothing more
+            calls = plain
+        return self._replace(calls=calls).text(first, "call")
+
+    def text(self, first: str, verb: str = "") -> str:
+        """The first line, a line for each call, and advice if there is a `verb` for it."""
+        sides: dict[tuple[object, ...], list[int]] = {}
+        for rank, side in enumerate(zip(self.calls, self.sites, strict=True)):
+            sides.setdefault((*side, self.hosts[rank] if self.hosts else rank), []).append(rank)
+        lines = [
+            f"  {name_on_hosts(ranks, self.hosts)}: {text or 'has not arrived'}"
+            + (f" at {site}" if site else "")
+            for (text, site, _), ranks in sides.items()
+        ]
+        if verb:
+            lines.append(f"No data was moved. Make every rank {verb} the same, in the same order.")
+        return "\n".join([first, *lines])
+
+    def error(self, text: str, rank: int, group: str, call: int = 0) -> CollectiveMismatch:
+        return CollectiveMismatch(
+            text,
+            rank=rank,
+            group=group,
+            call=call,
+            calls=self.calls,
+            sites=self.sites,
+            culprits=self.culprits,
+        )
+
+
+def name_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """ "ranks 2 and 3 on node7"; without a host if there is only one."""
+    names = filter(None, dict.fromkeys(hosts[rank] for rank in ranks)) if hosts else ()
+    return " on ".join(filter(None, [name_ranks(ranks), " and ".join(names)]))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.arguments import Call, WideSide, check_call, check_root, flatten
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.forms import refused_by
-from unisono.comm.on_rows.mismatches import find_minority
+from unisono.comm.on_rows.mismatches import Mismatch, find_minority
 from unisono.comm.on_rows.rows import Row, concatenate, is_torch
 from unisono.comm.reductions import AnyReduction, Reduction
 from unisono.comm.schedules.arithmetic import combine, empty_like, placed_like
@@ -26,10 +27,10 @@ from unisono.comm.schedules.compiled_schedules import (
     compile_schedule,
     schedule_for,
 )
-from unisono.comm.schedules.workspace import IN_PLACE, Workspace
+from unisono.comm.schedules.workspace import Workspace
 from unisono.comm.tensors import Tensors, dtype_name
 from unisono.comm.work import Message, Work
-from unisono.errors import CollectiveMismatch, ScheduleError, UnisonoError
+from unisono.errors import ScheduleError, UnisonoError
 from unisono.plan.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def run_by(
 ) -> Work | None:
     """What `comm.broadcast(tensor, algorithm=algorithm)` and the other collectives do."""
     name = operation.name.lower()
+    is_in_place = primitive_of(name).is_in_place
     try:
         root = check_root(root, comm.size)
         if operation == Operation.ALL_REDUCE and transport is not comm.transport:
@@ -130,7 +132,7 @@ def run_by(
             raise ValueError(f"{schedule.algorithm} over messages does not support async_op")
     except (ValueError, TypeError, ScheduleError) as error:
         comm._refuse_for(name, error)
-    run_schedule(schedule, comm, output, None if name in IN_PLACE else input, op)
+    run_schedule(schedule, comm, output, None if is_in_place else input, op)
     return None
 
 
@@ -144,9 +146,9 @@ def _check(
     schedule: Schedule, comm: Communicator, output: Any, input: Any, op: Any
 ) -> tuple[list[_Job], Reduction | None]:
     """The jobs to execute one after the other, and the reduction."""
-    if schedule.collective == "barrier":
+    if schedule.primitive.is_empty:
         return [([] if output is None else [output], [])], None
-    if schedule.collective in IN_PLACE and input is not None:
+    if schedule.primitive.is_in_place and input is not None:
         raise ValueError(f"{schedule.collective} works in place and takes no input")
     # Messages carry tensors of any device, and refuse those that a group cannot send.
     everywhere: Any = SimpleNamespace(
@@ -172,7 +174,7 @@ def _check(
 
 
 def _jobs(call: Call) -> list[_Job]:
-    if call.name in IN_PLACE:
+    if call.primitive.is_in_place:
         alike: dict[tuple[str, bool], list[Any]] = {}
         for tensor in call.outputs:
             alike.setdefault((dtype_name(tensor), is_torch(tensor)), []).append(tensor)
@@ -206,16 +208,9 @@ def _compare(comm: Communicator, line: bytes, like: Row) -> None:
     if len(set(lines)) == 1:
         return
     calls = [line[8:].decode(errors="replace").strip() + f" [{line[:8].hex()}]" for line in lines]
-    listed = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(calls))
-    raise CollectiveMismatch(
-        f"the ranks of group {comm.name} execute different schedules\n{listed}\n"
-        "No data was moved. Make every rank execute the same, in the same order.",
-        rank=comm.rank,
-        group=comm.name,
-        calls=calls,
-        sites=[None] * comm.size,
-        culprits=find_minority(calls),
-    )
+    found = Mismatch(calls, [None] * comm.size, find_minority(calls))
+    text = found.text(f"the ranks of group {comm.name} execute different schedules", "execute")
+    raise found.error(text, comm.rank, comm.name)
 
 
 # -- moving ----------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from unisono.comm.schedules.arithmetic import copy_of, divide, empty_like, place
 from unisono.comm.tensors import dtype_name
 from unisono.plan.schedule import Schedule
 
-IN_PLACE = ("all_reduce", "broadcast", "reduce")
-
 
 class Workspace:
     """All chunks of a schedule as one row, `whole`, of which a rank may hold only some. It
@@ -31,13 +29,13 @@ class Workspace:
         inputs: list[Any],
         reduction: Reduction | None,
     ) -> None:
-        self._collective = schedule.collective
+        self._primitive = schedule.primitive
         self._ranks, self._rank = schedule.ranks, rank
         self._is_root = rank == schedule.root
         self._blocks, self._chunks = schedule.blocks, schedule.chunks
         self._outputs, self._inputs = outputs, inputs
         self.op, self._factor = "sum", 1.0
-        if self._collective == "barrier":
+        if self._primitive.is_empty:
             self.op, self.text = "bor", "nothing"
             like = outputs[0] if outputs else None  # messages must be on its device
             self.whole = placed_like(np.ones(schedule.chunks, np.uint8), like)
@@ -54,17 +52,17 @@ class Workspace:
     # -- before and after ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        if self._collective in ("all_gather", "gather", "all_to_all"):
+        if "output" in self._primitive.wide:
             self.whole[self._own()] = _row(self._inputs)
         if self.op == "premul_sum":
             scale(self.whole, self._factor)
 
     def end(self) -> None:
-        if self._collective in ("reduce", "gather") and not self._is_root:
+        if self._primitive.is_to_root and not self._is_root:
             return
-        if self._collective in ("reduce_scatter", "scatter"):
+        if self._primitive.wide == ("input",):
             result = self.whole[self._own()]
-        elif self._collective == "all_to_all":
+        elif len(self._primitive.wide) > 1:
             part = len(self.whole) // self._blocks
             pairs = self.whole.reshape(self._ranks, self._ranks, part)
             result = row_of(pairs[:, self._rank])
@@ -72,25 +70,23 @@ class Workspace:
             result = self.whole
         if self.op == "avg":
             divide(result, self._ranks)
-        if self._collective != "barrier":
+        if not self._primitive.is_empty:
             rows = list(map(row_of, self._outputs))
             copy_into(result, rows)
             write_back_all(self._outputs, rows)
 
     def _make_whole(self, receives: bool) -> Row:
-        collective = self._collective
-        if collective in IN_PLACE:
+        primitive, is_root = self._primitive, self._is_root
+        if primitive.is_in_place:
             row = _row(self._outputs)
-            own = collective == "reduce" and not self._is_root and (receives or self._factor != 1)
-            return copy_of(row) if own else row
-        if collective == "reduce_scatter":
-            return copy_of(_row(self._inputs))
-        if collective == "all_gather" or (collective == "gather" and self._is_root):
+            is_kept = primitive.is_to_root and not is_root
+            return copy_of(row) if is_kept and (receives or self._factor != 1) else row
+        if primitive.wide == ("output",) and primitive.has_side("output", is_root):
             return _row(self._outputs)
-        if collective == "scatter" and self._is_root:
+        if primitive.wide == ("input",) and primitive.has_side("input", is_root):
             row = _row(self._inputs)
-            return copy_of(row) if receives else row
-        part = _row(self._outputs if collective == "scatter" else self._inputs)
+            return copy_of(row) if receives or primitive.reduces else row
+        part = _row(self._outputs if primitive.is_from_root else self._inputs)
         return empty_like(part, len(part) * self._ranks)  # allocated when written
 
     def _own(self) -> slice:

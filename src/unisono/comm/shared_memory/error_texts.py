@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.engine import (
     ABOUT_MESSAGES,
     ENDING_KNOWN,
@@ -17,9 +18,8 @@ from unisono.comm.engine import (
     Operation,
     Status,
 )
-from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of
+from unisono.comm.on_rows.mismatches import PairwiseSizes, algorithm_of, describe_collective
 from unisono.comm.reductions import REDUCTION_NAMES, REDUCTIONS
-from unisono.errors import name_ranks
 from unisono.processes import describe_exit
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _FLOAT8 = {
     14: "float8_e8m0fnu",
     17: "float4_e2m1fn_x2",
 }
-REDUCING = {Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER}
-ROOTED = {Operation.REDUCE, Operation.BROADCAST, Operation.GATHER, Operation.SCATTER}
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -65,8 +63,6 @@ _ORDERS = {
     )
 }
 """The hash that a reduction over hosts posts, by the order of its sums: csrc/hosts/hosts.c."""
-_HASH = re.compile(r", (\w+) with hash [0-9a-f]{8}")
-PAIRED = {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}
 
 
 class AwaitedMessage(NamedTuple):
@@ -107,6 +103,10 @@ def dtype_code(name: str) -> int:
     return _dtype(0xFF, 8)
 
 
+def _item_bytes(dtype: int) -> int:
+    return max(1, (dtype >> 8 & 0xFF) // 8)
+
+
 def _dtype(code: int, bits: int) -> int:
     return code | (bits & 0xFF) << 8 | 1 << 16
 
@@ -124,6 +124,7 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     operation = Operation(posted[1])
     _, _, reduction, dtype, root, refused, size_bytes, shape_hash = posted
     text = operation.name.lower()
+    primitive = primitive_of(text)
     if refused == Status.NO_MEMORY:
         return f"{text}, for which it has no room in shared memory"
     if refused:
@@ -137,26 +138,25 @@ def describe_post(group: Group, rank: int, call: int) -> str | None:
     if others == _RAGGED and operation in (Operation.ALL_GATHER, Operation.GATHER):
         to = "" if operation is Operation.ALL_GATHER else f", root {root}"
         return f"{text} of tensors of any shapes{to}"
-    details = [dtype_name(dtype)]
-    if operation not in PAIRED:
-        item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
-        details.append(f"{size_bytes // item_bytes} elements")
-    if operation in REDUCING:
-        details.append(REDUCTION_NAMES[reduction])
-    if operation in ROOTED:
-        details.append(f"root {root}")
-    if root == GPU_MARK and operation not in ROOTED:
-        details.append("on a GPU")
+    more, with_hash = "", f"with hash {others:08x}"
+    if root == GPU_MARK and not primitive.is_rooted:
+        more = "on a GPU"
     elif operation is Operation.ALL_REDUCE and root:
-        details.append(f"by {algorithm_of(text, root)}, schedule with hash {others:08x}")
+        more = f"by {algorithm_of(text, root)}, schedule {with_hash}"
     elif operation is Operation.BROADCAST and reduction:
-        details.append(f"by {algorithm_of(text, reduction, 255)}, schedule with hash {others:08x}")
-    elif operation in REDUCING and others in _ORDERS:
-        details += filter(None, [_ORDERS[others]])
-    elif others and operation not in PAIRED:
-        what = "factor" if reduction == len(REDUCTIONS) else "sizes"
-        details.append(f"{what} with hash {others:08x}")
-    return f"{text} of {', '.join(details)}"
+        more = f"by {algorithm_of(text, reduction, 255)}, schedule {with_hash}"
+    elif primitive.reduces and others in _ORDERS:
+        more = _ORDERS[others]
+    elif others and not primitive.is_pairwise:
+        more = f"{'factor' if reduction == len(REDUCTIONS) else 'sizes'} {with_hash}"
+    return describe_collective(
+        text,
+        dtype_name(dtype),
+        None if primitive.is_pairwise else size_bytes // _item_bytes(dtype),
+        REDUCTION_NAMES[reduction] if primitive.reduces else None,
+        root if primitive.is_rooted else None,
+        more,
+    )
 
 
 def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]:
@@ -171,63 +171,22 @@ def describe_shape(group: Group, rank: int, call: int) -> tuple[str | None, str]
 def read_pairwise_sizes(group: Group, size: int, call: int) -> PairwiseSizes | None:
     """The sizes of a gather, scatter or all_to_all as all ranks posted it; None for other calls."""
     _, operation, _, dtype, root, *_ = group.state(0, call)["posted"]
-    if operation not in PAIRED:
+    primitive = primitive_of(Operation(operation).name.lower())
+    if not primitive.is_pairwise:
         return None
-    item_bytes = max(1, (dtype >> 8 & 0xFF) // 8)
 
     def counts(giver: int, taker: int) -> bool:
         """In a gather only what the root receives counts, in a scatter only what it sends."""
-        if operation == Operation.GATHER:
-            return taker == root
-        return operation != Operation.SCATTER or giver == root
+        return root == (taker if primitive.is_to_root else giver) or not primitive.is_rooted
 
     gives, wants = [], []
     for rank in range(size):
-        sizes = [size_bytes // item_bytes for size_bytes in group.state(rank, call)["sizes"]]
+        sizes = [
+            size_bytes // _item_bytes(dtype) for size_bytes in group.state(rank, call)["sizes"]
+        ]
         gives.append([sizes[to] if counts(rank, to) else None for to in range(size)])
         wants.append([sizes[size + of] if counts(of, rank) else None for of in range(size)])
     return PairwiseSizes(gives, wants)
-
-
-def mismatch_text(
-    name: str,
-    call: int,
-    calls: Sequence[str | None],
-    sites: Sequence[str | None],
-    culprits: Sequence[int],
-    pairs: PairwiseSizes | None,
-    hosts: Sequence[str],
-) -> str:
-    """The text of a `CollectiveMismatch`: the verdict, then which rank called what and where.
-    `pairs` are the sizes of calls that differ only in sizes; `hosts` has the name of each rank's
-    host, "" if there is only one."""
-    who = name_on_hosts(culprits, hosts)
-    if pairs is not None:
-        blamed = f"{who} passed other sizes: " if culprits else ""
-        verdict = f"call #{call} of group {name}: {blamed}{pairs.verdict()}"
-        calls = [f"{what}, {pairs.of_rank(rank)}" for rank, what in enumerate(calls)]
-    elif culprits:
-        verdict = f"{who} made a different call than the others in call #{call} of group {name}"
-    else:
-        verdict = f"the ranks made different calls in call #{call} of group {name}"
-    plain = [text and _HASH.sub("", text) for text in calls]
-    if len(set(plain)) == len(set(calls)):  # the hashes tell nothing more
-        calls = plain
-    lines = [verdict]
-    posted_calls = list(zip(calls, sites, hosts, strict=True))
-    for posted_call in dict.fromkeys(posted_calls):
-        text, site, _ = posted_call
-        ranks = [rank for rank, other in enumerate(posted_calls) if other == posted_call]
-        at = f" at {site}" if site else ""
-        lines.append(f"  {name_on_hosts(ranks, hosts)}: {text or 'has not arrived'}{at}")
-    lines.append("No data was moved. Make every rank call the same, in the same order.")
-    return "\n".join(lines)
-
-
-def name_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """ "ranks 2 and 3 on node7"; without a host if there is only one."""
-    names = filter(None, dict.fromkeys(hosts[rank] for rank in ranks))
-    return " on ".join(filter(None, [name_ranks(ranks), " and ".join(names)]))
 
 
 def stalled_ranks(progress: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from unisono.comm.engine import ABOUT_MESSAGES, Note, Status
 from unisono.comm.meeting.membership import Membership
-from unisono.comm.on_rows.mismatches import find_minority
+from unisono.comm.on_rows.mismatches import Mismatch, find_minority
 from unisono.comm.shared_memory import error_texts
 from unisono.comm.shared_memory.record_reader import read_segment
 from unisono.errors import (
@@ -147,7 +147,6 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
     arrived = [rank for rank, what in enumerate(calls) if what is not None]
     by_rank = dict(zip(arrived, _sites(group, arrived, call), strict=True))
     sites = [by_rank.get(rank) for rank in range(membership.size)]
-    hosts = [member.host for member in membership.members]
     culprits, pairs = find_minority(calls), None
     if len(set(calls)) == 1:  # then the sizes of pairs, or the shapes, differ
         pairs = error_texts.read_pairwise_sizes(group, membership.size, call)
@@ -159,15 +158,8 @@ def _mismatch(membership: Membership, name: str, call: int) -> CollectiveMismatc
             ]
             culprits = find_minority([mark for mark, _ in shapes])
             calls = [f"{what}{text}" for what, (_, text) in zip(calls, shapes, strict=True)]
-    return CollectiveMismatch(
-        error_texts.mismatch_text(name, call, calls, sites, culprits, pairs, hosts),
-        rank=membership.rank,
-        group=name,
-        call=call,
-        calls=calls,
-        sites=sites,
-        culprits=culprits,
-    )
+    found = Mismatch(calls, sites, culprits, pairs, [member.host for member in membership.members])
+    return found.error(found.numbered(call, name), membership.rank, name, call)
 
 
 def _timeout(membership: Membership, name: str, call: int, awaited: int) -> CollectiveTimeout:

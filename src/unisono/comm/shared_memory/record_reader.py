@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from unisono.cases.primitives import primitive_of
 from unisono.comm.engine import ABOUT_MESSAGES, Operation, Status, native
 from unisono.comm.reductions import REDUCTION_NAMES
-from unisono.comm.shared_memory.error_texts import REDUCING, ROOTED, dtype_name
+from unisono.comm.shared_memory.error_texts import dtype_name
 from unisono.comm.shared_memory.group_parts import read_name, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords, Record
 from unisono.comm.shared_memory.segment_listeners import listeners
@@ -179,19 +180,19 @@ def _parse_record(record: bytes, layout: RecordsLayout, clock: _Clock, sites: by
     root = (signature >> 24 & 0xFFFF ^ 0x8000) - 0x8000
     message = operation in (Operation.SEND, Operation.RECV)
     makes_group = operation is Operation.NEW_GROUP
-    reducing = operation in REDUCING
+    primitive = primitive_of(operation.name.lower())
     is_split = operation is Operation.ALL_TO_ALL
     site = where & (1 << _SITE_BITS) - 1
     return Record(
         number=number,
-        operation=operation.name.lower(),
+        operation=primitive.name,
         dtype="" if operation is Operation.BARRIER or makes_group else dtype_name(signature >> 40),
         bytes=size_bytes,
         call=None if message or makes_group or not call else call,
         tag=(call ^ 1 << 63) - (1 << 63) if message else None,
         peer=root if message and root >= 0 else None,
-        root=root if operation in ROOTED else None,
-        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if reducing else None,
+        root=root if primitive.is_rooted else None,
+        reduction=REDUCTION_NAMES[signature >> 8 & 0xFF] if primitive.reduces else None,
         state=_STATES[state & 0xFFFF],
         status=_STATUS_NAMES[state >> 16 & 0xFF],
         arrived_s=clock.seconds(arrived),
