@@ -66,7 +66,7 @@ def check_hosts(as_json: bool, console: Console) -> None:
         elif comm.rank == 0 and not hosts:
             console.print(f"all {comm.size} ranks are on one host: there is no link to measure")
         elif comm.rank == 0:
-            _print(hosts, judged, slow, console)
+            show_hosts(hosts, judged, slow, console)
         comm.barrier()
 
 
@@ -145,7 +145,7 @@ def _slow_hosts(links: Sequence[LinkFacts]) -> list[str]:
     ]
 
 
-def _print(
+def show_hosts(
     hosts: Sequence[HostFacts], links: Sequence[LinkFacts], slow: Sequence[str], console: Console
 ) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
