@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +14,7 @@ from unisono.doctor import known_variables, machine, software
 from unisono.doctor.machine import Finding
 from unisono.doctor.ranks import try_backend
 from unisono.doctor.self_test import SelfTest
+from unisono.show.table import BARE, build_table, to_json
 
 _MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
 
@@ -50,25 +49,21 @@ def print_json(ranks: int, backends: Sequence[str]) -> bool:
     found = list(_look(ranks))
     document = {
         "ok": _is_well(found, tested),
-        "findings": [asdict(finding) for finding in found],
+        "findings": found,
         "variables": known_variables.set_here(os.environ),
         "backends": [test.as_dict() for test in tested],
     }
-    print(json.dumps(document, indent=2))
+    print(to_json(document))
     return _is_well(found, tested)
 
 
 def print_variables(console: Console, every: bool = False) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("name", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", ratio=1)
+    rows = []
     for name, meaning in known_variables.to_show(os.environ, every):
         value = os.environ.get(name)
-        shown = "" if value is None else escape(known_variables.show(name, value))
-        text = "[dim]-[/]" if value is None else f"[bold]{shown}[/]"
-        table.add_row(name, text, escape(meaning))
-    console.print(table)
+        shown = ("-", "dim") if value is None else (known_variables.show(name, value), "bold")
+        rows.append((name, Text(*shown), meaning))
+    console.print(build_table(("<name", "value", "meaning"), rows, **BARE))
 
 
 def _look(ranks: int) -> Iterator[Finding]:
