@@ -156,7 +156,6 @@ PLANS = {
     "nccl-one": "all_reduce --as nccl --topology h100 -n 64 --size 1M",
     "show": "show double_tree -n 8",
     "show-ring": "show ring -n 16 --nodes 4 --channels 2",
-    "refused": "show binomial --nodes 2",
 }
 
 
@@ -169,7 +168,7 @@ def test_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         done = CliRunner().invoke(main, ["plan", *PLANS[name].split()], env=environment)
         told.append(f"---- {environment}\n{done.stdout}")
     done = CliRunner().invoke(main, ["plan", *PLANS[name].split(), "--json"])
-    check(f"plan-{name}", "".join(told) + f"---- json\n{done.output}")
+    check(f"plan-{name}", "".join(told) + f"---- json\n{done.stdout}")
 
 
 @pytest.mark.parametrize("name", ["double_tree", "ring", "ring_2d", "hierarchical"])
@@ -290,6 +289,6 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for environment in ({"PYTHONIOENCODING": "utf-8"}, {"FORCE_COLOR": "1"}):
         report = tmp_path / "report.md"
         done = CliRunner().invoke(main, ["demo", "--report", str(report)], env=environment)
-        shown.append(re.sub(r"wrote [^(]*\(\d+ s", "wrote it (1 s", done.output, flags=re.S))
+        shown.append(done.output.partition("wrote ")[0])
     told = re.sub(r"^.*Written by", "Written by", report.read_text(), flags=re.M)
     check("demo", "".join(shown) + told)

@@ -11,35 +11,12 @@ from unisono.bench import plot, text
 from unisono.bench.results import Row, Run, by_collective, by_size, to_json
 from unisono.errors import name_number
 from unisono.show import charts
-from unisono.show.pages import (
-    Html,
-    as_data,
-    build_page,
-    element,
-    elements,
-    header,
-    join,
-    panel,
-    table,
-)
-from unisono.show.table import Column
+from unisono.show.pages import Html, asset, build_page, data, element, elements, panel, table
+from unisono.show.table import Column, name_of
 
 ALIKE = 1.05
 """Times closer than this are called equal."""
 
-_READING = Html("""
-<p>All backends ran in the same processes and on the same buffers, by turns. A figure is the median
-over all samples, a sample the time of the slowest rank. Up to 64 KiB a sample is the mean of many
-calls back to back after one barrier; above, one call after a barrier of its own. The result of
-every backend was compared with the exact one before and after.</p>
-<p>busbw is algbw times the factor of nccl-tests: 2(n-1)/n for all_reduce, 1 for broadcast, reduce
-and messages, (n-1)/n for all others.</p>
-<p>In the curves a band is the middle half of the samples, a dashed line what the model expected,
-and the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing
-that goes through memory can be much faster than the floor.</p>
-<p>The model (latency, and a cost of a byte for each cache) was fitted to the rows marked
-<i>calibrates</i>, and its expectation for the others was made before they were measured.</p>
-""")
 _DOWNLOAD = Html(
     '<p><button type="button" id="download">Download the data (JSON)</button> '
     '<span class="soft">for <code>unisono bench compare</code></span></p>'
@@ -49,7 +26,6 @@ _FILTERS = Html(
     'placeholder="filter: gloo 64 KiB slow" aria-label="filter rows by words">'
     '<output id="count" class="soft"></output></div>'
 )
-_LINES = {"expected": "dashes", "floor": "dots"}
 
 
 class Duel(NamedTuple):
@@ -57,11 +33,8 @@ class Duel(NamedTuple):
 
     first: Row
     other: Row
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast the first one is."""
-        return self.other.time_us.p50 / self.first.time_us.p50
+    ratio: float
+    """How many times as fast the first one is."""
 
 
 def duels(run: Run) -> list[Duel]:
@@ -71,7 +44,8 @@ def duels(run: Run) -> list[Duel]:
         right = sorted((row for row in of_size if not row.wrong), key=lambda row: row.time_us.p50)
         first = [row for row in right if row.backend == _first(run)]
         others = [row for row in right if row.backend != _first(run)]
-        found += map(Duel, first[:1], others[:1])
+        for one, other in zip(first[:1], others[:1], strict=False):
+            found.append(Duel(one, other, other.time_us.p50 / one.time_us.p50))
     return found
 
 
@@ -106,21 +80,24 @@ def _first(run: Run) -> str:
 def page(run: Run) -> str:
     said = headline(run)
     parts = ["unisono bench", run.machine.get("date", ""), run.machine.get("host", "")]
-    lines = [element("p", text.about(run), class_="soft")]
+    lines = [
+        element("p", " · ".join(part for part in parts if part), class_="kicker"),
+        element("h1", said),
+        element("p", text.about(run), class_="soft"),
+    ]
     if command := run.machine.get("command", ""):
         lines.append(element("p", element("code", command, class_="command")))
     body = (
-        header(" · ".join(part for part in parts if part), said, *lines),
+        element("header", *lines),
         _verdicts(run),
         _overview(run),
         _curves(run),
         _figures(run),
-        panel("How to read this", _READING, _columns()),
-        _facts(run),
-        as_data("run", json.loads(to_json(run))),
+        panel("How to read this", asset("bench.html")),
+        data("run", json.loads(to_json(run))),
         _DOWNLOAD,
     )
-    return build_page(f"unisono bench: {said}", join(body), ("bench.css", "bench.js"))
+    return build_page(f"unisono bench: {said}", body, ("bench.css", "bench.js"))
 
 
 def _verdicts(run: Run) -> Html:
@@ -175,7 +152,7 @@ def _ratio(duel: Duel | None) -> Html:
     ratio = duel.ratio
     kind = "ahead" if ratio > ALIKE else "behind" if ratio < 1 / ALIKE else "even"
     strength = min(4, int((max(ratio, 1 / ratio) - 1) ** 0.5 * 2) + 1)
-    ours, theirs = (text.time_text(row.time_us.p50) for row in duel)
+    ours, theirs = (text.time_text(row.time_us.p50) for row in duel[:2])
     told = f"{ours} us, {duel.other.backend} {theirs} us"
     times = Html(f"{text.ratio_text(ratio)}&times;")
     return element("td", times, class_=f"{kind} s{strength}", title=told)
@@ -193,7 +170,7 @@ def _curves(run: Run) -> str:
         element("li", name, style=f"--colour:{plot.page_colour_of(name)}", class_="backend")
         for name in run.backends
     ]
-    key += [element("li", name, class_=kind) for name, kind in _LINES.items()]
+    key += [element("li", "expected", class_="dashes"), element("li", "floor", class_="dots")]
     panels = (
         panel(text.title(rows), element("div", plot.draw(rows), class_="charts"))
         for rows in several
@@ -207,7 +184,7 @@ def _figures(run: Run) -> Html:
     heads = (
         element(
             "th",
-            element("button", column.name, type="button"),
+            element("button", name_of(column.heading), type="button"),
             scope="col",
             title=column.meaning,
             class_=_class(column),
@@ -229,7 +206,7 @@ def _line(row: Row, first: Row) -> Html:
     cells = [element("td", row.collective, class_="left collective")]
     for column, (value, shown) in zip(text.COLUMNS, text.cells(row, first), strict=True):
         number = f"{value:.6g}" if isinstance(value, (int, float)) else None
-        is_backend = column.name == "backend"
+        is_backend = column.heading == "<backend"
         dot = element("i", style=f"--colour:{plot.page_colour_of(row.backend)}")
         parts = (dot, shown) if is_backend else (shown,)
         cells.append(element("td", *parts, class_=_class(column), data_value=number))
@@ -238,20 +215,4 @@ def _line(row: Row, first: Row) -> Html:
 
 def _class(column: Column) -> str:
     left = "left " if column.heading.startswith("<") else ""
-    return left + column.name.replace(" ", "-").strip("#")
-
-
-def _columns() -> Html:
-    items = (element("dt", c.name) + element("dd", c.meaning) for c in text.COLUMNS)
-    listed = element("dl", *map(Html, items))
-    return element("details", element("summary", "The columns"), listed)
-
-
-def _facts(run: Run) -> Html:
-    facts = run.machine | {f"{name} version": value for name, value in run.versions.items()}
-    facts |= {f"setting {name}": value for name, value in run.settings.items()}
-    lines = (element("tr", elements("td", fact)) for fact in facts.items())
-    box = element("div", element("table", *lines), class_="scroll")
-    return element(
-        "details", element("summary", "The machine and the settings"), box, class_="panel"
-    )
+    return left + name_of(column.heading).replace(" ", "-").strip("#")

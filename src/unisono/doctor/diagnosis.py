@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
@@ -16,7 +15,8 @@ from unisono.doctor.ranks import try_backend
 from unisono.doctor.self_test import SelfTest
 from unisono.show.table import BARE, build_table, to_json
 
-_MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
+_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+_GRID = {**BARE, "show_header": False, "padding": (0, 2, 0, 0)}
 
 
 def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
@@ -25,13 +25,10 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
     found, tested = [], []
     for finding in _look(ranks):
         found.append(finding)
-        advice = f"\n[bold]{escape(finding.advice)}[/]" if finding.advice else ""
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True, min_width=13)
-        grid.add_column(overflow="fold")
-        grid.add_row(_MARKS[finding.level], escape(finding.topic), escape(finding.text) + advice)
-        console.print(grid)
+        advice = (f"\n{finding.advice}" if finding.advice else "", "bold")
+        told = Text.assemble(finding.text, advice)
+        row = (Text(*_MARKS[finding.level]), finding.topic.ljust(13), told)
+        console.print(build_table(("<", "<", ""), [row], **_GRID))
     console.print("\n[bold]variables[/] that are set, or help to debug (--variables: all)")
     print_variables(console)
     for backend in backends:

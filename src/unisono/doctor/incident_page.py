@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
+from unisono.doctor.saved_reports import Reading, facts_of, place_of, stack_of, tabulate
 from unisono.errors import name_ranks
 from unisono.plan.sizes import format_seconds
-from unisono.show.pages import Html, build_page, element, elements, join, panel, table
+from unisono.show.pages import Html, build_page, element, elements, panel, table
 from unisono.show.table import name_of
 from unisono.watch.report import CallReport, RankReport, Report
 
 _MOST_STACKS = 4
 
-_KINDS = {
-    "hang": "A rank never arrived",
-    "lost": "A rank was lost",
-    "cycle": "Ranks wait for each other",
-    "mismatch": "Ranks called different things",
-    "apart": "The calls of a rank are shifted",
-    "stalled": "A rank stopped moving data",
-    "elsewhere": "The missing rank is on another machine",
-    "failed": "A call failed",
-}
 _ADVICE = {
     "hang": (
         "Look at the marked line: that rank must get past it and make the call that the others "
@@ -69,16 +59,12 @@ def incident_page(reading: Reading) -> str:
     articles = (_article(incident.report) for incident in reading.incidents)
     problems = elements("p", reading.problems, class_="problem")
     first = reading.incidents[0].report.verdict if reading.incidents else "no incident"
-    body = join([element("main", *articles), problems])
+    body = (element("main", *articles), problems)
     return build_page(f"incident: {first}", body, ("incident.css",))
 
 
 def _article(report: Report) -> Html:
-    facts = [_KINDS.get(report.kind, report.kind), f"group {report.group} of {report.backend}"]
-    if report.waited_s:
-        facts.append(f"waited for {report.waited_s:.0f} s")
-    if report.made_at:
-        facts.append(report.made_at.replace("T", " "))
+    facts = [*facts_of(report), report.made_at.replace("T", " ")]
     culprits = [rank for rank in report.ranks if rank.rank in report.culprits]
     others = [rank for rank in report.ranks if rank.rank not in report.culprits and rank.stack]
     stacks = [part for rank in others for part in (element("h3", rank.name()), _stack(rank))]
@@ -86,7 +72,7 @@ def _article(report: Report) -> Html:
     todo = element("ol", elements("li", _ADVICE.get(report.kind, ())))
     return element(
         "article",
-        element("p", " · ".join(facts), class_="kicker"),
+        element("p", " · ".join(filter(None, facts)), class_="kicker"),
         element("h1", report.verdict, class_="verdict"),
         element("ul", elements("li", report.details), class_="details"),
         panel("What to do", todo, kind="todo"),

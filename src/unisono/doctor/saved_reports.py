@@ -97,10 +97,7 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     console.print(Text(report.verdict, "bold red"), soft_wrap=True)
     for line in report.details:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    facts = [report.kind, f"group {report.group} of {report.backend}"]
-    if report.waited_s:
-        facts.append(f"after {report.waited_s:.0f} s")
-    facts.append(f"from {', '.join(map(str, incident.files))}")
+    facts = [*facts_of(report), f"from {', '.join(map(str, incident.files))}"]
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
     if any(place_of(rank) or rank.last for rank in report.ranks):
         heads, rows = tabulate(report)
@@ -118,6 +115,12 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     if hidden:
         stacks = "stack" if len(hidden) == 1 else "stacks"
         console.print(Text(f"\n--stacks shows the {stacks} of {name_ranks(hidden)}", "dim"))
+
+
+def facts_of(report: Report) -> list[str]:
+    """Its kind, where it happened, and after how long."""
+    after = [f"after {report.waited_s:.0f} s"] if report.waited_s else []
+    return [report.kind, f"group {report.group} of {report.backend}", *after]
 
 
 def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:

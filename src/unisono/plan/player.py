@@ -19,7 +19,7 @@ from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Indices, Seconds, Timeline, simulate
 from unisono.plan.sizes import format_bytes
 from unisono.plan.topology import PRESETS, Topology
-from unisono.show.pages import as_data, build_page, element, header, in_frame, join
+from unisono.show.pages import build_page, data, element, in_frame
 
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000
@@ -39,15 +39,16 @@ def schedule_page(
     recordings = [_Recording(schedule, topology, total_bytes) for schedule in chosen]
     title = " and ".join(dict.fromkeys(schedule.algorithm for schedule in chosen))
     heading = f"{chosen[0].collective} by {title}"
+    kicker = element("p", "unisono plan", class_="kicker")
     setting = element("p", _setting(chosen[0], topology, total_bytes), class_="soft")
     body = (
-        header("unisono plan", heading, setting),
+        element("header", kicker, element("h1", heading), setting),
         element("main", id="player"),
-        as_data("schedules", [recording.as_data() for recording in recordings]),
+        data("schedules", [recording.as_data() for recording in recordings]),
         element("noscript", element("p", "This page needs JavaScript, which is off.")),
     )
     assets = ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
-    return build_page(heading, join(body), assets)
+    return build_page(heading, body, assets)
 
 
 def schedule_frame(schedule: Schedule) -> str:

@@ -55,14 +55,10 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
         "topology": ranking.topology.name,
         "bytes": ranking.total_bytes,
         "algorithms": [
-            {
-                "algorithm": choice.algorithm.name,
-                "pieces": choice.pieces,
-                "channels": choice.channels,
-                "time_s": choice.time_s,
-                "steps": choice.schedule.rounds,
-                "busiest_rank_sends_bytes": choice.busiest_rank_sends_bytes,
-            }
+            {"algorithm": choice.algorithm.name}
+            | _fields(choice, "pieces channels time_s")
+            | {"steps": choice.schedule.rounds}
+            | _fields(choice, "busiest_rank_sends_bytes")
             for choice in ranking.choices
         ],
         "in_network": ranking.in_network,
@@ -84,10 +80,10 @@ def costs_table(costs: Sequence[Cost]) -> Table:
 
 
 def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    names = ("ranks", "steps", "most_sent", "total_sent", "alpha", "beta", "gamma")
     return [
-        {"collective": cost.algorithm.collective, "algorithm": cost.algorithm.name}
-        | {name: getattr(cost, name) for name in names}
+        _fields(cost.algorithm, "collective")
+        | {"algorithm": cost.algorithm.name}
+        | _fields(cost, "ranks steps most_sent total_sent alpha beta gamma")
         for cost in costs
     ]
 
@@ -104,12 +100,16 @@ def nccl_table(rows: Sequence[NcclRow]) -> Table:
 
 
 def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
-    setting = {name: getattr(tuning, name) for name in ("collective", "ranks", "nodes", "channels")}
+    setting = _fields(tuning, "collective ranks nodes channels")
     expected = [
         {"bytes": size, "time_s": time_s} | dataclasses.asdict(estimate)
         for size, estimate, time_s in rows
     ]
     return {"nccl": VERSION} | setting | {"expected": expected}
+
+
+def _fields(value: object, names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names.split()}
 
 
 # -- charts, by matplotlib -------------------------------------------------------------------------

@@ -57,22 +57,18 @@ def panel(title: str, *content: object, kind: str = "") -> Html:
     return element("section", element("h2", title), *content, class_=f"panel {kind}".strip())
 
 
-def header(kicker: str, title: str, *content: object) -> Html:
-    return element("header", element("p", kicker, class_="kicker"), element("h1", title), *content)
-
-
-def as_data(name: str, data: Any) -> Html:
+def data(name: str, value: Any) -> Html:
     """Data for a page's scripts: an element with the id `name` whose text is JSON."""
     # "<" would end the element if "/script" followed it.
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return element("script", Html(text), type="application/json", id=name)
 
 
-def build_page(title: str, body: Html, assets: Sequence[str] = ()) -> str:
-    """A whole page: `body` is HTML, `assets` are names of files in assets/, .css and .js."""
-    styles = "".join(_read(name) for name in ("page.css", *assets) if name.endswith(".css"))
+def build_page(title: str, body: Iterable[object], assets: Sequence[str] = ()) -> str:
+    """A whole page: `body` are its parts, `assets` are names of files in assets/, .css and .js."""
+    styles = "".join(asset(name) for name in ("page.css", *assets) if name.endswith(".css"))
     scripts = "".join(
-        f"<script>\n{_read(name)}</script>\n" for name in assets if name.endswith(".js")
+        f"<script>\n{asset(name)}</script>\n" for name in assets if name.endswith(".js")
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -80,7 +76,7 @@ def build_page(title: str, body: Html, assets: Sequence[str] = ()) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n'
-        f"<style>\n{styles}</style>\n</head>\n<body>\n{body}\n{scripts}</body>\n</html>\n"
+        f"<style>\n{styles}</style>\n</head>\n<body>\n{join(body)}\n{scripts}</body>\n</html>\n"
     )
 
 
@@ -92,5 +88,7 @@ def in_frame(page: str, height_px: int, title: str) -> str:
     return element("iframe", title=title, **how)
 
 
-def _read(name: str) -> str:
-    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+def asset(name: str) -> Html:
+    """The text of a file in assets/."""
+    file = resources.files(__package__).joinpath("assets", name)
+    return Html(file.read_text(encoding="utf-8"))

@@ -36,20 +36,13 @@ class Column:
     least_width: int = 0
     meaning: str = ""
 
-    @property
-    def name(self) -> str:
-        return name_of(self.heading)
-
 
 def name_of(heading: str) -> str:
     return heading.lstrip("<>")
 
 
 def build_table(
-    headings: Iterable[str],
-    rows: Iterable[Sequence[Cell]],
-    styles: Iterable[str] = (),
-    **look: Any,
+    headings: Iterable[str], rows: Iterable[Sequence[Cell]], styles: Iterable[str] = (), **look: Any
 ) -> Table:
     """A table for a terminal. An empty row is a line across it; `styles` are the rows', and `look`
     is what rich's Table takes."""

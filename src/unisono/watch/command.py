@@ -111,7 +111,9 @@ def _table(job: Job, width: int) -> Table:
     if not any(row.host for row in job.rows):
         needless.add("host")
     columns = [
-        column for column in COLUMNS if column.least_width <= width and column.name not in needless
+        column
+        for column in COLUMNS
+        if column.least_width <= width and column.heading not in needless
     ]
     if any(row.is_culprit for row in job.rows):
         # A mark before its rank, for eyes and terminals without red.
