@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.bench import plot, text
-from unisono.bench.results import Row, Run, read
+from unisono.bench.results import Row, Run, by_collective, by_size, read
 from unisono.errors import UnisonoError
 from unisono.plan.sizes import parse_sizes
+from unisono.show.table import to_markdown
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -85,7 +86,7 @@ def _inner(match: re.Match[str], known: dict[str, Run]) -> str:
 
 
 def _with_curves(run: Run) -> list[list[Row]]:
-    return [rows for rows in text.tables(run, run.rows) if plot.has_curves(rows)]
+    return [rows for rows in by_collective(run.rows) if plot.has_curves(rows)]
 
 
 def save_plots(rows: Sequence[Row], folder: Path) -> None:
@@ -142,14 +143,12 @@ def side_by_side(run: Run) -> str:
     first = backends[0] if backends else ""
     headings = ["collective", "size", *(f"{name} us" for name in backends), "floor us"]
     headings += [f"{name} / {first}" for name in backends[1:]]
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)]]
-    for rows in text.tables(run, run.rows):
-        sizes = dict.fromkeys(row.size_bytes for row in rows)
-        lines += [
-            _side_by_side([row for row in rows if row.size_bytes == size], backends)
-            for size in sizes
-        ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    lines = [
+        _side_by_side(of_size, backends)
+        for rows in by_collective(run.rows)
+        for of_size in by_size(rows)
+    ]
+    return to_markdown([headings[0], *(f">{name}" for name in headings[1:])], lines)
 
 
 def _side_by_side(rows: Sequence[Row], backends: Sequence[str]) -> list[str]:

@@ -136,7 +136,7 @@ GOOD_WHEEL = "unisono-1.2.3-cp311-abi3-manylinux_2_27_x86_64.manylinux_2_28_x86_
 GOOD_FILES = [
     "unisono/_native.abi3.so",
     "unisono/py.typed",
-    "unisono/pages/assets/page.css",
+    "unisono/show/assets/page.css",
 ]
 
 
@@ -161,7 +161,7 @@ def test_mistakes_in_packages_are_found(tmp_path: Path) -> None:
     assert "auditwheel" in found[2]
     assert "libother.so.2" in found[3]
     assert "py.typed" in found[4]
-    assert "pages/assets" in found[5]
+    assert "show/assets" in found[5]
     assert "'tests'" in found[6]
 
 

@@ -71,8 +71,8 @@ def read_wheel(package: Path) -> tuple[Message, list[str]]:
         found.append(f"its libraries are {libraries}, and should be the engine alone")
     if "unisono/py.typed" not in files:
         found.append("lacks unisono/py.typed, so that nobody sees its types")
-    if not any(name.startswith("unisono/pages/assets/") for name in files):
-        found.append("lacks unisono/pages/assets, without which no page can be made")
+    if not any(name.startswith("unisono/show/assets/") for name in files):
+        found.append("lacks unisono/show/assets, without which no page can be made")
     others = {name.split("/")[0] for name in files} - {"unisono"}
     if len(others) != 1:  # the folder of the metadata
         found.append(f"would install {sorted(others)} beside unisono")

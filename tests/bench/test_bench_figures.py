@@ -154,7 +154,7 @@ def test_samples_that_spread_let_expect_a_range() -> None:
     assert row(expected_us=5.0, expected_low_us=4.0, expected_high_us=7.0).verdict == "slow by 2.0x"
     judged = run(narrow, wide, spread)
     assert judged.held_out_error == {"unisono": 0.0}
-    expected = [column.heading for column in COLUMNS].index("expected")
+    expected = [column.heading for column in COLUMNS].index(">expected")
     shown = [cells(each, None)[expected][1] for each in judged.rows]
     assert shown == ["10.0", "3.20-11.2", "8.00-12.5"]
     assert "3 of 3 rows outside the fit lie in their range" in summary(judged)[0]

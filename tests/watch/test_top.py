@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from unisono.cli import main
+from unisono.show.table import name_of
 from unisono.watch.command import COLUMNS, render
 from unisono.watch.report import RankReport, Report
 from unisono.watch.top import Job, RankRow, as_reported, jobs
@@ -60,16 +61,18 @@ def test_figures_are_whole_or_left_out(width: int, groups: int) -> None:
     assert {"rank", "in", "for", "at"} <= set(shown)
     if width == 200:
         left_out = {"host"} | ({"group"} if groups == 1 else set())
-        assert shown == [column.name for column in COLUMNS if column.name not in left_out]
+        assert shown == [
+            name_of(column.heading) for column in COLUMNS if name_of(column.heading) not in left_out
+        ]
     cells = [re.split("│", line)[2:-1] for line in text if line.startswith("│")]
     first = [found for found in cells if found[shown.index("rank")].strip()]  # words go on below
     for row, found in zip(several, first, strict=True):
         for name, cell in zip(shown, found, strict=True):
-            column = next(column for column in COLUMNS if column.name == name)
-            if column.is_figure:
-                assert cell.strip() == column.text(row)
+            column = next(column for column in COLUMNS if name_of(column.heading) == name)
+            if column.heading.startswith(("<", ">")):
+                assert cell.strip() == column.show(row)
             else:
-                assert column.text(row).startswith(cell.strip())
+                assert column.show(row).startswith(cell.strip())
 
 
 def test_the_culprit_has_a_mark_and_the_verdict_is_shown() -> None:

@@ -205,13 +205,14 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _check_plot(path: Path | None) -> None:
     from unisono.bench import plot
+    from unisono.show import charts
 
     if path is None:
         return
     if path.suffix not in plot.SUFFIXES:
         raise Misuse(f"--plot {path}: the name must end in {', '.join(plot.SUFFIXES)}")
-    if not plot.is_available():
-        raise Misuse(f"plots need matplotlib: {plot.INSTALL}")
+    if not charts.is_available():
+        raise Misuse(f"plots need matplotlib: {charts.INSTALL}")
 
 
 def _save(run: Run, json_path: Path | None, plot_path: Path | None, html_path: Path | None) -> bool:

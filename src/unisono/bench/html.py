@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import geometric_mean
+from typing import NamedTuple
 
 from unisono.bench import plot, text
-from unisono.bench.results import Row, Run, to_json
+from unisono.bench.results import Row, Run, by_collective, by_size, to_json
 from unisono.errors import name_number
-from unisono.pages import as_data, build_page, escape
+from unisono.show import charts
+from unisono.show.pages import Html, asset, build_page, data, element, elements, panel, table
+from unisono.show.table import Column, name_of
 
-_LEFT = ("collective", "backend", "verdict")
 ALIKE = 1.05
 """Times closer than this are called equal."""
 
-_READING = """
-<p>All backends ran in the same processes and on the same buffers, by turns. A figure is the median
-over all samples, a sample the time of the slowest rank. Up to 64 KiB a sample is the mean of many
-calls back to back after one barrier; above, one call after a barrier of its own. The result of
-every backend was compared with the exact one before and after.</p>
-<p>busbw is algbw times the factor of nccl-tests: 2(n-1)/n for all_reduce, 1 for broadcast, reduce
-and messages, (n-1)/n for all others.</p>
-<p>In the curves a band is the middle half of the samples, a dashed line what the model expected,
-and the dotted line the floor: a local add or copy of the same bytes on all ranks at once. Nothing
-that goes through memory can be much faster than the floor.</p>
-<p>The model (latency, and a cost of a byte for each cache) was fitted to the rows marked
-<i>calibrates</i>, and its expectation for the others was made before they were measured.</p>
-"""
+_DOWNLOAD = Html(
+    '<p><button type="button" id="download">Download the data (JSON)</button> '
+    '<span class="soft">for <code>unisono bench compare</code></span></p>'
+)
+_FILTERS = Html(
+    '<div class="filters"><input type="search" id="filter" '
+    'placeholder="filter: gloo 64 KiB slow" aria-label="filter rows by words">'
+    '<output id="count" class="soft"></output></div>'
+)
 
 
-@dataclass(frozen=True)
-class Duel:
+class Duel(NamedTuple):
     """The first backend and the fastest other one at one size of one collective."""
 
     first: Row
     other: Row
-
-    @property
-    def ratio(self) -> float:
-        """How many times as fast the first one is."""
-        return self.other.time_us.p50 / self.first.time_us.p50
+    ratio: float
+    """How many times as fast the first one is."""
 
 
 def duels(run: Run) -> list[Duel]:
     """The first backend against the fastest other, where both were measured and correct."""
-    found = []
-    for rows in text.tables(run, run.rows):
-        for size in dict.fromkeys(row.size_bytes for row in rows):
-            here = [row for row in rows if row.size_bytes == size and not row.wrong]
-            first = [row for row in here if row.backend == _first(run)]
-            others = [row for row in here if row.backend != _first(run)]
-            if first and others:
-                found.append(Duel(first[0], min(others, key=lambda row: row.time_us.p50)))
+    found: list[Duel] = []
+    for of_size in itertools.chain.from_iterable(map(by_size, by_collective(run.rows))):
+        right = sorted((row for row in of_size if not row.wrong), key=lambda row: row.time_us.p50)
+        first = [row for row in right if row.backend == _first(run)]
+        others = [row for row in right if row.backend != _first(run)]
+        for one, other in zip(first[:1], others[:1], strict=False):
+            found.append(Duel(one, other, other.time_us.p50 / one.time_us.p50))
     return found
 
 
@@ -87,42 +79,28 @@ def _first(run: Run) -> str:
 
 def page(run: Run) -> str:
     said = headline(run)
+    parts = ["unisono bench", run.machine.get("date", ""), run.machine.get("host", "")]
+    lines = [
+        element("p", " · ".join(part for part in parts if part), class_="kicker"),
+        element("h1", said),
+        element("p", text.about(run), class_="soft"),
+    ]
+    if command := run.machine.get("command", ""):
+        lines.append(element("p", element("code", command, class_="command")))
     body = (
-        _header(run, said)
-        + _verdicts(run)
-        + _overview(run)
-        + _curves(run)
-        + _figures(run)
-        + _panel("How to read this", _READING + _columns())
-        + _facts(run)
-        + as_data("run", json.loads(to_json(run)))
-        + '<p><button type="button" id="download">Download the data (JSON)</button> '
-        '<span class="soft">for <code>unisono bench compare</code></span></p>'
+        element("header", *lines),
+        _verdicts(run),
+        _overview(run),
+        _curves(run),
+        _figures(run),
+        panel("How to read this", asset("bench.html")),
+        data("run", json.loads(to_json(run))),
+        _DOWNLOAD,
     )
     return build_page(f"unisono bench: {said}", body, ("bench.css", "bench.js"))
 
 
-def _panel(title: str, body: str, kind: str = "") -> str:
-    return f'<section class="panel {kind}"><h2>{escape(title)}</h2>{body}</section>'
-
-
-def _list(lines: Iterable[str], kind: str) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<ul class="{kind}">{items}</ul>' if items else ""
-
-
-def _header(run: Run, said: str) -> str:
-    parts = ["unisono bench", run.machine.get("date", ""), run.machine.get("host", "")]
-    command = run.machine.get("command", "")
-    return (
-        f'<header><p class="kicker">{escape(" · ".join(part for part in parts if part))}</p>'
-        f'<h1>{escape(said)}</h1><p class="soft">{escape(text.about(run))}</p>'
-        + (f'<p><code class="command">{escape(command)}</code></p>' if command else "")
-        + "</header>"
-    )
-
-
-def _verdicts(run: Run) -> str:
+def _verdicts(run: Run) -> Html:
     """Problems first; then what could not be measured."""
     judged = [row for row in run.rows if row.expected_us is not None]
     slow = sum(row.verdict.startswith("slow") for row in judged)
@@ -146,7 +124,8 @@ def _verdicts(run: Run) -> str:
         kind, told = "wrong", ["Wrong results", *told[:-1]]
     left_out = [str(skipped) for skipped in run.skipped if " " not in skipped.what]
     lines = [*told[1:], *text.verdicts(run), *left_out, *text.model_notes(run)]
-    return _panel(told[0], _list(lines, "notes"), f"verdicts {kind}")
+    notes = element("ul", elements("li", lines), class_="notes") if lines else ""
+    return panel(told[0], notes, kind=f"verdicts {kind}")
 
 
 def _overview(run: Run) -> str:
@@ -158,100 +137,82 @@ def _overview(run: Run) -> str:
     found: dict[str, dict[int, Duel]] = {}
     for duel in against:
         found.setdefault(duel.first.collective, {})[duel.first.size_bytes] = duel
-    head = "".join(f"<th>{text.size_text(size)}</th>" for size in sizes)
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th>{''.join(_ratio(of.get(size)) for size in sizes)}</tr>"
+    rows = (
+        element("tr", element("th", name), *(_ratio(of.get(size)) for size in sizes))
         for name, of in found.items()
     )
-    return _panel(
-        f"How many times as fast {against[0].first.backend} is as the fastest other",
-        f'<div class="scroll"><table class="overview"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>",
-    )
+    heads = elements("th", ["", *map(text.size_text, sizes)])
+    title = f"How many times as fast {against[0].first.backend} is as the fastest other"
+    return panel(title, table([heads], rows, class_="overview"))
 
 
-def _ratio(duel: Duel | None) -> str:
+def _ratio(duel: Duel | None) -> Html:
     if duel is None:
-        return "<td></td>"
+        return element("td")
     ratio = duel.ratio
     kind = "ahead" if ratio > ALIKE else "behind" if ratio < 1 / ALIKE else "even"
     strength = min(4, int((max(ratio, 1 / ratio) - 1) ** 0.5 * 2) + 1)
-    ours, theirs = (text.time_text(row.time_us.p50) for row in (duel.first, duel.other))
+    ours, theirs = (text.time_text(row.time_us.p50) for row in duel[:2])
     told = f"{ours} us, {duel.other.backend} {theirs} us"
-    shown = text.ratio_text(ratio)
-    return f'<td class="{kind} s{strength}" title="{escape(told)}">{shown}&times;</td>'
+    times = Html(f"{text.ratio_text(ratio)}&times;")
+    return element("td", times, class_=f"{kind} s{strength}", title=told)
 
 
 def _curves(run: Run) -> str:
     """Time and bandwidth over size, for each collective that has several sizes."""
-    tables = [rows for rows in text.tables(run, run.rows) if plot.has_curves(rows)]
-    if tables and not plot.is_available():
-        install = f"<code>{escape(plot.INSTALL)}</code>"
-        return f'<p class="panel">The curves need matplotlib: {install}</p>'
+    several = [rows for rows in by_collective(run.rows) if plot.has_curves(rows)]
+    if not several:
+        return ""
+    if not charts.is_available():
+        install = element("code", charts.INSTALL)
+        return element("p", "The curves need matplotlib: ", install, class_="panel")
     key = [
-        f'<li style="--colour:{plot.page_colour_of(name)}" class="backend">{escape(name)}</li>'
+        element("li", name, style=f"--colour:{plot.page_colour_of(name)}", class_="backend")
         for name in run.backends
     ]
-    key += ['<li class="dashes">expected</li>', '<li class="dots">floor</li>']
-    panels = [
-        _panel(text.title(rows), f'<div class="charts">{plot.draw(rows)}</div>') for rows in tables
-    ]
-    return f'<div><ul class="key">{"".join(key)}</ul>{"".join(panels)}</div>' if panels else ""
+    key += [element("li", "expected", class_="dashes"), element("li", "floor", class_="dots")]
+    panels = (
+        panel(text.title(rows), element("div", plot.draw(rows), class_="charts"))
+        for rows in several
+    )
+    return element("div", element("ul", *key, class_="key"), *panels)
 
 
-def _figures(run: Run) -> str:
+def _figures(run: Run) -> Html:
     """Every row, sortable by column and filtered by words."""
-    columns = [("collective", "what was called")]
-    columns += [(column.heading, column.meaning) for column in text.COLUMNS]
-    heads = "".join(
-        f'<th scope="col" title="{escape(meaning)}"{_class(name)}>'
-        f'<button type="button">{escape(name)}</button></th>'
-        for name, meaning in columns
+    columns = [Column("<collective", meaning="what was called"), *text.COLUMNS]
+    heads = (
+        element(
+            "th",
+            element("button", name_of(column.heading), type="button"),
+            scope="col",
+            title=column.meaning,
+            class_=_class(column),
+        )
+        for column in columns
     )
-    lines = "".join(
-        _line(row, text.first_of(rows, row)) for rows in text.tables(run, run.rows) for row in rows
-    )
-    return _panel(
-        "Every figure",
-        '<div class="filters"><input type="search" id="filter" '
-        'placeholder="filter: gloo 64 KiB slow" aria-label="filter rows by words">'
-        '<output id="count" class="soft"></output></div><div class="scroll tall">'
-        f'<table id="figures"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>',
-    )
-
-
-def _line(row: Row, first: Row | None) -> str:
-    kind = "wrong" if row.wrong else "slow" if row.verdict.startswith("slow") else ""
-    cells = [f'<td class="left collective">{escape(row.collective)}</td>']
-    for column, (value, shown) in zip(text.COLUMNS, text.cells(row, first), strict=True):
-        number = f' data-value="{value:.6g}"' if isinstance(value, (int, float)) else ""
-        dot = ""
-        if column.heading == "backend":
-            dot = f'<i style="--colour:{plot.page_colour_of(row.backend)}"></i>'
-        cells.append(f"<td{_class(column.heading)}{number}>{dot}{escape(shown)}</td>")
-    return f'<tr class="{kind}">{"".join(cells)}</tr>'
-
-
-def _class(heading: str) -> str:
-    left = "left " if heading in _LEFT else ""
-    return f' class="{left}{heading.replace(" ", "-").strip("#")}"'
-
-
-def _columns() -> str:
-    items = (
-        f"<dt>{escape(column.heading)}</dt><dd>{escape(column.meaning)}</dd>"
-        for column in text.COLUMNS
-    )
-    return f"<details><summary>The columns</summary><dl>{''.join(items)}</dl></details>"
-
-
-def _facts(run: Run) -> str:
-    facts = run.machine | {f"{name} version": value for name, value in run.versions.items()}
-    facts |= {f"setting {name}": value for name, value in run.settings.items()}
     lines = (
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items()
+        _line(row, of_size[0])
+        for rows in by_collective(run.rows)
+        for of_size in by_size(rows)
+        for row in of_size
     )
-    return (
-        '<details class="panel"><summary>The machine and the settings</summary>'
-        f'<div class="scroll"><table>{"".join(lines)}</table></div></details>'
-    )
+    figures = table(heads, lines, kind="scroll tall", id="figures")
+    return panel("Every figure", _FILTERS, figures)
+
+
+def _line(row: Row, first: Row) -> Html:
+    kind = "wrong" if row.wrong else "slow" if row.verdict.startswith("slow") else ""
+    cells = [element("td", row.collective, class_="left collective")]
+    for column, (value, shown) in zip(text.COLUMNS, text.cells(row, first), strict=True):
+        number = f"{value:.6g}" if isinstance(value, (int, float)) else None
+        is_backend = column.heading == "<backend"
+        dot = element("i", style=f"--colour:{plot.page_colour_of(row.backend)}")
+        parts = (dot, shown) if is_backend else (shown,)
+        cells.append(element("td", *parts, class_=_class(column), data_value=number))
+    return element("tr", *cells, class_=kind)
+
+
+def _class(column: Column) -> str:
+    left = "left " if column.heading.startswith("<") else ""
+    return left + name_of(column.heading).replace(" ", "-").strip("#")

@@ -4,7 +4,6 @@ the file where there is one size."""
 from __future__ import annotations
 
 import colorsys
-import importlib.util
 import io
 import re
 import zlib
@@ -14,12 +13,11 @@ from typing import Any
 
 from unisono.bench import text
 from unisono.bench.collectives import COLLECTIVES, bandwidths
-from unisono.bench.results import Row, Run
-from unisono.output_files import open_at_once
-from unisono.pages import escape
+from unisono.bench.results import Row, Run, by_collective
+from unisono.show import charts
+from unisono.show.pages import Html, escape
 
 SUFFIXES = (".png", ".svg", ".pdf")
-INSTALL = "pip install 'unisono[plot]'"
 _COLOURS = {
     "unisono": "#0a7a55",
     "unisono-torch": "#7a9a12",
@@ -29,18 +27,12 @@ _COLOURS = {
 }
 _INK, _GRID, _FLOOR = "#222222", "#dddddd", "#888888"
 _STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "unisono",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9,
     "grid.color": _GRID,
 } | dict.fromkeys(
     ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK
 )
-
-
-def is_available() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def has_curves(rows: Sequence[Row]) -> bool:
@@ -69,12 +61,8 @@ def _hue(name: str) -> int:
 
 def save(run: Run, path: Path) -> None:
     """All collectives of a run in one picture; the file name determines the format."""
-    groups = text.tables(run, run.rows)
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10.5, 3.6 * len(groups)), layout="constrained")
+    groups = by_collective(run.rows)
+    with charts.figure((10.5, 3.6 * len(groups)), _STYLE) as figure:
         for rows, axes in zip(groups, figure.subplots(len(groups), 2, squeeze=False), strict=True):
             how = _draw if has_curves(rows) else _draw_bars
             for axis, (label, value) in zip(axes, _QUANTITIES.items(), strict=True):
@@ -82,27 +70,22 @@ def save(run: Run, path: Path) -> None:
             axes[0].set_title(text.title(rows))
             if how is _draw:  # bars have names
                 axes[0].legend(fontsize=8)
-        with open(path, "wb", opener=open_at_once) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=130, bbox_inches="tight")
+        charts.save(figure, path, dpi=130, bbox_inches="tight")
 
 
-def draw(rows: Sequence[Row]) -> str:
+def draw(rows: Sequence[Row]) -> Html:
     """Time and bandwidth of one collective as SVG elements, in the colours of a page."""
-    import matplotlib
-    from matplotlib.figure import Figure  # not pyplot, which would start a GUI backend
-
     drawn = []
-    with matplotlib.rc_context(_STYLE):
-        for label, value in _QUANTITIES.items():
-            figure = Figure(figsize=(5.0, 3.0), layout="constrained")
+    for label, value in _QUANTITIES.items():
+        with charts.figure((5.0, 3.0), _STYLE) as figure:
             _draw(figure.subplots(), rows, label, value)
             out = io.StringIO()
             figure.savefig(out, format="svg", transparent=True)
-            drawn.append(_as_element(out.getvalue(), f"{text.title(rows)}: {label}"))
+        drawn.append(_as_element(out.getvalue(), f"{text.title(rows)}: {label}"))
     colours = {colour_of(row.backend): page_colour_of(row.backend) for row in rows}
     colours |= {_INK: "var(--soft)", _GRID: "var(--line)", _FLOOR: "var(--faint)"}
     pattern = re.compile("|".join(colours))
-    return pattern.sub(lambda match: colours[match[0]], "".join(drawn))
+    return Html(pattern.sub(lambda match: colours[match[0]], "".join(drawn)))
 
 
 _ONLY_IN_FILES = (
@@ -142,7 +125,7 @@ _QUANTITIES: dict[str, _Value] = {
 def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
     """A quantity over size, both axes logarithmic."""
 
-    def plot(of: Sequence[Row], times_us: Sequence[float], how: str, **more: Any) -> None:
+    def line(of: Sequence[Row], times_us: Sequence[float], how: str, **more: Any) -> None:
         values = [value(row, us) for row, us in zip(of, times_us, strict=True)]
         axis.plot([row.size_bytes for row in of], values, how, clip_on=False, **more)
 
@@ -150,18 +133,18 @@ def _draw(axis: Any, rows: Sequence[Row], label: str, value: _Value) -> None:
         mine = [row for row in rows if row.backend == backend]
         colour = colour_of(backend)
         medians = [row.time_us.p50 for row in mine]
-        plot(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4, label=backend)
+        line(mine, medians, "o-", color=colour, markersize=3.5, linewidth=1.4, label=backend)
         low = [value(row, row.time_us.p25) for row in mine]
         high = [value(row, row.time_us.p75) for row in mine]
         sizes = [row.size_bytes for row in mine]
         axis.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0, clip_on=False)
         if any(row.expected_us for row in mine):  # through the rows that the model was fitted to
             expected = [row.expected_us or row.time_us.p50 for row in mine]
-            plot(mine, expected, "--", color=colour, linewidth=1, alpha=0.8)
+            line(mine, expected, "--", color=colour, linewidth=1, alpha=0.8)
     floors = {row.size_bytes: row for row in rows if row.floor_us}
     if floors:
         times_us = [row.floor_us or 0.0 for row in floors.values()]
-        plot([*floors.values()], times_us, ":", color=_FLOOR, linewidth=1.6)
+        line([*floors.values()], times_us, ":", color=_FLOOR, linewidth=1.6)
     axis.set(xscale="log", yscale="log", ylabel=label)
     sizes = sorted({row.size_bytes for row in rows})
     chosen = sizes[:: max(1, -(-len(sizes) // 8))]

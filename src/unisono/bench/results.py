@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +205,20 @@ class Run:
     @property
     def in_order(self) -> list[Row]:
         """The rows sorted by collective, size and backend."""
-        names = list(dict.fromkeys(row.collective for row in self.rows))
-        # Rows of one size are already in the order of the backends.
-        return sorted(self.rows, key=lambda row: (names.index(row.collective), row.size_bytes))
+        return [row for rows in by_collective(self.rows) for row in rows]
+
+
+def by_collective(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows of each collective, sorted by size; the backends keep their order."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.collective, []).append(row)
+    return [sorted(of, key=attrgetter("size_bytes")) for of in found.values()]
+
+
+def by_size(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows of a collective, size by size; the first backend's comes first."""
+    return [list(of) for _, of in groupby(rows, attrgetter("size_bytes"))]
 
 
 def to_json(run: Run) -> str:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 from itertools import compress
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from unisono.bench import text
-from unisono.bench.results import Row, Run
+from unisono.bench.results import Row, Run, by_collective, by_size
 from unisono.bench.session import Event, apply_event
+from unisono.show.table import LINED, build_table
 
 PLAIN_WIDTH = 150
 """Columns without a terminal: in a pipe, a file, a log."""
@@ -73,7 +73,7 @@ class Show:
             return
         new = self.run.rows[self._shown :]
         self._shown = len(self.run.rows)
-        for rows in text.tables(self.run, new):
+        for rows in by_collective(new):
             self.console.print(table(rows, self.console.width))
 
     def _progress(self) -> Text:
@@ -87,22 +87,15 @@ class Show:
 
 def table(rows: Sequence[Row], width: int) -> Table:
     kept = [width >= column.least_width for column in text.COLUMNS]
-    shown = Table(
-        title=text.title(rows),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    for column in compress(text.COLUMNS, kept):
-        left = column.heading in ("backend", "verdict")
-        shown.add_column(column.heading, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        first = text.first_of(rows, row)
-        values = [shown for _, shown in text.cells(row, first)]
-        if first is not row:
-            values[0] = values[1] = ""
-        style = "bold red" if row.wrong else "yellow" if row.verdict.startswith("slow") else ""
-        shown.add_row(*compress(values, kept), style=style)
-    return shown
+    lines, styles = [], []
+    for of_size in by_size(rows):
+        for row in of_size:
+            cells = [shown for _, shown in text.cells(row, of_size[0])]
+            if row is not of_size[0]:
+                cells[0] = cells[1] = ""
+            lines.append([*compress(cells, kept)])
+            is_slow = row.verdict.startswith("slow")
+            styles.append("bold red" if row.wrong else "yellow" if is_slow else "")
+    heads = [column.heading for column in compress(text.COLUMNS, kept)]
+    look = {**LINED, "title_justify": "left", "title_style": "bold"}
+    return build_table(heads, lines, styles, title=text.title(rows), **look)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 from unisono.bench.results import Row, Run
 from unisono.plan.sizes import format_bytes
+from unisono.show.table import Column
 
 MIDDLE, WIDE = 105, 130
-
-
-def first_of(rows: Sequence[Row], row: Row) -> Row | None:
-    """The first backend's row with the same collective and size."""
-    key = attrgetter("collective", "size_bytes")
-    return next((other for other in rows if key(other) == key(row)), None)
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -54,46 +47,38 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
-@dataclass(frozen=True)
-class Column:
-    """Its heading and meaning, how a number is shown, and how wide a terminal must be."""
-
-    heading: str
-    meaning: str
-    show: Callable[[Any], str] = str
-    least_width: int = 0
-
-
 COLUMNS = (
-    Column("size", "nccl-tests' size: the tensor, or the wide side if there is one", size_text),
-    Column("count", "the size in elements", least_width=WIDE),
-    Column("backend", "what was measured; unisono:ring is unisono with that algorithm"),
-    Column("time us", "median of the slowest rank's time of one call", time_text),
-    Column("p95", "95% of the samples took at most this many us", time_text, WIDE),
+    Column(">size", size_text, 0, "nccl-tests' size: the tensor, or the wide side if there is one"),
+    Column(">count", str, WIDE, "the size in elements"),
+    Column("<backend", str, 0, "what was measured; unisono:ring is unisono with that algorithm"),
+    Column(">time us", time_text, 0, "median of the slowest rank's time of one call"),
+    Column(">p95", time_text, WIDE, "95% of the samples took at most this many us"),
     Column(
-        "spread",
-        "the width of the middle half of the samples, relative to the median",
+        ">spread",
         "{:.0%}".format,
         MIDDLE,
+        "the width of the middle half of the samples, relative to the median",
     ),
     Column(
-        "skew us",
-        "how far apart the ranks arrived; the backend is not responsible",
+        ">skew us",
         time_text,
         WIDE,
+        "how far apart the ranks arrived; the backend is not responsible",
     ),
-    Column("algbw", "GB/s that the caller sees: size / time, GB = 1e9", bandwidth_text, MIDDLE),
-    Column("busbw", "GB/s that the machine moves: algbw x a factor", bandwidth_text),
-    Column("#wrong", "elements of the result that were not exactly right, on all ranks"),
+    Column(">algbw", bandwidth_text, MIDDLE, "GB/s that the caller sees: size / time, GB = 1e9"),
+    Column(">busbw", bandwidth_text, 0, "GB/s that the machine moves: algbw x a factor"),
+    Column(">#wrong", str, 0, "elements of the result that were not exactly right, on all ranks"),
     Column(
-        "expected",
-        "us, from a model that was fitted to the rows marked calibrates",
+        ">expected",
         time_text,
         MIDDLE,
+        "us, from a model that was fitted to the rows marked calibrates",
     ),
-    Column("verdict", "the measured time compared with the expected one"),
-    Column("x floor", "times a local add or copy of the same bytes on all ranks", ratio_text, WIDE),
-    Column("x first", "times the first backend's time", ratio_text),
+    Column("<verdict", str, 0, "the measured time compared with the expected one"),
+    Column(
+        ">x floor", ratio_text, WIDE, "times a local add or copy of the same bytes on all ranks"
+    ),
+    Column(">x first", ratio_text, 0, "times the first backend's time"),
 )
 
 
@@ -103,7 +88,7 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
     values = [
         row.size_bytes,
         row.count or None,
-        row.backend + (" *" if row.disturbed else ""),
+        row.backend + " *" * row.disturbed,
         times.p50,
         times.p95,
         times.spread,
@@ -117,7 +102,7 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
         times.p50 / first.time_us.p50 if first else None,
     ]
     # A range if the samples do not agree on a number.
-    texts = {"expected": "" if row.expected_us is None or row.agrees else _range_text(row)}
+    texts = {">expected": "" if row.expected_us is None or row.agrees else _range_text(row)}
     return [
         (value, "-" if value is None else texts.get(column.heading) or column.show(value))
         for column, value in zip(COLUMNS, values, strict=True)
@@ -126,16 +111,6 @@ def cells(row: Row, first: Row | None) -> list[tuple[float | str | None, str]]:
 
 def _range_text(row: Row) -> str:
     return "-".join(map(time_text, row.range_us))
-
-
-def tables(run: Run, rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows, in order, by collective."""
-    wanted = {id(row) for row in rows}
-    found: dict[str, list[Row]] = {}
-    for row in run.in_order:
-        if id(row) in wanted:
-            found.setdefault(row.collective, []).append(row)
-    return list(found.values())
 
 
 def about(run: Run) -> str:

@@ -15,12 +15,14 @@ from rich.console import Console
 from unisono.errors import UnisonoError
 from unisono.launcher.command import check_writable
 from unisono.output_files import write_text
+from unisono.show.table import build_table, to_markdown
 from unisono.torch_support import require_torch
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 RACE_S = 10.0
+RACE_HEADS = (">unisono us", ">gloo us", ">times faster")
 RACE_BYTES = [8, 1024, 64 * 1024, 1 << 20, 16 << 20]
 
 
@@ -69,16 +71,9 @@ def _show_pictures(ranks: int, console: Console) -> list[Text]:
 
 
 def _show_race(console: Console) -> list[tuple[str, ...]]:
-    from rich.table import Table
-
     console.print(f"all_reduce of float32 on 2 ranks, in turns with gloo ({RACE_S:g} s) ...")
     laps = _race()
-    table = Table()
-    for head in ("all_reduce of", "unisono us", "gloo us", "times faster"):
-        table.add_column(head, justify="right")
-    for lap in laps:
-        table.add_row(*lap)
-    console.print(table)
+    console.print(build_table((">all_reduce of", *RACE_HEADS), laps))
     return laps
 
 
@@ -109,6 +104,5 @@ def _report(pictures: Sequence[Text], laps: Sequence[tuple[str, ...]], ranks: in
     lines += ["", f"## The primitives on {ranks} ranks", "", "```", *shown, "```"]
     if laps:
         lines += ["", "## all_reduce of float32 on 2 ranks, median of one call", ""]
-        lines += ["| bytes | unisono us | gloo us | times faster |", "|---|---|---|---|"]
-        lines += [f"| {' | '.join(lap)} |" for lap in laps]
+        lines += to_markdown((">bytes", *RACE_HEADS), laps).splitlines()
     return "\n".join(lines) + "\n"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from unisono.doctor import known_variables, machine, software
 from unisono.doctor.machine import Finding
 from unisono.doctor.ranks import try_backend
 from unisono.doctor.self_test import SelfTest
+from unisono.show.table import BARE, build_table, to_json
 
-_MARKS = {"ok": "[green]ok  [/]", "warn": "[yellow]warn[/]", "fail": "[bold red]FAIL[/]"}
+_MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+_GRID = {**BARE, "show_header": False, "padding": (0, 2, 0, 0)}
 
 
 def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
@@ -26,13 +25,10 @@ def run_doctor(ranks: int, backends: Sequence[str], console: Console) -> bool:
     found, tested = [], []
     for finding in _look(ranks):
         found.append(finding)
-        advice = f"\n[bold]{escape(finding.advice)}[/]" if finding.advice else ""
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True, min_width=13)
-        grid.add_column(overflow="fold")
-        grid.add_row(_MARKS[finding.level], escape(finding.topic), escape(finding.text) + advice)
-        console.print(grid)
+        advice = (f"\n{finding.advice}" if finding.advice else "", "bold")
+        told = Text.assemble(finding.text, advice)
+        row = (Text(*_MARKS[finding.level]), finding.topic.ljust(13), told)
+        console.print(build_table(("<", "<", ""), [row], **_GRID))
     console.print("\n[bold]variables[/] that are set, or help to debug (--variables: all)")
     print_variables(console)
     for backend in backends:
@@ -50,25 +46,21 @@ def print_json(ranks: int, backends: Sequence[str]) -> bool:
     found = list(_look(ranks))
     document = {
         "ok": _is_well(found, tested),
-        "findings": [asdict(finding) for finding in found],
+        "findings": found,
         "variables": known_variables.set_here(os.environ),
         "backends": [test.as_dict() for test in tested],
     }
-    print(json.dumps(document, indent=2))
+    print(to_json(document))
     return _is_well(found, tested)
 
 
 def print_variables(console: Console, every: bool = False) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("name", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("meaning", ratio=1)
+    rows = []
     for name, meaning in known_variables.to_show(os.environ, every):
         value = os.environ.get(name)
-        shown = "" if value is None else escape(known_variables.show(name, value))
-        text = "[dim]-[/]" if value is None else f"[bold]{shown}[/]"
-        table.add_row(name, text, escape(meaning))
-    console.print(table)
+        shown = ("-", "dim") if value is None else (known_variables.show(name, value), "bold")
+        rows.append((name, Text(*shown), meaning))
+    console.print(build_table(("<name", "value", "meaning"), rows, **BARE))
 
 
 def _look(ranks: int) -> Iterator[Finding]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from unisono.collectives.objects import all_gather_object
 from unisono.comm.communicator import Communicator
 from unisono.errors import list_ranks
+from unisono.show.table import BARE, build_table, to_json
 
 SLOW = 0.6
 """A link with less than this share of the usual bandwidth is slow."""
@@ -61,12 +60,11 @@ def check_hosts(as_json: bool, console: Console) -> None:
         hosts, links = _measure(comm) if isinstance(comm.transport, HostsTransport) else ([], [])
         judged, slow = judge(links)
         if comm.rank == 0 and as_json:
-            told = {"hosts": list(map(asdict, hosts)), "links": list(map(asdict, judged))}
-            print(json.dumps({**told, "slow": slow}, indent=2))
+            print(to_json({"hosts": hosts, "links": judged, "slow": slow}))
         elif comm.rank == 0 and not hosts:
             console.print(f"all {comm.size} ranks are on one host: there is no link to measure")
         elif comm.rank == 0:
-            _print(hosts, judged, slow, console)
+            show_hosts(hosts, judged, slow, console)
         comm.barrier()
 
 
@@ -145,27 +143,29 @@ def _slow_hosts(links: Sequence[LinkFacts]) -> list[str]:
     ]
 
 
-def _print(
+def show_hosts(
     hosts: Sequence[HostFacts], links: Sequence[LinkFacts], slow: Sequence[str], console: Console
 ) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("host", "ranks", "address", "interface", "mtu", "says"):
-        table.add_column(name, overflow="fold")
-    for host in hosts:
-        says = f"{host.speed_mbit:,} Mbit/s" if host.speed_mbit else "-"
-        cells = (host.name, list_ranks(host.ranks), host.address, host.interface or "?")
-        table.add_row(*map(Text, cells), str(host.mtu or "-"), says)
-    console.print(table, "")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("link", overflow="fold")
-    for name in ("latency us", "there Mbit/s", "back Mbit/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for link in links:
-        figures = [f"{n:,.0f}" for n in (link.latency_us, link.there_mbit, link.back_mbit)]
-        ends = Text(f"{link.first} - {link.second}")
-        table.add_row(ends, *figures, link.verdict, style="yellow" if link.verdict else "")
-    console.print(table, "")
+    heads = ("host", "ranks", "address", "interface", "mtu", "says")
+    rows = [
+        (
+            *(host.name, list_ranks(host.ranks), host.address, host.interface or "?"),
+            *(str(host.mtu or "-"), f"{host.speed_mbit:,} Mbit/s" if host.speed_mbit else "-"),
+        )
+        for host in hosts
+    ]
+    console.print(build_table(heads, rows, **BARE), "")
+    figures = ("link", ">latency us", ">there Mbit/s", ">back Mbit/s", "")
+    lines = [
+        (
+            f"{link.first} - {link.second}",
+            *(f"{n:,.0f}" for n in (link.latency_us, link.there_mbit, link.back_mbit)),
+            link.verdict,
+        )
+        for link in links
+    ]
+    styles = ["yellow" if link.verdict else "" for link in links]
+    console.print(build_table(figures, lines, styles, **BARE), "")
     for sentence in slow:
         console.print(Text(sentence, "bold yellow"), soft_wrap=True)
     if not slow:

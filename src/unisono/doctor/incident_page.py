@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
-from unisono.doctor.saved_reports import Reading, place_of, stack_of, tabulate
+from unisono.doctor.saved_reports import Reading, facts_of, place_of, stack_of, tabulate
 from unisono.errors import name_ranks
-from unisono.pages import build_page, escape
 from unisono.plan.sizes import format_seconds
+from unisono.show.pages import Html, build_page, element, elements, panel, table
+from unisono.show.table import name_of
 from unisono.watch.report import CallReport, RankReport, Report
 
 _MOST_STACKS = 4
 
-_KINDS = {
-    "hang": "A rank never arrived",
-    "lost": "A rank was lost",
-    "cycle": "Ranks wait for each other",
-    "mismatch": "Ranks called different things",
-    "apart": "The calls of a rank are shifted",
-    "stalled": "A rank stopped moving data",
-    "elsewhere": "The missing rank is on another machine",
-    "failed": "A call failed",
-}
 _ADVICE = {
     "hang": (
         "Look at the marked line: that rank must get past it and make the call that the others "
@@ -66,39 +56,30 @@ _ADVICE = {
 
 
 def incident_page(reading: Reading) -> str:
-    articles = "".join(_article(incident.report) for incident in reading.incidents)
-    problems = "".join(f'<p class="problem">{escape(problem)}</p>' for problem in reading.problems)
+    articles = (_article(incident.report) for incident in reading.incidents)
+    problems = elements("p", reading.problems, class_="problem")
     first = reading.incidents[0].report.verdict if reading.incidents else "no incident"
-    body = f"<main>{articles}</main>{problems}"
+    body = (element("main", *articles), problems)
     return build_page(f"incident: {first}", body, ("incident.css",))
 
 
-def _article(report: Report) -> str:
-    facts = [_KINDS.get(report.kind, report.kind), f"group {report.group} of {report.backend}"]
-    if report.waited_s:
-        facts.append(f"waited for {report.waited_s:.0f} s")
-    if report.made_at:
-        facts.append(report.made_at.replace("T", " "))
+def _article(report: Report) -> Html:
+    facts = [*facts_of(report), report.made_at.replace("T", " ")]
     culprits = [rank for rank in report.ranks if rank.rank in report.culprits]
     others = [rank for rank in report.ranks if rank.rank not in report.culprits and rank.stack]
-    stacks = "".join(f"<h3>{escape(rank.name())}</h3>{_stack(rank)}" for rank in others)
-    if stacks:
-        stacks = f"<details><summary>Stacks of the other ranks</summary>{stacks}</details>"
-    return (
-        f'<article><p class="kicker">{escape(" · ".join(facts))}</p>'
-        f'<h1 class="verdict">{escape(report.verdict)}</h1>'
-        f'<ul class="details">{_items(report.details)}</ul>'
-        '<section class="panel todo"><h2>What to do</h2>'
-        f"<ol>{_items(_ADVICE.get(report.kind, ()))}</ol></section>"
-        + draw_ranks(report)
-        + "".join(_culprit(rank) for rank in culprits[:_MOST_STACKS])
-        + stacks
-        + "</article>"
+    stacks = [part for rank in others for part in (element("h3", rank.name()), _stack(rank))]
+    summary = element("summary", "Stacks of the other ranks")
+    todo = element("ol", elements("li", _ADVICE.get(report.kind, ())))
+    return element(
+        "article",
+        element("p", " · ".join(filter(None, facts)), class_="kicker"),
+        element("h1", report.verdict, class_="verdict"),
+        element("ul", elements("li", report.details), class_="details"),
+        panel("What to do", todo, kind="todo"),
+        draw_ranks(report),
+        *map(_culprit, culprits[:_MOST_STACKS]),
+        element("details", summary, *stacks) if stacks else "",
     )
-
-
-def _items(lines: Sequence[str]) -> str:
-    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
 def _culprit(rank: RankReport) -> str:
@@ -106,24 +87,25 @@ def _culprit(rank: RankReport) -> str:
     where = place_of(rank)
     if not (where or rank.stack or rank.source):
         return ""
-    source = "".join(
-        f'<span class="{"at" if line.startswith(">") else "near"}">{escape(line[2:])}\n</span>'
+    source = [
+        element("span", f"{line[2:]}\n", class_="at" if line.startswith(">") else "near")
         for line in rank.source
+    ]
+    return panel(
+        f"Where {rank.name()} was",
+        element("p", where) if where else "",
+        element("pre", *source, class_="source") if source else "",
+        element("h3", "Its stack, the innermost first") if rank.stack else "",
+        _stack(rank) if rank.stack else "",
+        kind="culprit",
     )
-    return (
-        f'<section class="panel culprit"><h2>Where {escape(rank.name())} was</h2>'
-        + (f"<p>{escape(where)}</p>" if where else "")
-        + (f'<pre class="source">{source}</pre>' if source else "")
-        + (f"<h3>Its stack, the innermost first</h3>{_stack(rank)}" if rank.stack else "")
-        + "</section>"
-    )
 
 
-def _stack(rank: RankReport) -> str:
-    return f'<pre class="stack">{escape(chr(10).join(stack_of(rank)))}</pre>'
+def _stack(rank: RankReport) -> Html:
+    return element("pre", "\n".join(stack_of(rank)), class_="stack")
 
 
-def draw_ranks(report: Report) -> str:
+def draw_ranks(report: Report) -> Html:
     """A table of all ranks: where each was, how long it has waited, and for whom."""
     heads, rows = tabulate(report)
     under_way = [_under_way(rank) for rank in report.ranks]
@@ -135,26 +117,23 @@ def draw_ranks(report: Report) -> str:
     rank_of = {rank.pid: rank.rank for rank in report.ranks if counts[rank.pid] == 1}
     lines = []
     for rank, row, call in zip(report.ranks, rows, under_way, strict=True):
-        kind = ' class="blamed"' if rank.rank in report.culprits else ""
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        cells = [elements("td", row)]
         if call is not None:
             late = min(0.95, (call.arrived_s - begin_s) / length_s)
             label = f"{call.name} {call.site}".rstrip()
             awaited = [rank_of[pid] for pid in call.waits_for if pid in rank_of]
             if awaited:
                 label += f", for {name_ranks(awaited)}"
-            bar = f'<span style="margin-left:{100 * late:.0f}%">{escape(label)}</span>'
-            cells += f'<td class="wait">{bar}</td>'
+            bar = element("span", label, style=f"margin-left:{100 * late:.0f}%")
+            cells.append(element("td", bar, class_="wait"))
         elif calls:
-            cells += "<td></td>"
-        lines.append(f"<tr{kind}>{cells}</tr>")
+            cells.append(element("td"))
+        kind = "blamed" if rank.rank in report.culprits else None
+        lines.append(element("tr", *cells, class_=kind))
+    names = [*map(name_of, heads)]
     if calls:
-        heads = [*heads, f"waits (the longest for {format_seconds(length_s)})"]
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return (
-        '<section class="panel"><h2>Every rank</h2><div class="scroll"><table class="ranks">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
-    )
+        names.append(f"waits (the longest for {format_seconds(length_s)})")
+    return panel("Every rank", table([elements("th", names)], lines, class_="ranks"))
 
 
 def _under_way(rank: RankReport) -> CallReport | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from unisono.doctor.flight_recorder import Dump, read_dump, verdict_of
 from unisono.errors import UnisonoError, name_ranks
+from unisono.show.table import BARE, build_table, to_json
 from unisono.watch.report import RankReport, Report, load
 
 
@@ -80,10 +79,9 @@ def _how_much(report: Report) -> tuple[int, int]:
 
 def print_json(reading: Reading) -> None:
     incidents = [
-        {"files": [str(file) for file in incident.files], **asdict(incident.report)}
-        for incident in reading.incidents
+        {"files": incident.files, **asdict(incident.report)} for incident in reading.incidents
     ]
-    print(json.dumps({"reports": incidents, "problems": reading.problems}, indent=2))
+    print(to_json({"reports": incidents, "problems": reading.problems}))
 
 
 def print_reports(reading: Reading, every_stack: bool, console: Console) -> None:
@@ -99,21 +97,13 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
     console.print(Text(report.verdict, "bold red"), soft_wrap=True)
     for line in report.details:
         console.print(Text(f"  {line}"), soft_wrap=True)
-    facts = [report.kind, f"group {report.group} of {report.backend}"]
-    if report.waited_s:
-        facts.append(f"after {report.waited_s:.0f} s")
-    facts.append(f"from {', '.join(map(str, incident.files))}")
+    facts = [*facts_of(report), f"from {', '.join(map(str, incident.files))}"]
     console.print(Text("; ".join(facts), "dim"), soft_wrap=True)
     if any(place_of(rank) or rank.last for rank in report.ranks):
         heads, rows = tabulate(report)
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for head in heads:
-            is_number = head in ("rank", "global rank", "pid")
-            table.add_column(head, overflow="fold", justify="right" if is_number else "left")
-        for rank, row in zip(report.ranks, rows, strict=True):
-            table.add_row(*map(Text, row), style="bold red" * (rank.rank in report.culprits))
+        styles = ["bold red" * (rank.rank in report.culprits) for rank in report.ranks]
         console.print()
-        console.print(table)
+        console.print(build_table(heads, rows, styles, **BARE))
     hidden = []
     for rank in report.ranks:
         if rank.stack and (every_stack or rank.rank in report.culprits):
@@ -127,11 +117,18 @@ def _print_incident(incident: Incident, every_stack: bool, console: Console) -> 
         console.print(Text(f"\n--stacks shows the {stacks} of {name_ranks(hidden)}", "dim"))
 
 
+def facts_of(report: Report) -> list[str]:
+    """Its kind, where it happened, and after how long."""
+    after = [f"after {report.waited_s:.0f} s"] if report.waited_s else []
+    return [report.kind, f"group {report.group} of {report.backend}", *after]
+
+
 def tabulate(report: Report) -> tuple[list[str], list[list[str]]]:
     """Headings and a row for each rank, with global ranks and hosts if they differ."""
     moved = any(rank.rank != rank.global_rank for rank in report.ranks)
     over_hosts = any(rank.host for rank in report.ranks)
-    heads = ["rank", "global rank", "pid", "host", "came", "where it was", "last call it finished"]
+    heads = [">rank", ">global rank", ">pid", "host", "came", "where it was"]
+    heads.append("last call it finished")
     shown = [True, moved, True, over_hosts, True, True, True]
     rows = [
         [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from unisono.plan.proof import verify
 from unisono.plan.schedule import COLLECTIVES, Schedule
 from unisono.plan.sizes import format_size, parse_size, parse_sizes
 from unisono.plan.topology import Topology, find_topology
+from unisono.show.table import print_whole, to_json
 
 _QUIET_S = 5.0
 """How often progress is printed if stderr is not a terminal."""
@@ -279,10 +279,6 @@ def _progress(ranks: int) -> Iterator[Callable[[str], None]]:
     yield say
 
 
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
 def _print_left_out(console: Console, left_out: Iterable[tuple[str, str]]) -> None:
     for name, reason in left_out:
         console.print(f"Left out: {name}, {reason}.")
@@ -294,10 +290,10 @@ def _rank(console: Console, request: _Request) -> None:
         say("explaining the result")
         why = explain(ranking)
     if request.as_json:
-        _print_json(tables.ranking_as_json(ranking) | {"why": why})
+        click.echo(to_json(tables.ranking_as_json(ranking) | {"why": why}))
         return
     console.print(tables.where(ranking))
-    tables.print_table(console, tables.ranking_table(ranking))
+    print_whole(console, tables.ranking_table(ranking))
     console.print(why)
     _print_left_out(console, ranking.left_out)
 
@@ -312,7 +308,7 @@ def _sweep(console: Console, request: _Request, range_of_sizes: str) -> None:
         rankings = request.rank(sizes, say)
     title = tables.where(rankings[0], with_size=False)
     if request.as_json:
-        _print_json([tables.ranking_as_json(ranking) for ranking in rankings])
+        click.echo(to_json([tables.ranking_as_json(ranking) for ranking in rankings]))
     else:
         console.print(f"{title}: the fastest algorithm")
         for first, last, name in tables.crossovers(rankings):
@@ -338,7 +334,7 @@ def _as_nccl(console: Console, request: _Request) -> None:
     if one:
         rows.sort(key=lambda row: row[2])
     if request.as_json:
-        _print_json(tables.nccl_as_json(tuning, rows))
+        click.echo(to_json(tables.nccl_as_json(tuning, rows)))
         return
     ranks, nodes = name_number(request.ranks, "rank"), name_number(tuning.nodes, "node")
     console.print(
@@ -347,7 +343,7 @@ def _as_nccl(console: Console, request: _Request) -> None:
     for variable in ("NCCL_ALGO", "NCCL_PROTO"):
         if os.environ.get(variable):
             console.print(f"{variable}={os.environ[variable]} is set.")
-    tables.print_table(console, tables.nccl_table(rows))
+    print_whole(console, tables.nccl_table(rows))
     console.print("Times are NCCL's estimates, made for choosing; measured ones are often longer.")
 
 
@@ -355,10 +351,10 @@ def _table(console: Console, request: _Request) -> None:
     collective = request.what or request.collective
     found, left_out = costs_and_left_out(request.ranks, collective, **request.options)
     if request.as_json:
-        _print_json(tables.costs_as_json(found))
+        click.echo(to_json(tables.costs_as_json(found)))
         return
     console.print(f"{name_number(request.ranks, 'rank')}, computed from the schedules")
-    tables.print_table(console, tables.costs_table(found))
+    print_whole(console, tables.costs_table(found))
     console.print(
         "Sent: by the busiest rank and by all, in units of the tensor. Time: alpha times what a "
         "message costs, beta times a tensor on a port, gamma times adding a tensor."

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Iterator
-from xml.sax.saxutils import escape
 
 from unisono.plan.schedule import Schedule, Transfer
+from unisono.show.pages import escape
 
 Tree = dict[int, int]  # child: parent
 

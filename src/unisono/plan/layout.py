@@ -4,33 +4,45 @@ a grid, or otherwise a circle. Coordinates run from 0 to 1, to the right and dow
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from unisono.plan.draw import Tree, depth_in, trees
 from unisono.plan.schedule import Schedule
 
 Point = tuple[float, float]
 Pair = tuple[int, int]
+_MOST_PAIRS = 2_000  # more lines than this are a blot
 
 
 @dataclass(frozen=True)
 class Place:
     """One picture of all ranks: a point for each, and the pairs that talk, drawn as lines."""
 
-    points: tuple[Point, ...]
-    pairs: tuple[Pair, ...]
+    points: Sequence[Point]
+    pairs: Sequence[Pair]
 
 
 @dataclass(frozen=True)
 class Layout:
     """`kind` is "circle", "tree", "trees" or "grid"; `aspect` width by height. Two trees have two
-    places; `arcs` are the angles at which each host begins and ends on a circle."""
+    places, the second one for the chunks `second`; `arcs` are the angles at which each host begins
+    and ends on a circle."""
 
     kind: str
     aspect: float
-    places: tuple[Place, ...]
-    second_place_chunks: frozenset[int] = frozenset()
-    arcs: tuple[tuple[float, float], ...] = ()
+    places: Sequence[Place]
+    second: Sequence[int] = ()
+    arcs: Sequence[Point] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """The layout as JSON values."""
+        data = asdict(self)
+        for place in data["places"]:
+            place["points"] = [[round(x, 5), round(y, 5)] for x, y in place["points"]]
+            place["pairs"] = place["pairs"] if len(place["pairs"]) <= _MOST_PAIRS else ()
+        return data
 
 
 def arrange(schedule: Schedule, node_size: int) -> Layout:
@@ -39,7 +51,7 @@ def arrange(schedule: Schedule, node_size: int) -> Layout:
     if tree := _as_tree(ranks, pairs, schedule.root):
         depth = [depth_in(tree, rank) for rank in range(ranks)]
         if max(depth) <= 2 * math.log2(max(ranks, 2)) + 1:
-            return Layout("tree", 1.9, (Place(_tidy(tree, depth), tuple(pairs)),))
+            return Layout("tree", 1.9, [Place(_tidy(tree, depth), pairs)])
     elif (found := trees(schedule)) and len(found) == 2:
         return _two_trees(ranks, found)
     if columns := _grid_columns(ranks, pairs):
@@ -79,7 +91,7 @@ def _as_tree(ranks: int, pairs: list[Pair], root: int) -> Tree:
     return parents if len(seen) == ranks else {}
 
 
-def _tidy(tree: Tree, depth: list[int]) -> tuple[Point, ...]:
+def _tidy(tree: Tree, depth: list[int]) -> list[Point]:
     """Leaves side by side, and each parent above the middle of its children."""
     children: list[list[int]] = [[] for _ in depth]
     for child, parent in sorted(tree.items()):
@@ -98,7 +110,7 @@ def _tidy(tree: Tree, depth: list[int]) -> tuple[Point, ...]:
             below = [across[child] for child in children[rank]]
             across[rank] = (min(below) + max(below)) / 2
     levels = max(depth) or 1
-    return tuple(((across[rank] + 0.5) / leaves, down / levels) for rank, down in enumerate(depth))
+    return [((across[rank] + 0.5) / leaves, down / levels) for rank, down in enumerate(depth)]
 
 
 def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
@@ -108,12 +120,12 @@ def _two_trees(ranks: int, found: list[tuple[list[int], Tree]]) -> Layout:
     for tree, top, sign in ((first, 0.0, 1), (second, 1.0, -1)):
         depth = [depth_in(tree, rank) for rank in range(ranks)]
         levels = max(depth) or 1
-        points = tuple(
+        points = [
             ((rank + 0.5) / ranks, top + sign * 0.41 * depth[rank] / levels)
             for rank in range(ranks)
-        )
-        places.append(Place(points, tuple(sorted(tree.items()))))
-    return Layout("trees", 1.45, tuple(places), frozenset(second_chunks))
+        ]
+        places.append(Place(points, sorted(tree.items())))
+    return Layout("trees", 1.45, places, sorted(second_chunks))
 
 
 # -- circles and grids -----------------------------------------------------------------------------
@@ -123,15 +135,15 @@ def _circle(ranks: int, pairs: list[Pair], node_size: int) -> Layout:
     """The first rank at the top, then clockwise."""
     turn, top = 2 * math.pi / ranks, -math.pi / 2
     angles = [top + turn * rank for rank in range(ranks)]
-    points = tuple((0.5 + 0.5 * math.cos(at), 0.5 + 0.5 * math.sin(at)) for at in angles)
+    points = [(0.5 + 0.5 * math.cos(at), 0.5 + 0.5 * math.sin(at)) for at in angles]
     if ranks == 1:
-        points = ((0.5, 0.5),)
+        points = [(0.5, 0.5)]
     arcs = []
     if 1 < node_size < ranks:
         for first in range(0, ranks, node_size):
             last = min(ranks, first + node_size) - 1
             arcs.append((top + (first - 0.4) * turn, top + (last + 0.4) * turn))
-    return Layout("circle", 1.0, (Place(points, tuple(pairs)),), arcs=tuple(arcs))
+    return Layout("circle", 1.0, [Place(points, pairs)], arcs=arcs)
 
 
 def _grid_columns(ranks: int, pairs: list[Pair]) -> int:
@@ -154,7 +166,7 @@ def _are_neighbours(pair: Pair, columns: int, rows: int) -> bool:
 
 def _grid(ranks: int, columns: int, pairs: list[Pair]) -> Layout:
     rows = ranks // columns
-    points = tuple(
+    points = [
         ((rank % columns + 0.5) / columns, (rank // columns + 0.5) / rows) for rank in range(ranks)
-    )
-    return Layout("grid", columns / rows, (Place(points, tuple(pairs)),))
+    ]
+    return Layout("grid", columns / rows, [Place(points, pairs)])

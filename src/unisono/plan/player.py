@@ -13,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import name_number
-from unisono.pages import as_data, build_page, escape, in_frame
-from unisono.plan.layout import Layout, arrange
+from unisono.plan.layout import arrange
 from unisono.plan.proof import holds_after, holds_before
 from unisono.plan.schedule import Schedule
 from unisono.plan.simulate import Indices, Seconds, Timeline, simulate
 from unisono.plan.sizes import format_bytes
 from unisono.plan.topology import PRESETS, Topology
+from unisono.show.pages import build_page, data, element, in_frame
 
 TOPOLOGY, TOTAL_BYTES = "h100", 64 << 20
 MOST_MOVES = 2_000_000
 MOST_BUFFERS = 20_000_000
-_MOST_PAIRS = 2_000  # more lines than this are a blot
 
 
 def schedule_page(
@@ -40,12 +39,13 @@ def schedule_page(
     recordings = [_Recording(schedule, topology, total_bytes) for schedule in chosen]
     title = " and ".join(dict.fromkeys(schedule.algorithm for schedule in chosen))
     heading = f"{chosen[0].collective} by {title}"
+    kicker = element("p", "unisono plan", class_="kicker")
+    setting = element("p", _setting(chosen[0], topology, total_bytes), class_="soft")
     body = (
-        f'<header><p class="kicker">unisono plan</p><h1>{escape(heading)}</h1>'
-        f'<p class="soft">{escape(_setting(chosen[0], topology, total_bytes))}</p></header>'
-        '<main id="player"></main>'
-        + as_data("schedules", [recording.as_data() for recording in recordings])
-        + "<noscript><p>This page needs JavaScript, which is off.</p></noscript>"
+        element("header", kicker, element("h1", heading), setting),
+        element("main", id="player"),
+        data("schedules", [recording.as_data() for recording in recordings]),
+        element("noscript", element("p", "This page needs JavaScript, which is off.")),
     )
     assets = ("player.css", "model.js", "drawing.js", "stage.js", "player.js")
     return build_page(heading, body, assets)
@@ -56,7 +56,7 @@ def schedule_frame(schedule: Schedule) -> str:
     try:
         page = schedule_page(schedule)
     except ValueError as error:
-        return f"<p>{escape(schedule.title())} ({escape(error)})</p>"
+        return element("p", f"{schedule.title()} ({error})")
     return in_frame(page, 860, schedule.title())
 
 
@@ -106,27 +106,8 @@ class _Recording:
             "times": base64.b64encode(packed).decode(),
             "messages": len(times),
             "time_s": self.timeline.time_s,
-            "layout": _layout_data(arrange(schedule, topology.node_size)),
+            "layout": arrange(schedule, topology.node_size).as_data(),
         }
-
-
-def _layout_data(layout: Layout) -> dict[str, Any]:
-    def rounded(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
-        return [[round(value, 5) for value in point] for point in points]
-
-    return {
-        "kind": layout.kind,
-        "aspect": layout.aspect,
-        "places": [
-            {
-                "points": rounded(place.points),
-                "pairs": place.pairs if len(place.pairs) <= _MOST_PAIRS else (),
-            }
-            for place in layout.places
-        ],
-        "second": sorted(layout.second_place_chunks),
-        "arcs": layout.arcs,
-    }
 
 
 def _ranges(numbers: range | list[int]) -> list[list[int]]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from unisono.errors import name_number
-from unisono.output_files import open_at_once
 from unisono.plan.choose import Ranking
 from unisono.plan.complexity import Cost
 from unisono.plan.nccl import VERSION, Estimate, Tuning
 from unisono.plan.sizes import format_seconds, format_size
+from unisono.show import charts
+from unisono.show.table import LINED, build_table
 
 NcclRow = tuple[int, Estimate, float]  # (size, NCCL's estimate, seconds)
 Series = Mapping[str, Sequence[float]]  # for each algorithm, the seconds at each x
@@ -40,10 +39,12 @@ def ranking_table(ranking: Ranking) -> Table:
         (by_switches.time_s, by_switches.label, "switches", by_switches.rank_bytes)
         for by_switches in ranking.in_network
     ]
-    table = _table("", "algorithm", "time", "steps", "busiest rank sends", left=2)
-    for number, (time_s, label, steps, sent) in enumerate(sorted(rows), 1):
-        table.add_row(str(number), label, format_seconds(time_s), steps, format_size(sent))
-    return table
+    headings = ("<", "<algorithm", ">time", ">steps", ">busiest rank sends")
+    cells = (
+        (str(number), label, format_seconds(time_s), steps, format_size(sent))
+        for number, (time_s, label, steps, sent) in enumerate(sorted(rows), 1)
+    )
+    return build_table(headings, cells, **LINED)
 
 
 def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
@@ -54,60 +55,52 @@ def ranking_as_json(ranking: Ranking) -> dict[str, Any]:
         "topology": ranking.topology.name,
         "bytes": ranking.total_bytes,
         "algorithms": [
-            {
-                "algorithm": choice.algorithm.name,
-                "pieces": choice.pieces,
-                "channels": choice.channels,
-                "time_s": choice.time_s,
-                "steps": choice.schedule.rounds,
-                "busiest_rank_sends_bytes": choice.busiest_rank_sends_bytes,
-            }
+            {"algorithm": choice.algorithm.name}
+            | _fields(choice, "pieces channels time_s")
+            | {"steps": choice.schedule.rounds}
+            | _fields(choice, "busiest_rank_sends_bytes")
             for choice in ranking.choices
         ],
-        "in_network": [dataclasses.asdict(by_switches) for by_switches in ranking.in_network],
+        "in_network": ranking.in_network,
         "left_out": dict(ranking.left_out),
     }
 
 
 def costs_table(costs: Sequence[Cost]) -> Table:
-    headings = ("steps", "sent", "by all", "alpha", "beta", "gamma")
-    table = _table("collective", "algorithm", *headings, left=2)
-    before = ""
-    for cost in costs:
-        entry = cost.algorithm
-        if before not in ("", entry.collective):
-            table.add_section()
-        values = (cost.most_sent, cost.total_sent, cost.alpha, cost.beta, cost.gamma)
-        table.add_row(
-            "" if entry.collective == before else entry.collective,
-            entry.name,
-            f"{cost.steps:,}",
-            *(f"{value:.4g}" for value in values),
-        )
-        before = entry.collective
-    return table
+    rows: list[tuple[str, ...]] = []
+    for collective, found in groupby(costs, lambda cost: cost.algorithm.collective):
+        rows += [()] if rows else []
+        names = chain([collective], repeat(""))
+        for name, cost in zip(names, found, strict=False):
+            values = (cost.most_sent, cost.total_sent, cost.alpha, cost.beta, cost.gamma)
+            figures = (f"{cost.steps:,}", *(f"{value:.4g}" for value in values))
+            rows.append((name, cost.algorithm.name, *figures))
+    headings = (">steps", ">sent", ">by all", ">alpha", ">beta", ">gamma")
+    return build_table(("<collective", "<algorithm", *headings), rows, **LINED)
 
 
 def costs_as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    names = ("ranks", "steps", "most_sent", "total_sent", "alpha", "beta", "gamma")
     return [
-        {"collective": cost.algorithm.collective, "algorithm": cost.algorithm.name}
-        | {name: getattr(cost, name) for name in names}
+        _fields(cost.algorithm, "collective")
+        | {"algorithm": cost.algorithm.name}
+        | _fields(cost, "ranks steps most_sent total_sent alpha beta gamma")
         for cost in costs
     ]
 
 
 def nccl_table(rows: Sequence[NcclRow]) -> Table:
-    table = _table("", "algorithm", "protocol", "time", "GB/s", left=3)
-    for size, estimate, time_s in rows:
-        speed = f"{size / time_s / 1e9:.3g}"
-        names = (f"{format_size(size):>6}", estimate.algorithm, estimate.protocol)
-        table.add_row(*names, format_seconds(time_s), speed)
-    return table
+    cells = (
+        (
+            *(f"{format_size(size):>6}", estimate.algorithm, estimate.protocol),
+            *(format_seconds(time_s), f"{size / time_s / 1e9:.3g}"),
+        )
+        for size, estimate, time_s in rows
+    )
+    return build_table(("<", "<algorithm", "<protocol", ">time", ">GB/s"), cells, **LINED)
 
 
 def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
-    setting = {name: getattr(tuning, name) for name in ("collective", "ranks", "nodes", "channels")}
+    setting = _fields(tuning, "collective ranks nodes channels")
     expected = [
         {"bytes": size, "time_s": time_s} | dataclasses.asdict(estimate)
         for size, estimate, time_s in rows
@@ -115,19 +108,8 @@ def nccl_as_json(tuning: Tuning, rows: Sequence[NcclRow]) -> dict[str, Any]:
     return {"nccl": VERSION} | setting | {"expected": expected}
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print the table in full, even if it is wider than the terminal."""
-    any_width = console.options.update(max_width=10_000)
-    width = max(console.width, Measurement.get(console, any_width, table).maximum)
-    Console(file=console.file, highlight=False, width=width).print(table)
-
-
-def _table(*headings: str, left: int) -> Table:
-    """A narrow table; the first `left` columns are names, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
-    return table
+def _fields(value: object, names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names.split()}
 
 
 # -- charts, by matplotlib -------------------------------------------------------------------------
@@ -152,12 +134,9 @@ def check_chart(path: Path) -> None:
     """Raise ValueError or RuntimeError, before any work is done, if the chart cannot be written."""
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"cannot write a chart to {path.name}: give -o a .png or .svg file")
-    try:
-        import matplotlib  # noqa: F401 - is it there?
-    except ImportError as error:
-        raise RuntimeError(
-            f"the chart {path.name} needs matplotlib: pip install 'unisono[plot]', or leave out -o"
-        ) from error
+    if not charts.is_available():
+        needs = f"needs matplotlib: {charts.INSTALL}"
+        raise RuntimeError(f"the chart {path.name} {needs}, or leave out -o")
 
 
 def save_chart(
@@ -165,12 +144,7 @@ def save_chart(
 ) -> None:
     """Write a PNG or SVG file, by the suffix of `path`. Raises what `check_chart` raises."""
     check_chart(path)
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # Text stays text, and the same chart is the same file every time.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "unisono"}):
-        figure = Figure(figsize=(8, 5), layout="constrained")
+    with charts.figure((8, 5)) as figure:
         axes = figure.subplots()
         for marker, (name, values) in zip("osD^vP*Xdh" * 3, times.items(), strict=False):
             axes.plot(x, values, marker=marker, markersize=4, label=name)
@@ -181,6 +155,4 @@ def save_chart(
             axes.set_xticklabels([format_size(size) for size in x[:: max(1, len(x) // 10)]])
         axes.grid(alpha=0.3)
         axes.legend()
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        with open(path, "wb", opener=open_at_once) as file:
-            figure.savefig(file, format=path.suffix[1:], dpi=120, metadata=metadata)
+        charts.save(figure, path, dpi=120)

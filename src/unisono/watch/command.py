@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -18,6 +16,7 @@ from rich.text import Text
 from unisono.errors import Misuse
 from unisono.plan.sizes import format_bytes
 from unisono.processes import command_of, state_of
+from unisono.show.table import Column, build_table, to_json
 from unisono.watch.stack_server import whereabouts
 from unisono.watch.top import Job, RankRow, Verdicts, jobs
 
@@ -46,7 +45,7 @@ def top(once: bool, stacks: bool, wants_json: bool, pid: int | None) -> None:
     if pid is not None and not found:
         raise Misuse(_why_not(pid))
     if wants_json:
-        click.echo(json.dumps([asdict(job) for job in found], indent=1))
+        click.echo(to_json(found, 1))
     elif once or not console.is_terminal:
         console.print(render(found, console.width, stacks))
     else:
@@ -73,30 +72,19 @@ def _why_not(pid: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class TopColumn:
-    """A column, and how wide a terminal must be to show it. Numbers are never cut; words wrap to
-    the next line."""
-
-    name: str
-    text: Callable[[RankRow], str]
-    least_width: int = 0
-    is_figure: bool = True
-
-
 COLUMNS = (
-    TopColumn("group", lambda row: _group(row), 60, is_figure=False),
-    TopColumn("rank", lambda row: str(row.rank)),
-    TopColumn("host", lambda row: row.host, 60, is_figure=False),
-    TopColumn("pid", lambda row: str(row.pid), 70),
-    TopColumn("in", lambda row: _doing(row), is_figure=False),
-    TopColumn("for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
-    TopColumn("at", lambda row: row.site, is_figure=False),
-    TopColumn("calls", lambda row: f"{row.calls:,}", 150),
-    TopColumn("calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
-    TopColumn("bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
-    TopColumn("wait", lambda row: f"{row.wait_share:.0%}", 80),
-    TopColumn("lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
+    Column("group", lambda row: _group(row), 60),
+    Column("<rank", lambda row: str(row.rank)),
+    Column("host", lambda row: row.host, 60),
+    Column("<pid", lambda row: str(row.pid), 70),
+    Column("in", lambda row: _doing(row)),
+    Column(">for", lambda row: f"{row.call_s:.1f} s" if row.call else ""),
+    Column("at", lambda row: row.site),
+    Column(">calls", lambda row: f"{row.calls:,}", 150),
+    Column(">calls/s", lambda row: f"{row.calls_a_second:,.0f}", 110),
+    Column(">bytes/s", lambda row: format_bytes(round(row.bytes_a_second)), 120),
+    Column(">wait", lambda row: f"{row.wait_share:.0%}", 80),
+    Column(">lag", lambda row: f"{row.lag_s * 1e3:.1f} ms", 130),
 )
 
 
@@ -119,30 +107,20 @@ def render(jobs: Sequence[Job], width: int, wants_stacks: bool = False) -> Group
 
 
 def _table(job: Job, width: int) -> Table:
-    # A culprit has a mark before its rank, for eyes and terminals without red.
-    has_culprit = any(row.is_culprit for row in job.rows)
     needless = {"group"} if len({row.group for row in job.rows}) == 1 else set()
     if not any(row.host for row in job.rows):
         needless.add("host")
     columns = [
-        column for column in COLUMNS if column.least_width <= width and column.name not in needless
+        column
+        for column in COLUMNS
+        if column.least_width <= width and column.heading not in needless
     ]
-    table = Table()
-    if has_culprit:
-        table.add_column("", no_wrap=True)
-    for column in columns:
-        is_right = column.is_figure and column.name not in ("rank", "pid")
-        table.add_column(
-            column.name,
-            justify="right" if is_right else "left",
-            no_wrap=column.is_figure,
-            overflow="fold",
-        )
-    for row in job.rows:
-        mark = ["!" if row.is_culprit else ""] if has_culprit else []
-        style = "bold red" if row.is_culprit else "red" if row.is_stuck else None
-        table.add_row(*mark, *(column.text(row) for column in columns), style=style)
-    return table
+    if any(row.is_culprit for row in job.rows):
+        # A mark before its rank, for eyes and terminals without red.
+        columns.insert(0, Column("<", lambda row: "!" if row.is_culprit else ""))
+    rows = [[column.show(row) for column in columns] for row in job.rows]
+    styles = ["bold red" if row.is_culprit else "red" * row.is_stuck for row in job.rows]
+    return build_table([column.heading for column in columns], rows, styles)
 
 
 def _group(row: RankRow) -> str:

@@ -57,5 +57,5 @@ def page(reading: Reading) -> str:
 
 def style() -> str:
     """What the table looks like, as on that page."""
-    sheet = resources.files("unisono.pages").joinpath("assets/incident.css").read_text()
+    sheet = resources.files("unisono.show").joinpath("assets/incident.css").read_text()
     return "".join(line for line in sheet.splitlines(True) if ".ranks" in line or ".blamed" in line)

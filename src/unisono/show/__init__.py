@@ -1,0 +1,6 @@
+"""Rows, and the views of them that every command uses; only commands import it.
+
+table.py    columns; rows as a table in a terminal, as Markdown, as JSON
+pages.py    HTML elements, tables and one-file pages; assets/: their styles and scripts
+charts.py   charts by matplotlib: whether it is there, what they look like, how they are saved
+"""
