@@ -21,9 +21,11 @@ from typing import Any
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import UnisonoError
 from unisono.watch.calls import line_of, newest_calls, waits
-from unisono.watch.diagnose import Whereabouts, hang, mismatch, shifted_by_lines
+from unisono.watch.differences import mismatch, shifted_by_lines
+from unisono.watch.hangs import hang
 from unisono.watch.report import Report
 from unisono.watch.stacks import is_users, short_path
+from unisono.watch.whereabouts import Whereabouts
 
 _MEETING = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """Calls that finish on no rank before all ranks have reached them."""
