@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and texts for how they end.
+"""Processes: as /proc shows them; how they are started, write their stacks and end.
 
 The engine reads what it needs by itself; all of Python uses this module.
 """
@@ -10,7 +10,15 @@ import functools
 import os
 import re
 import signal
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unisono.errors import UnisonoError
+
+if TYPE_CHECKING:
+    import subprocess
 
 _STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is blocked in the kernel"}
 _STATES |= {"R": "is running", "S": "is asleep", "I": "is idle", "Z": "has ended", "X": "has ended"}
@@ -137,6 +145,14 @@ def signal_thread(pid: int, thread: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def write_stacks_to(file: Any) -> None:
+    """Have this process write its stacks to a file or descriptor: if it is asked, or crashes."""
+    import faulthandler
+
+    faulthandler.enable(file)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+
+
 def ask_for_stack(pid: int) -> bool:
     """Ask a rank to write its stack; returns whether it will. A program may have reset every
     signal to its default, as Lightning's Trainer does, and this one would kill it."""
@@ -170,7 +186,27 @@ def command_of(pid: int) -> str:
     return " ".join(" ".join(words or parts or "?").split())
 
 
-# -- endings -----------------------------------------------------------------------------------
+# -- starting and ending -----------------------------------------------------------------------
+
+
+def start_python(
+    *arguments: object, environment: Mapping[str, str], inherit: Sequence[int], **more: Any
+) -> subprocess.Popen[bytes]:
+    """Start Python with this process's options, these arguments and these descriptors, without
+    input, and in a process group of its own, so that it can be killed with its children."""
+    import subprocess
+
+    if not sys.executable:
+        raise UnisonoError("cannot start ranks: sys.executable names no Python interpreter")
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return subprocess.Popen(
+        [sys.executable, *options, *map(str, arguments)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        pass_fds=inherit,
+        process_group=0,
+        **more,
+    )
 
 
 def end_with_parent(parent_pid: int) -> None:

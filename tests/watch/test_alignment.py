@@ -8,7 +8,7 @@ from made_up_records import group, record
 
 from unisono.comm.shared_memory.records import Record
 from unisono.watch.alignment import LineShift, expected_call, find_shift, unexpected_calls
-from unisono.watch.diagnose import shifted_by_lines
+from unisono.watch.differences import shifted_by_lines
 
 
 def calls(*lines: int, step: int = 0) -> list[Record]:

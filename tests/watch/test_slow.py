@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono import watch
 from unisono.comm.shared_memory.records import GroupRecords, Process
 from unisono.watch import steps
-from unisono.watch.diagnose import Whereabouts
 from unisono.watch.slow import Slowness
 from unisono.watch.top import Verdicts
+from unisono.watch.whereabouts import Whereabouts
 
 CALLS = range(1, 31)
 

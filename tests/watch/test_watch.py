@@ -37,11 +37,13 @@ from unisono.watch import top
 from unisono.watch.alignment import find_shift
 from unisono.watch.calls import newest_calls, waits
 from unisono.watch.debug import debug
-from unisono.watch.diagnose import Whereabouts, hang, is_certain, mismatch
+from unisono.watch.differences import mismatch
+from unisono.watch.hangs import hang, is_certain
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.stack_server import DEFAULT_SIGNAL
 from unisono.watch.stacks import callee_of, lines_of_site, short_path
 from unisono.watch.summaries import summarise
+from unisono.watch.whereabouts import Whereabouts
 from user_programs import Program, WriteProgram, eventually
 
 SAMPLE = (
@@ -567,13 +569,13 @@ def test_a_call_that_goes_on_while_all_are_asked_is_not_reported(
         told.append(process)
         return Whereabouts(location="data.py:41 in load", in_call=False)
 
-    watch._monitor.where = in_its_time  # type: ignore[union-attr, method-assign]
+    watch._monitor.sight.where = in_its_time  # type: ignore[union-attr, method-assign]
     comm.all_reduce(torch.ones(3))
     assert eventually(lambda: len(told) == comm.size)
     monitor = watch._monitor
     watch.stop()  # what it has started is over by then
     assert monitor is not None
-    assert monitor.reports == []
+    assert monitor.journal.reports == []
 
 
 # -- what it leaves alone ------------------------------------------------------------------------

@@ -130,7 +130,7 @@ LIBRARY = (
     ),
     Mutant(
         "waits-still",
-        "src/unisono/watch/monitor.py",
+        "src/unisono/watch/waiting.py",
         "if report is not None and self._holds_still(report, key):",
         "if report is not None:",
         "a call that went on while everybody was asked is reported as a hang",
@@ -138,7 +138,7 @@ LIBRARY = (
     ),
     Mutant(
         "failed-had-waited",
-        "src/unisono/watch/diagnose.py",
+        "src/unisono/watch/hangs.py",
         "own = waits(groups, other.process) or _just_failed(groups, other.process)",
         "own = waits(groups, other.process)",
         "a rank that is busy with the exception of a failed call is blamed for it",
@@ -154,7 +154,7 @@ LIBRARY = (
     ),
     Mutant(
         "not-in-a-call",
-        "src/unisono/watch/diagnose.py",
+        "src/unisono/watch/hangs.py",
         "if where.state or not where.in_call:",
         "if where.state:",
         "a rank that is busy elsewhere is taken for one that waits, and another is blamed",

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.forms import refused_by
+from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
@@ -229,7 +229,8 @@ class Communicator(SharedTensors, WithoutTorchNames):
         else:
             status = Status.ASK_AGAIN
         algorithm = self._algorithm if algorithm is None else algorithm
-        return self._go_on(status, _ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
+        given = GivenCall(_ALL_REDUCE, tensor, tensor, 0, op, async_op, algorithm)
+        return self._go_on(status, given)
 
     def reduce(
         self,
@@ -453,49 +454,38 @@ class Communicator(SharedTensors, WithoutTorchNames):
             status = self._run(operation, output, input, root, op)
             if not status:
                 return None
-        return self._go_on(status, operation, output, input, root, op, async_op, algorithm)
+        given = GivenCall(operation, output, input, root, op, async_op, algorithm)
+        return self._go_on(status, given)
 
-    def _go_on(
-        self,
-        status: int,
-        operation: Operation,
-        output: Any,
-        input: Any,
-        root: Any,
-        op: Any,
-        async_op: bool,
-        algorithm: Algorithm,
-    ) -> Work | None:
+    def _go_on(self, status: int, given: GivenCall) -> Work | None:
         """The general path of a call that the fast path has failed, or has not begun."""
-        is_torch_op = type(op).__name__ in _TORCH_OPS
-        if is_torch_op and status == Status.ASK_AGAIN and not async_op and algorithm is None:
+        name = given.operation.name.lower()
+        is_plain = not given.async_op and given.algorithm is None
+        if is_plain and status == Status.ASK_AGAIN and type(given.op).__name__ in _TORCH_OPS:
             from unisono.comm.reductions import known_reduction
 
-            known = self._checked(operation.name.lower(), known_reduction, op)
+            known = self._checked(name, known_reduction, given.op)
             if isinstance(known, str):  # known to the engine
-                status = self._run(operation, output, input, root, known)
+                status = self._run(*given[:4], known)
                 if not status:
                     return None
         if status not in _UNHEARD:
-            given = output if input is None else input
-            raise self.transport.call_error(status, operation, op, given)
-        on_device = self._on_device
-        may_be_fast = status == Status.ON_DEVICE and not async_op and algorithm is None
-        if may_be_fast and on_device and not on_device.run_fast(operation, output, op):
+            tensors = given.output if given.input is None else given.input
+            raise self.transport.call_error(status, given.operation, given.op, tensors)
+        on_device = self._on_device if is_plain and status == Status.ON_DEVICE else None
+        if on_device and not on_device.run_fast(given.operation, given.output, given.op):
             return None
-        from unisono.comm.arguments import check_call  # many programs never need it
-
-        name = operation.name.lower()
         self._raise_if_ended(name)
-        transport = self._transport_for(name, output, input)
-        if algorithm is self._algorithm and transport is not self.transport:
-            algorithm = None  # UNISONO_ALGO is for CPU tensors
-        if algorithm is not None:
+        transport = self._transport_for(name, given.output, given.input)
+        is_default = given.algorithm is self._algorithm  # UNISONO_ALGO, which is for CPU tensors
+        if given.algorithm is not None and not (is_default and transport is not self.transport):
             from unisono.comm.schedules.execute import run_by
 
-            return run_by(algorithm, self, transport, operation, output, input, root, op, async_op)
-        call = self._checked(name, check_call, operation, output, input, root, op, transport)
-        return transport.run(call, async_op)
+            return run_by(self, transport, given)
+        from unisono.comm.arguments import check_call  # many programs never need it
+
+        call = self._checked(name, check_call, *given[:5], transport)
+        return transport.run(call, given.async_op)
 
     def _transport_for(self, operation: str, output: Any, input: Any) -> Transport:
         """The transport for collectives on the device of these tensors."""

@@ -1,7 +1,8 @@
-"""Calls of the wrong form: an argument too many, missing, unknown, or passed twice.
+"""A call as a program makes it, and calls of the wrong form: an argument too many, missing,
+unknown, or passed twice.
 
-Python refuses such a call before the function runs, so no peer would hear of it: here it is refused
-as any invalid argument is, with the right form.
+Python refuses a wrong form before the function runs, so no peer would hear of it: here it is
+refused as any invalid argument is, with the right form.
 """
 
 from __future__ import annotations
@@ -10,12 +11,28 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from unisono.comm.engine import native
+from unisono.comm.engine.numbers import Operation
+
+if TYPE_CHECKING:
+    from unisono.plan.schedule import Schedule
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Refuse = Callable[[str, tuple[Any, ...], dict[str, Any]], NoReturn]
+
+
+class GivenCall(NamedTuple):
+    """A collective of a program; nobody has checked its arguments yet."""
+
+    operation: Operation
+    output: Any
+    input: Any
+    root: Any
+    op: Any
+    async_op: bool
+    algorithm: str | Schedule | None
 
 
 def refused_by(refuse: Refuse, owner: str) -> Callable[[Function], Function]:

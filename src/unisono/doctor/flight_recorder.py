@@ -22,9 +22,11 @@ from unisono.cases.primitives import PRIMITIVES, primitive_of
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.errors import UnisonoError
 from unisono.watch.calls import line_of, newest_calls, waits
-from unisono.watch.diagnose import Whereabouts, hang, mismatch, shifted_by_lines
+from unisono.watch.differences import mismatch, shifted_by_lines
+from unisono.watch.hangs import hang
 from unisono.watch.report import Report
 from unisono.watch.stacks import is_users, short_path
+from unisono.watch.whereabouts import Whereabouts
 
 _OPERATIONS = sorted(PRIMITIVES, key=lambda name: (name != "barrier", PRIMITIVES[name].is_rooted))
 """By the first that is in torch's name: "nccl:all_reduce_barrier", "nccl:_all_gather_base"."""

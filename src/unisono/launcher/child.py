@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import importlib.machinery
 import importlib.util
 import linecache
@@ -29,7 +28,7 @@ from unisono.launcher.protocol import (
     dumps,
     pack,
 )
-from unisono.processes import STACK_SIGNAL, end_with_parent, let_siblings_read
+from unisono.processes import end_with_parent, let_siblings_read, write_stacks_to
 from unisono.torch_backend.autoload import inherit_store
 from unisono.world import world
 
@@ -45,8 +44,7 @@ def main() -> None:
     for descriptor in (results_fd, stacks_fd, *_rendezvous_descriptor()):
         os.set_inheritable(descriptor, False)  # our children must not inherit them
     _connect_to_record_keeper()
-    faulthandler.enable(stacks_fd)
-    faulthandler.register(STACK_SIGNAL, stacks_fd, all_threads=True)
+    write_stacks_to(stacks_fd)
     results = _ResultPipe(results_fd)
     results.send(STARTED)
     # reopened because all ranks share the offset of an inherited descriptor

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,24 +121,7 @@ class _Seconds(click.FloatRange):
 )
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(
-    ranks: str | None,
-    module: bool,
-    backend: str | None,
-    replace: str | None,
-    threads: int | None,
-    pin: bool,
-    timeout_s: float | None,
-    no_prefix: bool,
-    capture: bool,
-    log_dir: str | None,
-    watch: bool,
-    watch_grace_s: float,
-    check_equal: bool,
-    trace: Path | None,
-    program: str,
-    args: tuple[str, ...],
-) -> None:
+def run(**given: Any) -> None:
     """Start PROGRAM on several ranks of this machine.
 
     \b
@@ -157,82 +141,118 @@ def run(
 
     For several machines use torchrun; unisono works in its programs, too.
     """
-    if program.startswith("-"):  # an option unknown to click
-        raise Misuse(_what_instead(program))
-    if replace is not None and replace == (backend or "").lower():
-        raise Misuse(f"--backend {backend} cannot be used with --replace {replace}")
-    if not module and not Path(program).is_file():
-        there = "is not a file" if Path(program).exists() else "does not exist"
-        raise Misuse(f"{program} {there}")
-    if log_dir == "":  # a variable of a script that is not set: not the current folder
-        raise Misuse("--log-dir is empty: name a folder, or leave it out")
-    if trace is not None:
-        check_writable(trace)
-        trace = trace.absolute()
-    count = _count_ranks(ranks)
-    wanted = {
-        BACKEND.name: None if backend is None else _known_backend(backend),
-        REPLACE.name: replace,
-        WATCH.name: "1" if watch or check_equal or trace is not None else None,
-        WATCH_EQUAL.name: "100" if check_equal else None,
-        SITES.name: "1" if trace is not None else None,
-    }
-    variables = {name: text for name, text in wanted.items() if text is not None}
+    wanted = _Wanted(**given)
+    wanted.check()
+    count = _count_ranks(wanted.ranks)
+    variables = wanted.variables()
     check_not_nested()
     try:
         share.check_room(count)
     except FileNotFoundError as error:  # no /proc
         raise click.ClickException(str(error)) from error
-    variables |= share.thread_variables(count, threads, os.environ)
+    variables |= share.thread_variables(count, wanted.threads, os.environ)
     variables |= share.memory_variables(os.environ)
-    listener: Listener = Callback() if capture else Terminal(not no_prefix)
-    failed: RanksFailed | None = None
-    report, cause, exit_code = None, "", 0
     with ExitStack() as stack:
-        try:
-            logs = [open_logs(Path(log_dir), rank, stack) for rank in range(count) if log_dir]
-        except OSError as error:
-            raise Misuse(f"--log-dir: cannot write {error.filename}: {error.strerror}") from error
+        logs = open_logs(wanted.log_dir, count, stack)
         instructions = Instructions(
             sys_path=tuple(sys.path if sys.flags.safe_path else sys.path[1:]),
-            argv=("", *args),
-            program=program,
-            is_module=module,
-            pins=share.pins(count) if pin else (),
+            argv=("", *wanted.args),
+            program=wanted.program,
+            is_module=wanted.module,
+            pins=share.pins(count) if wanted.pin else (),
             input_fd=stack.enter_context(standard_input()),
         )
         store = stack.enter_context(closing(LazyStore()))
         interrupts = stack.enter_context(Interrupts([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
-        crew = Crew(listener, interrupts, values=False, captured=capture, logs=logs)
+        listener: Listener = Callback() if wanted.capture else Terminal(not wanted.no_prefix)
+        crew = Crew(listener, interrupts, values=False, captured=wanted.capture, logs=logs)
         store.listen(crew.selector)
-        record_keeper, inherited = None, []
+        keeper, inherited = None, []
         if WATCH.read(os.environ | variables):  # it ends after the ranks
             settings_of()  # so that an invalid variable is one error, before any rank starts
-            record_keeper = stack.enter_context(RecordKeeper(trace, watch_grace_s, crew.give_up))
-            variables[RECORD_KEEPER.name] = str(record_keeper.ranks_fd)
-            inherited.append(record_keeper.ranks_fd)
-        processes = stack.enter_context(
-            ranks_here(instructions, count, store.variables() | variables, inherited=inherited)
-        )
+            trace = wanted.trace and wanted.trace.absolute()
+            keeper = RecordKeeper(trace, wanted.watch_grace_s, crew.give_up)
+            stack.enter_context(keeper)
+            variables[RECORD_KEEPER.name] = str(keeper.ranks_fd)
+            inherited.append(keeper.ranks_fd)
+        variables = store.variables() | variables
+        here = ranks_here(instructions, count, variables, inherited=inherited)
+        processes = stack.enter_context(here)
         stack.enter_context(crew)
         crew.add(processes)
-        try:
-            crew.run(timeout_s, _PATIENCE_S, time.monotonic())
-        except KeyboardInterrupt:
-            exit_code = 128 + interrupts.noted[0]
-        except RanksTimedOut as error:
-            failed, exit_code = error, _TIMED_OUT_CODE
-            cause = _reported(crew)
-        except RanksFailed as error:
-            failed, exit_code = error, 1
-            if any(rank.failed_at is not None for rank in crew.ranks):  # not given up
-                exit_code = error.endings[error.first].exit_code or 1
-                report = _what_records_say(record_keeper, crew) if record_keeper else None
-    if report is not None:
-        print(f"\nunisono.watch: {report}", file=sys.stderr)
-    if failed is not None:
-        print(f"\nunisono run: {cause}{failed}", file=sys.stderr)
+        exit_code, texts = _await_end(crew, wanted.timeout_s, interrupts, keeper)
+    for text in texts:
+        print(f"\n{text}", file=sys.stderr)
     raise SystemExit(exit_code)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The options and arguments of one `unisono run`, as given."""
+
+    ranks: str | None
+    module: bool
+    backend: str | None
+    replace: str | None
+    threads: int | None
+    pin: bool
+    timeout_s: float | None
+    no_prefix: bool
+    capture: bool
+    log_dir: str | None
+    watch: bool
+    watch_grace_s: float
+    check_equal: bool
+    trace: Path | None
+    program: str
+    args: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise Misuse for what cannot work, before anything is started."""
+        if self.program.startswith("-"):  # an option unknown to click
+            raise Misuse(_what_instead(self.program))
+        if self.replace is not None and self.replace == (self.backend or "").lower():
+            raise Misuse(f"--backend {self.backend} cannot be used with --replace {self.replace}")
+        if not self.module and not Path(self.program).is_file():
+            there = "is not a file" if Path(self.program).exists() else "does not exist"
+            raise Misuse(f"{self.program} {there}")
+        if self.log_dir == "":  # a variable of a script that is not set: not the current folder
+            raise Misuse("--log-dir is empty: name a folder, or leave it out")
+        if self.trace is not None:
+            check_writable(self.trace)
+
+    def variables(self) -> dict[str, str]:
+        """What the options say to the ranks by variables. Raises Misuse for an unknown backend."""
+        is_traced = self.trace is not None
+        wanted = {
+            BACKEND.name: None if self.backend is None else _known_backend(self.backend),
+            REPLACE.name: self.replace,
+            WATCH.name: "1" if self.watch or self.check_equal or is_traced else None,
+            WATCH_EQUAL.name: "100" if self.check_equal else None,
+            SITES.name: "1" if is_traced else None,
+        }
+        return {name: text for name, text in wanted.items() if text is not None}
+
+
+def _await_end(
+    crew: Crew, timeout_s: float | None, interrupts: Interrupts, keeper: RecordKeeper | None
+) -> tuple[int, list[str]]:
+    """The exit code of the command, and what it says once all ranks have ended."""
+    try:
+        crew.run(timeout_s, _PATIENCE_S, time.monotonic())
+    except KeyboardInterrupt:
+        return 128 + interrupts.noted[0], []
+    except RanksTimedOut as error:
+        return _TIMED_OUT_CODE, [f"unisono run: {_reported(crew)}{error}"]
+    except RanksFailed as error:
+        texts = [f"unisono run: {error}"]
+        if all(rank.failed_at is None for rank in crew.ranks):  # given up
+            return 1, texts
+        report = _what_records_say(keeper, crew) if keeper else None
+        if report is not None:
+            texts.insert(0, f"unisono.watch: {report}")
+        return error.endings[error.first].exit_code or 1, texts
+    return 0, []
 
 
 def _reported(crew: Crew) -> str:
@@ -242,7 +262,7 @@ def _reported(crew: Crew) -> str:
     return next((f"{verdict}; " for verdict in reversed(verdicts) if verdict), "")
 
 
-def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
+def _what_records_say(keeper: RecordKeeper, crew: Crew) -> Report | None:
     """The verdict on ranks that have failed, unless one of them has printed it."""
     said = (
         rank.failure.traceback if rank.failure else rank.lines["stderr"].tail for rank in crew.ranks
@@ -254,7 +274,7 @@ def _what_records_say(record_keeper: RecordKeeper, crew: Crew) -> Report | None:
         for rank in crew.ranks
         if rank.exit_code and rank.process.group is not None
     }
-    return record_keeper.verdict(endings)
+    return keeper.verdict(endings)
 
 
 def check_writable(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Literal, TextIO
 
+from unisono.errors import Misuse
 from unisono.output_files import open_at_once
 
 Stream = Literal["stdout", "stderr"]
@@ -168,14 +170,19 @@ class Callback:
         pass
 
 
-def open_logs(folder: Path, rank: int, stack: ExitStack) -> dict[Stream, IO[bytes]]:
-    """The log files of a rank, which `stack` closes. Raises OSError."""
-    own = folder / str(rank)
-    own.mkdir(parents=True, exist_ok=True)
-    return {
-        stream: stack.enter_context(FileIO(own / f"{stream}.log", "w", opener=open_at_once))
-        for stream in STREAMS
-    }
+def open_logs(folder: str | None, ranks: int, stack: ExitStack) -> list[dict[Stream, IO[bytes]]]:
+    """The log files of each rank, which `stack` closes; none without a folder. Raises Misuse."""
+    own = [Path(folder, str(rank)) for rank in range(ranks)] if folder else []
+    opening = functools.partial(FileIO, mode="w", opener=open_at_once)
+    try:
+        for each in own:
+            each.mkdir(parents=True, exist_ok=True)
+        return [
+            {name: stack.enter_context(opening(each / f"{name}.log")) for name in STREAMS}
+            for each in own
+        ]
+    except OSError as error:
+        raise Misuse(f"--log-dir: cannot write {error.filename}: {error.strerror}") from error
 
 
 Listener = Terminal | Callback

@@ -9,7 +9,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from unisono.errors import UnisonoError
 from unisono.launcher.protocol import Instructions, nameless_file, write_instructions
-from unisono.processes import ask_for_stack
+from unisono.processes import ask_for_stack, start_python
 
 Taker = Callable[[bytes], object]
 
@@ -229,14 +228,13 @@ def start_process(
         pipes.extend(os.pipe() for _ in range(4))
         readers, (out, err, results, stacks) = zip(*pipes, strict=True)
         numbers = (number, os.getpid(), instructions_fd, results, stacks)
-        process = subprocess.Popen(
-            python_command("unisono.launcher.child", *numbers),
-            env=environment,
-            stdin=subprocess.DEVNULL,
+        process = start_python(
+            *main_of("unisono.launcher.child"),
+            *numbers,
+            environment=environment,
+            inherit=(instructions_fd, results, stacks, *(fd for fd in inherit if fd >= 0)),
             stdout=out,
             stderr=err,
-            pass_fds=(instructions_fd, results, stacks, *(fd for fd in inherit if fd >= 0)),
-            process_group=0,  # so that it can be killed with its children
         )
     except OSError as error:
         for reader, _ in pipes:
@@ -248,14 +246,10 @@ def start_process(
     return LocalProcess(process, readers)
 
 
-def python_command(module: str, *numbers: int) -> list[str]:
-    """The command that calls `module`'s main in a new interpreter with this one's options."""
-    if not sys.executable:
-        raise UnisonoError("cannot start ranks: sys.executable names no Python interpreter")
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+def main_of(module: str) -> tuple[str, str]:
+    """The arguments with which Python calls the main function of one of our modules."""
     folder = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
-    return [sys.executable, *options, "-c", code, *map(str, numbers)]
+    return "-c", f"import sys; sys.path.append({folder!r}); from {module} import main; main()"
 
 
 def bring_to_foreground(terminal_fd: int, group: int) -> None:

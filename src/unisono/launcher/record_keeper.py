@@ -25,9 +25,11 @@ from unisono.comm.shared_memory.segment_listeners import (
 )
 from unisono.errors import UnisonoError
 from unisono.watch.calls import failed_calls, waits, with_creations
-from unisono.watch.diagnose import Whereabouts, hang, mismatch
+from unisono.watch.differences import mismatch
+from unisono.watch.hangs import hang
 from unisono.watch.report import Report, from_text
 from unisono.watch.traces import Trace
+from unisono.watch.whereabouts import Whereabouts
 
 _PERIOD_S = 0.3
 _TRACE_PERIOD_S = 0.005

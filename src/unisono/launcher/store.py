@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 
-from unisono.launcher.process import python_command
-from unisono.processes import end_with_parent
+from unisono.launcher.process import main_of
+from unisono.processes import end_with_parent, start_python
 
 
 class LazyStore:
@@ -51,12 +51,12 @@ class LazyStore:
         def start() -> None:
             selector.unregister(self._socket)
             descriptor = self._socket.fileno()
-            self._process = subprocess.Popen(
-                python_command("unisono.launcher.store", os.getpid(), descriptor),
-                env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[descriptor],
-                process_group=0,
+            self._process = start_python(
+                *main_of("unisono.launcher.store"),
+                os.getpid(),
+                descriptor,
+                environment=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+                inherit=[descriptor],
             )
 
         selector.register(self._socket, selectors.EVENT_READ, start)

@@ -9,7 +9,6 @@ import re
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.processes import ask_for_stack, describe_exit
+from unisono.processes import ask_for_stack, describe_exit, start_python
 from unisono.testing import nursery, protocol
 from unisono.testing.rank import stacks_file
 
@@ -37,18 +36,14 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         heavy = [name for name in _HEAVY if name in sys.modules]
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        command = [sys.executable, *flags, "-P", nursery.__file__, str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), "pytest", *heavy],
+            self._process = start_python(
+                *("-P", nursery.__file__, theirs.fileno(), os.getpid(), "pytest", *heavy),
                 # One thread each, as under torchrun: ranks share the cores. A process that forks
                 # must not run the watch's thread.
-                env={"OMP_NUM_THREADS": "1", **os.environ, "UNISONO_WATCH": "0"},
+                environment={"OMP_NUM_THREADS": "1", **os.environ, "UNISONO_WATCH": "0"},
+                inherit=[theirs.fileno()],
                 cwd=folder,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
             )
 
     def fork(self, channel: int, status: int, output: int | None) -> int:

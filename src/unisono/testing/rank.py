@@ -27,7 +27,7 @@ import pytest
 from unisono import variables
 from unisono.comm.engine import compare_shapes
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
-from unisono.processes import STACK_SIGNAL
+from unisono.processes import STACK_SIGNAL, write_stacks_to
 from unisono.testing import assignment
 from unisono.testing.nursery import CHANNEL
 from unisono.testing.protocol import Collected, Exit, Ran, RunTest, Start, Unable, Warned
@@ -120,8 +120,7 @@ class RankSession:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         with stacks_file(self._start.folder, self._start.rank).open("a") as file:
-            faulthandler.enable(file)
-            faulthandler.register(STACK_SIGNAL, file, all_threads=True)
+            write_stacks_to(file)
             # Outside the tests' time limits, and before the freeze. A thread that imported the rest
             # after the first test would slow the next ones down, and every collection.
             for name in ("unisono.world.world", *NEEDED_LATER):

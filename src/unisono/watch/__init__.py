@@ -6,8 +6,11 @@ starts it in this process; every rank should. Groups of unisono always keep reco
 nccl and mpi are watched from then on.
 
 monitor.py                    the watching thread; settings.py: its settings
+waiting.py, comparing.py      what it looks for: calls that wait too long, calls that differ
+sight.py, journal.py          what this process sees of its job; the reports that it has made
 calls.py                      calls of all connected groups: who waits for whom
-diagnose.py                   from records to a verdict
+differences.py, hangs.py      from records to a verdict: calls that differ, ranks that wait
+whereabouts.py                where a process is, as reports say it
 equality.py                   ranks whose numbers differ
 alignment.py, steps.py        ranks whose calls are shifted, by their lines; within a step
 absent.py                     ranks that do not come when a group is made
@@ -40,7 +43,7 @@ from unisono.comm.shared_memory import exceptions
 from unisono.comm.shared_memory.record_reader import leave_reason, read_process
 from unisono.errors import GroupError, UnisonoError
 from unisono.watch import steps
-from unisono.watch.diagnose import Whereabouts
+from unisono.watch.comparing import tell_splits
 from unisono.watch.failure import describe_own_end, report_of_error
 from unisono.watch.host_traces import TOPIC, inbox
 from unisono.watch.job_view import FAREWELL, RECORDS, SPLITS, Answers, look_at_job, open_links
@@ -48,6 +51,7 @@ from unisono.watch.monitor import Monitor
 from unisono.watch.report import RankReport, Report, load
 from unisono.watch.settings import WatchSettings, is_wanted, settings_of
 from unisono.watch.summaries import Summary, summarise
+from unisono.watch.whereabouts import Whereabouts
 
 __all__ = [
     "RankReport",
@@ -118,7 +122,7 @@ def _start(settings: WatchSettings) -> None:
     _answer_other_hosts(
         {
             RECORDS: Answers().tell,
-            SPLITS: _monitor.tell_splits,
+            SPLITS: tell_splits,
             FAREWELL: _monitor.accept_farewell,
             TOPIC: inbox.accept,
         }
@@ -168,9 +172,9 @@ def _watch_torch() -> None:
 
         settings = _monitor.settings
         steps.count_training_steps()
-        attach(settings.check, _explain, _before_leaving, _monitor.tell)
+        attach(settings.check, _explain, _before_leaving, _monitor.journal.tell)
         if settings.equal_every:
-            check_every_ddp(settings.equal_every, _monitor.tell)
+            check_every_ddp(settings.equal_every, _monitor.journal.tell)
         _detach = detach
 
 
@@ -192,7 +196,7 @@ def reports() -> list[Report]:
     >>> unisono.watch.reports()
     []
     """
-    return list(_monitor.reports) if _monitor is not None else []
+    return list(_monitor.journal.reports) if _monitor is not None else []
 
 
 def summary(pid: int | None = None) -> Summary:
@@ -249,7 +253,7 @@ def check_equal(
     if _monitor is None:
         start()
     assert _monitor is not None
-    return EqualityCheck(model, every, skip, _monitor.tell).skipped()
+    return EqualityCheck(model, every, skip, _monitor.journal.tell).skipped()
 
 
 @contextlib.contextmanager
@@ -295,9 +299,9 @@ def _ask(question: Callable[[Monitor], Answer]) -> Answer | None:
 
 
 def _report_of_failure(error: GroupError) -> Report | None:
-    report = _ask(lambda monitor: report_of_error(error, monitor.where))
+    report = _ask(lambda monitor: report_of_error(error, monitor.sight.where))
     if report is not None and _monitor is not None:
-        _monitor.save(report, "raised")
+        _monitor.journal.save(report, "raised")
     return report
 
 

@@ -21,10 +21,10 @@ from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecord
 from unisono.errors import name_number, name_ranks, plural
 from unisono.processes import children_of, parent_of
 from unisono.watch.calls import line_of
-from unisono.watch.diagnose import Ask, Whereabouts, describe_rank
 from unisono.watch.job_view import own_host
 from unisono.watch.report import RankReport, Report
 from unisono.watch.stacks import calling_line
+from unisono.watch.whereabouts import Ask, Whereabouts, describe_rank
 
 _FILES = (
     os.path.join("torch", "distributed", "distributed_c10d.py"),

@@ -26,7 +26,7 @@ from unisono.processes import boot_id, namespace
 from unisono.watch.calls import MOST_MEMBERS, PARTLY_HERE
 from unisono.watch.equality import Tell, guard_sends
 from unisono.watch.host_parts import HostPart
-from unisono.watch.monitor import watched_groups
+from unisono.watch.sight import watched_groups
 from unisono.watch.torch_group import WatchedProcessGroup, notice_captures
 
 Explain = Callable[[WatchedProcessGroup], Any]

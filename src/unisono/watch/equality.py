@@ -28,7 +28,7 @@ from unisono.watch.report import Report, add_history
 from unisono.watch.stacks import calling_line
 from unisono.watch.steps import each_ddp
 
-Tell = Callable[[Report, bool], None]
+Tell = Callable[[Report, bool], object]
 """(report, whether this rank logs it)"""
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 _COLUMNS = 61  # a prime, so that exchanged rows get into other columns

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from unisono.comm.shared_memory.group_parts import join_parts, segment_of_key
 from unisono.comm.shared_memory.records import GroupRecords, Process, RankRecords, Record
 from unisono.watch.calls import of_creations, snapshot
-from unisono.watch.diagnose import Ask, Whereabouts
 from unisono.watch.report import build
 from unisono.watch.stack_server import request_stacks, whereabouts
+from unisono.watch.whereabouts import Ask, Whereabouts
 
 if TYPE_CHECKING:
     from unisono.comm.hosts.links import Links

@@ -12,8 +12,8 @@ from collections import Counter
 
 from unisono.comm.shared_memory.records import GroupRecords, RankRecords
 from unisono.watch.calls import by_number, find_member, line_of, waits
-from unisono.watch.diagnose import Ask
 from unisono.watch.report import Report, add_history
+from unisono.watch.whereabouts import Ask
 
 _CALLS = 20
 _FEW_CALLS = 5
@@ -32,6 +32,7 @@ class Slowness:
 
     def __init__(self) -> None:
         self.seen_s = 0.0
+        self.told_s = 0.0  # how much had been seen at the report
         self.host = ""  # of the slow rank, in a job over several
         self.places: Counter[str] = Counter()  # where it was seen
         self._seen = 0

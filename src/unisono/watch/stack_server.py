@@ -37,7 +37,6 @@ from unisono.processes import (
     signal_thread,
     state_of,
 )
-from unisono.watch.diagnose import Whereabouts
 from unisono.watch.report import build
 from unisono.watch.stacks import (
     Stack,
@@ -51,6 +50,7 @@ from unisono.watch.stacks import (
     own_stacks,
     short_path,
 )
+from unisono.watch.whereabouts import Whereabouts
 
 DEFAULT_SIGNAL = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else 0
 PATIENCE_S = 1.5

@@ -13,10 +13,11 @@ from unisono.comm.shared_memory.records import GroupRecords, Process, Record
 from unisono.errors import UnisonoError
 from unisono.processes import command_of, parent_of, state_of
 from unisono.watch.calls import CREATIONS, IN_FLIGHT, by_number, call_name, line_of, snapshot, waits
-from unisono.watch.diagnose import Whereabouts, hang
+from unisono.watch.hangs import hang
 from unisono.watch.report import Report
 from unisono.watch.slow import Slowness
 from unisono.watch.stack_server import whereabouts
+from unisono.watch.whereabouts import Whereabouts
 
 STUCK_S = 5.0
 """A rank that has been in one call, or out of calls while others wait, for this long is shown in

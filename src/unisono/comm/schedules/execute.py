@@ -35,6 +35,7 @@ from unisono.plan.schedule import Schedule
 
 if TYPE_CHECKING:
     from unisono.comm.communicator import Communicator
+    from unisono.comm.forms import GivenCall
     from unisono.comm.transport import Transport
 
 COMPILED = (Operation.ALL_REDUCE, Operation.BROADCAST)
@@ -106,18 +107,10 @@ def run_schedule(
             raise
 
 
-def run_by(
-    algorithm: str | Schedule,
-    comm: Communicator,
-    transport: Transport,
-    operation: Operation,
-    output: Any,
-    input: Any,
-    root: Any,
-    op: Any,
-    async_op: bool,
-) -> Work | None:
+def run_by(comm: Communicator, transport: Transport, given: GivenCall) -> Work | None:
     """What `comm.broadcast(tensor, algorithm=algorithm)` and the other collectives do."""
+    operation, output, input, root, op, async_op, algorithm = given
+    assert algorithm is not None
     name = operation.name.lower()
     is_in_place = primitive_of(name).is_in_place
     try:

@@ -27,7 +27,7 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.engine import native
 from unisono.comm.work import Work
 from unisono.torch_autograd import mark_written, outlasting_inference_mode
-from unisono.training.weights.deltas import DeltaSide
+from unisono.training.weights.deltas import Begin, DeltaSide, Wait
 from unisono.training.weights.plan import Unit, WeightPlan, WeightTransfer
 from unisono.training.weights.shards import Held
 
@@ -41,10 +41,25 @@ Progress = Callable[[int, int], Any]
 class _Step(NamedTuple):
     """A bucket of a transfer of this rank, and how large it is."""
 
+    number: int
     transfer: int
     bucket: list[Unit]
     bytes: int
     is_packed: bool
+
+    def parts_of(self, held: Held) -> list[torch.Tensor]:
+        """Its tensors, or parts of tensors, in `held`."""
+        return [held[unit.name].part(unit.box) for unit in self.bucket]
+
+
+class _Update(NamedTuple):
+    """One update, on this rank: see `Transfers.move`. `sums` are checksums, by transfer."""
+
+    at: Held
+    base: Held
+    device: torch.device
+    as_deltas: bool
+    sums: list[list[int]]
 
 
 class _Row:
@@ -109,14 +124,16 @@ class Transfers:
         self.plan = plan
         self._comm = comm
         self._sends = comm.rank in plan.senders
+        self._checks = plan.options.checksum
         self._mine = [each for each in plan.transfers if comm.rank in each.members]
         longest = max((len(transfer.buckets) for transfer in self._mine), default=0)
-        self._steps = [  # in an order that all ranks keep
-            _Step(number, bucket, sum(unit.bytes for unit in bucket), bucket[0].name in plan.packed)
+        buckets = [  # in an order that all ranks keep
+            (number, bucket, sum(unit.bytes for unit in bucket), bucket[0].name in plan.packed)
             for i in range(longest)
             for number, transfer in enumerate(self._mine)
             for bucket in transfer.buckets[i : i + 1]
         ]
+        self._steps = [_Step(number, *each) for number, each in enumerate(buckets)]
         self._groups: dict[tuple[int, ...], Communicator] = {}
         """The groups that were made for it, by their members."""
         moved = {unit.name for step in self._steps for unit in step.bucket}
@@ -168,59 +185,71 @@ class Transfers:
         """Send or receive everything, or between hosts what has changed. `at` is where it is on
         this rank, by name, `base` the version that changes apply to, perhaps in the same memory,
         `device` where it is sent from. Returns, for a receiver, what was damaged."""
-        checks, sends, deltas = self.plan.options.checksum, self._sends, self.deltas
-        begin_s, deltas.has_base, deltas.sent_bytes = time.perf_counter(), False, 0
+        begin_s = time.perf_counter()
+        self.deltas.has_base, self.deltas.sent_bytes = False, 0
         for group in self._groups.values():
             group.timeout_s = self._comm.timeout_s
+        update = _Update(at, base, device, as_deltas, [[] for _ in self._mine])
+        start = self._send if self._sends else self._receive
         # A receiver serves all transfers at once; a sender holds converted copies of two buckets.
-        most = 2 if sends else 2 * len(self._mine)
-        overlaps = checks or len(self._mine) > 1 or device.type != "cpu"
-        sums: list[list[int]] = [[] for _ in self._mine]
-        done = 0
-        under_way: deque[tuple[int, list[torch.Tensor], Callable[[], object]]] = deque()
+        most = 2 if self._sends else 2 * len(self._mine)
+        under_way: deque[tuple[_Step, Wait]] = deque()
+        moved_bytes = 0
 
-        def finish() -> int:
-            number, tensors, wait = under_way.popleft()
-            step, row = self._steps[number], self._rows.get(number)
+        def finish() -> None:
+            nonlocal moved_bytes
+            step, wait = under_way.popleft()
             wait()
-            if row is not None and not sends and self.unpacks:
-                row.unpack(at)
-            if checks and not sends:
-                sums[step.transfer].append(checksum(tensors))
+            moved_bytes += step.bytes
             if progress is not None:
-                progress(done + step.bytes, self.bytes)
-            return done + step.bytes
+                progress(moved_bytes, self.bytes)
 
-        for number, step in enumerate(self._steps):
+        for step in self._steps:
             if len(under_way) == most:
-                done = finish()
-            if step.is_packed:
-                row = self._row(number, at, device)
-                tensors = [row.memory]
-                if sends:
-                    row.pack(at)
-            else:
-                tensors = [at[unit.name].part(unit.box) for unit in step.bucket]
-                if sends:
-                    _convert(step.bucket, tensors, device)
-            begin = partial(self._begin, self._mine[step.transfer], overlaps)
-            if step.transfer not in deltas.transfers or not (sends or as_deltas):
-                wait = begin(tensors)
-            elif sends:
-                wait = deltas.send(number, tensors, begin, as_deltas)
-            else:
-                old = [base[unit.name].part(unit.box) for unit in step.bucket]
-                wait = deltas.receive(old, tensors, begin)
-            under_way.append((number, tensors, wait))
-            if checks and sends:
-                sums[step.transfer].append(checksum(tensors))  # while they are in flight
+                finish()
+            under_way.append((step, start(step, update)))
         while under_way:
-            done = finish()
+            finish()
         if device.type == "cuda":  # a vote for new weights requires that they have arrived
             torch.cuda.current_stream(device).synchronize()
-        if sends:
-            deltas.note(time.perf_counter() - begin_s, as_deltas)
-        return self._find_damage(sums) if checks else []
+        if self._sends:
+            self.deltas.note(time.perf_counter() - begin_s, as_deltas)
+        return self._find_damage(update.sums) if self._checks else []
+
+    def _send(self, step: _Step, update: _Update) -> Wait:
+        if step.is_packed:
+            row = self._row(step, update.at, update.device)
+            row.pack(update.at)
+            tensors = [row.memory]
+        else:
+            tensors = step.parts_of(update.at)
+            _convert(step.bucket, tensors, update.device)
+        begin = self._beginning(step, update.device)
+        if step.transfer in self.deltas.transfers:
+            wait = self.deltas.send(step.number, tensors, begin, update.as_deltas)
+        else:
+            wait = begin(tensors)
+        if self._checks:
+            update.sums[step.transfer].append(checksum(tensors))  # while they are in flight
+        return wait
+
+    def _receive(self, step: _Step, update: _Update) -> Wait:
+        row = self._row(step, update.at, update.device) if step.is_packed else None
+        tensors = step.parts_of(update.at) if row is None else [row.memory]
+        begin = self._beginning(step, update.device)
+        if update.as_deltas and step.transfer in self.deltas.transfers:
+            wait = self.deltas.receive(step.parts_of(update.base), tensors, begin)
+        else:
+            wait = begin(tensors)
+
+        def finish() -> None:
+            wait()
+            if row is not None and self.unpacks:
+                row.unpack(update.at)
+            if self._checks:
+                update.sums[step.transfer].append(checksum(tensors))
+
+        return finish
 
     def can_stay_packed(self, mine: Held, device: torch.device) -> bool:
         """Whether `unpacking` can copy to these tensors of a receiver: contiguous ones in the CPU's
@@ -230,25 +259,28 @@ class Transfers:
             self._are_whole = all(unit.box == mine.boxes[unit.name][1] for unit in units)
         if not self._are_whole or device.type != "cpu":
             return False
-        numbers = [number for number, step in enumerate(self._steps) if step.is_packed]
-        return all(self._row(number, mine, device).fits(mine) for number in numbers)
+        packed = [step for step in self._steps if step.is_packed]
+        return all(self._row(step, mine, device).fits(mine) for step in packed)
 
-    def _row(self, number: int, held: Held, device: torch.device) -> _Row:
-        if number not in self._rows:
-            self._rows[number] = _Row(self._steps[number].bucket, held, device)
-        return self._rows[number]
+    def _row(self, step: _Step, held: Held, device: torch.device) -> _Row:
+        if step.number not in self._rows:
+            self._rows[step.number] = _Row(step.bucket, held, device)
+        return self._rows[step.number]
 
     def unpacking(self, mine: Held) -> list[Callable[[], object]]:
         """C functions that copy to these tensors what has stayed packed."""
         return [step for row in self._rows.values() for step in row.unpacking(mine)]
 
-    def _begin(
-        self, transfer: WeightTransfer, overlaps: bool, tensors: Any
-    ) -> Callable[[], object]:
-        """Send or receive these; returns a function that waits for it. Without anything to do
-        meanwhile (`overlaps`) that is slower."""
-        work = self._broadcast(transfer, tensors, async_op=overlaps)
-        return lambda: work.wait() if work is not None else None
+    def _beginning(self, step: _Step, device: torch.device) -> Begin:
+        """What sends or receives tensors of a step. Without anything to do meanwhile, waiting at
+        once is faster."""
+        overlaps = self._checks or len(self._mine) > 1 or device.type != "cpu"
+
+        def begin(tensors: Any) -> Wait:
+            work = self._broadcast(self._mine[step.transfer], tensors, async_op=overlaps)
+            return lambda: work.wait() if work is not None else None
+
+        return begin
 
     def _broadcast(self, transfer: WeightTransfer, tensors: Any, async_op: bool) -> Work | None:
         group = self._groups.get(transfer.members)
