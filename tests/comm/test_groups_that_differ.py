@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import numpy
@@ -153,6 +155,22 @@ def wait_for_one_that_closed(rank: int, size: int, path: str, waits: int) -> str
         error = attempt(comm.split, [0, 1])
         assert isinstance(error, RendezvousError), error
         return str(error)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.provokes
+def test_a_group_whose_split_failed_ends_with_its_last_reference(comm: Communicator) -> None:
+    """It waits for no collector: a rank that dropped the group would look as if it could come."""
+    pair = subgroup(comm, [0, 1])
+    gc.collect()
+    gc.disable()
+    try:
+        attempt(pair.split, [[0, 1], [1, 0]][comm.rank])
+        known = weakref.ref(pair)
+        del pair
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 # -- random programs -----------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def own_stacks() -> list[Stack]:
         for ident in order
         if (name := names.get(ident, f"thread {ident}")) != WATCHING
     ]
+    frames.clear()  # this one, too: it would keep all others, and what they hold
     return [*living, *ended_threads]
 
 

@@ -267,12 +267,13 @@ def _may_others_make_groups() -> bool:
     thread: packages run their own services in daemons."""
     before = threading.enumerate()
     frames = sys._current_frames()
+    frames.pop(threading.get_ident())  # a frame that refers to itself keeps its callers' groups
     threads = [*before, *threading.enumerate()]
     daemons = {thread.ident for thread in threads if thread.daemon}
     # CPython 3.11 may crash in f_back of a thread that ends meanwhile, as these do all the time.
     brief = {thread.ident for thread in threads if thread.name == ASKS_A_STORE}
     for thread, frame in frames.items():
-        at: FrameType | None = frame if thread not in {threading.get_ident(), *brief} else None
+        at: FrameType | None = frame if thread not in brief else None
         while at is not None:
             file = at.f_code.co_filename
             is_package = f"-packages{os.sep}" in file and not file.startswith(_OURS)
