@@ -173,6 +173,23 @@ def test_a_group_whose_split_failed_ends_with_its_last_reference(comm: Communica
         gc.enable()
 
 
+@pytest.mark.provokes
+def test_a_split_can_be_tried_again_after_one_that_nobody_joined(pool: RankPool) -> None:
+    assert pool.run(try_again, 2, connected=False) == [2, 2]
+
+
+def try_again(rank: int, size: int, path: str) -> int:
+    with connect(path, rank, size) as comm:
+        limit_s, comm.timeout_s = comm.timeout_s, 0.2
+        error = attempt(comm.split, [0, 1]) if rank == 0 else None
+        assert rank or "rank 1 of 2 did not join" in str(error)
+        comm.timeout_s = limit_s
+        comm.barrier()
+        with subgroup(comm, [0, 1]) as pair:
+            pair.barrier()
+            return pair.size
+
+
 # -- random programs -----------------------------------------------------------------------------
 
 

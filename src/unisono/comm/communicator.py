@@ -32,12 +32,20 @@ from unisono import variables
 from unisono.comm.engine.numbers import Operation, Status
 from unisono.comm.forms import GivenCall, refused_by
 from unisono.comm.meeting.makings import SHRINKS, making
+from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.reductions import AnyReduction
 from unisono.comm.shared_tensors import SharedTensors
 from unisono.comm.tensors import Tensor, Tensors
 from unisono.comm.transport import NoFastPath, Transport, check_seconds
 from unisono.comm.work import Message, Work, check_messages
-from unisono.errors import GroupClosed, GroupError, GroupsDiffer, ScheduleError, UnisonoError
+from unisono.errors import (
+    GroupClosed,
+    GroupError,
+    GroupsDiffer,
+    RendezvousError,
+    ScheduleError,
+    UnisonoError,
+)
 from unisono.torch_habits import (
     ON_COMMUNICATOR,
     WithoutTorchNames,
@@ -674,8 +682,10 @@ class Communicator(SharedTensors, WithoutTorchNames):
         try:
             with making(what, f"split {name}", self.transport, members):
                 return Communicator(self.transport.split(members, name))
-        except GroupsDiffer:  # no member has it
-            self._splits[members, label] -= 1
+        except RendezvousError as error:
+            is_whole = self.transport.is_on_one_host and not isinstance(error, Departed)
+            if is_whole or isinstance(error, GroupsDiffer):  # no member has it: the name is free
+                self._splits[members, label] -= 1
             raise
 
     def _members(self, ranks: Sequence[int]) -> tuple[int, ...]:
