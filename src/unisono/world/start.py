@@ -17,8 +17,7 @@ from typing import Any
 from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import alone, connect, connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.board import Board, FileBoard
 from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
 from unisono.comm.meeting.identity import identify_host
 from unisono.comm.meeting.meeting_points import rendezvous_of_parent
@@ -197,8 +196,8 @@ def _connect_on_host(
     where: Any, info: RankInfo, timeout_s: float, deadline: Deadline, mine: RankDescription
 ) -> Communicator:
     """Connect ranks that meet in a file, which are on one host."""
-    how: Any = {"timeout_s": timeout_s, "deadline": deadline, "payload": json.dumps(vars(mine))}
-    return connect_on_host(FileAnnouncements(where), info.rank, info.size, **how)
+    board, payload = FileBoard(where, deadline=deadline), json.dumps(vars(mine))
+    return connect_on_host(board, info.rank, info.size, timeout_s=timeout_s, payload=payload)
 
 
 # -- torch.distributed ---------------------------------------------------------------------------

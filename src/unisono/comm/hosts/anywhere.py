@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono import variables
-from unisono.comm.meeting.announcements import StoreAnnouncements
 from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.meeting.membership import check_size
@@ -90,13 +89,5 @@ def connect_here(
     timeout_s: float,
 ) -> Transport:
     """The same for ranks that are all on this host."""
-    return SharedMemory.connect(
-        StoreAnnouncements(board),
-        rank,
-        size,
-        name=name,
-        global_ranks=global_ranks,
-        timeout_s=timeout_s,
-        deadline=board.deadline,
-        check=board.check,
-    )
+    how: Any = {"name": name, "global_ranks": global_ranks, "timeout_s": timeout_s}
+    return SharedMemory.connect(board, rank, size, **how)

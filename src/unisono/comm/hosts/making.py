@@ -9,7 +9,6 @@ from unisono.comm.hosts.anywhere import connect_here
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting, segments_of
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.meeting.announcements import StoreAnnouncements
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.identity import Hosts
 from unisono.comm.meeting.membership import JoinRequest, meet_by
@@ -64,8 +63,7 @@ def _make(board: Board, links: Links, placement: Placement, meeting: Meeting) ->
         segments=segments_of(placement),
     )
     with contextlib.closing(RendezvousServer()) as server:
-        announcements = StoreAnnouncements(_part_of_host(board, placement))
-        met = meet_by(announcements, server, request)
+        met = meet_by(_part_of_host(board, placement), server, request)
         load_soon(*NEEDED_LATER)
         return HostsTransport.over(met, links, placement, server, meeting)
 

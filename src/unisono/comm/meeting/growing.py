@@ -16,7 +16,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from unisono.comm.meeting.announcements import Announcement, Announcements, about_me
+from unisono.comm.meeting.announcements import (
+    Announcement,
+    about_me,
+    announce,
+    clear,
+    look_up,
+)
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
 from unisono.comm.meeting.membership import (
     JoinRequest,
@@ -106,13 +113,13 @@ class NewcomerServer:
 
     def __init__(
         self,
-        announcements: Announcements,
+        board: Board,
         server: RendezvousServer,
         name: str,
         members: int,
         generation: int,
     ) -> None:
-        self._announcements, self._server, self._name = announcements, server, name
+        self._board, self._server, self._name = board, server, name
         self._members, self._generation = members, generation
         self._inside: list[Connection] = []
 
@@ -125,7 +132,7 @@ class NewcomerServer:
         """Wait for this many newcomers. Raises RendezvousError if they do not join, and what
         `check` raises, which is called periodically."""
         me = about_me(self._server.address) | {"grows": True}
-        self._announcements.announce(me)
+        announce(self._board, me)
         size = self._members + count
         try:
             while len(self._inside) < count:
@@ -139,7 +146,7 @@ class NewcomerServer:
                         f"did not join within {in_seconds(limit.timeout_s)}"
                     )
         finally:
-            self._announcements.clear(me)
+            clear(self._board, me)
 
     def _let_in(self, visitor: Connection, size: int) -> None:
         if int(visitor.hello.get("generation", 0)) > self._generation:
@@ -173,7 +180,7 @@ def admit(
     server: RendezvousServer,
     leader_address: str,
     name: str,
-    meeting: tuple[str, AbstractContextManager[Announcements]],
+    meeting: tuple[str, AbstractContextManager[Board]],
     count: int,
     limit_s: float,
     about: dict[str, Any],
@@ -181,7 +188,7 @@ def admit(
 ) -> tuple[Membership, Growth]:
     """Admit this many new processes; all members call this. `name` is the new group's, and
     `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
-    known_as, board = meeting
+    known_as, opening = meeting
     with contextlib.ExitStack() as stack:
         exchange_s = max(group.timeout_s, limit_s + MEETING_S)  # the first member may take so long
         counts = {number for (number,) in group.exchange_integers((count,), exchange_s)}
@@ -191,9 +198,9 @@ def admit(
         newcomers, failed, plan = None, None, [0] * (2 + count)
         if group.rank == 0:
             try:
-                announcements = stack.enter_context(board)
+                board = stack.enter_context(opening)
                 newcomers = NewcomerServer(
-                    announcements, server, known_as, group.size, int(about["generation"])
+                    board, server, known_as, group.size, int(about["generation"])
                 )
                 stack.callback(newcomers.close)
                 newcomers.receive(count, Deadline(limit_s), group.raise_if_ended)
@@ -228,7 +235,7 @@ def admit(
 
 
 def join_growing(
-    announcements: Announcements,
+    board: Board,
     server: RendezvousServer,
     name: str,
     rank: int | None,
@@ -250,17 +257,17 @@ def join_growing(
         request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
         with descriptors_needed(), contextlib.ExitStack() as stack:
             try:
-                line = find_leader(announcements, request, me)
+                line = find_leader(board, request, me)
                 visit = stack.enter_context(contextlib.closing(line))
             except RendezvousError as error:
                 if limit.left_s():
                     raise
                 raise RendezvousError(f"{in_vain} ({error})") from error
-            leader = announcements.look_up()
+            leader = look_up(board)
             hello = {"key": _key(name), "rank": wanted, "generation": generation}
             try:
                 visit.send(me | hello)
-                told = visit.receive(limit, partial(_check_leader, announcements, leader))
+                told = visit.receive(limit, partial(_check_leader, board, leader))
                 growth = Growth(str(told["name"]), str(told["key"]), told["places"])
                 call_s = float(told["timeout_s"]) if timeout_s is None else timeout_s
                 joining = growth.request(int(told["number"]), call_s)
@@ -273,9 +280,9 @@ def join_growing(
             waiting.pause()
 
 
-def _check_leader(announcements: Announcements, leader: Announcement | None) -> None:
+def _check_leader(board: Board, leader: Announcement | None) -> None:
     """Raise Departed if another process receives newcomers now."""
-    now = announcements.look_up()
+    now = look_up(board)
     if now is not None and leader is not None and now["address"] != leader["address"]:
         raise Departed("another member receives new processes now")
 

@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING, Any
 from unisono.comm.engine import MOST_RANKS, open_group
 from unisono.comm.meeting.announcements import (
     Announcement,
-    Announcements,
     about_me,
+    announce,
+    clear,
     clear_if_over,
     is_dead,
     is_from_before,
     is_over,
+    look_up,
+    object_to,
 )
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
 from unisono.comm.meeting.unix_socket import (
     Connection,
@@ -201,9 +205,7 @@ def own_pidfd() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def meet_by(
-    announcements: Announcements, server: RendezvousServer, request: JoinRequest
-) -> Membership:
+def meet_by(board: Board, server: RendezvousServer, request: JoinRequest) -> Membership:
     """Meet ranks that do not know each other: rank 0 leads, and announces itself."""
     with descriptors_needed():
         me = about_me(server.address)
@@ -211,17 +213,17 @@ def meet_by(
             from unisono.comm.meeting.leading import Leader  # followers do not need it
 
             try:
-                announcements.announce(me)
-                return Leader(server, request, me, announcements).make_group()
+                announce(board, me)
+                return Leader(server, request, me, board).make_group()
             except BaseException:
-                announcements.clear(me)
+                clear(board, me)
                 raise
         try:
-            connection = find_leader(announcements, request, me)
+            connection = find_leader(board, request, me)
         except TooFewDescriptors as error:
             server.close_socket()  # frees a descriptor, with which rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
-                leader = announcements.look_up()
+                leader = look_up(board)
                 if leader is not None:
                     hello = _hello(request, me, error)
                     Connection.connect(str(leader["address"])).dismiss(hello)
@@ -229,7 +231,7 @@ def meet_by(
         try:
             return follow(connection, request, me, is_announced=True)
         except Departed:
-            clear_if_over(announcements, me)
+            clear_if_over(board, me)
             raise
 
 
@@ -273,7 +275,7 @@ def call_leader(
             ) from error
 
 
-def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
+def find_leader(board: Board, request: JoinRequest, me: Announcement) -> Connection:
     """Wait for rank 0's announcement and connect to its server, until `request.check` raises. If
     rank 0 cannot be reached, it is told so."""
     refused_since: tuple[str, float] | None = None
@@ -281,7 +283,7 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
     waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
     while True:
         is_late = not request.deadline.left_s()
-        leader = announcements.look_up()
+        leader = look_up(board)
         seen = leader or seen
         complaint = f"rank 0 did not join within {limit}"
         if is_late:  # what looked stale may belong to another host of this name
@@ -293,7 +295,7 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                     f"{leader.get('host')}: they cannot share memory; use a backend for several "
                     "machines (gloo, nccl, mpi)"
                 )
-                announcements.object_to(leader, reason)
+                object_to(board, leader, reason)
                 raise RendezvousError(reason)
             address = str(leader["address"])
             try:
@@ -305,7 +307,7 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                 )
             except OSError as error:
                 if is_over(error, leader, me):
-                    announcements.clear(leader)
+                    clear(board, leader)
                 elif refused_since is None or refused_since[0] != address or is_dead(leader):
                     refused_since = (address, time.monotonic())
                 elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
@@ -314,7 +316,7 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                         f"{leader.get('pid')}) on host {me['host']}, though both are on it: are "
                         f"they in different network namespaces? ({error.strerror})"
                     )
-                    announcements.object_to(leader, reason)
+                    object_to(board, leader, reason)
                     raise RendezvousError(reason) from error
         if is_late:
             raise RendezvousError(f"group {request.key}: {complaint}")
