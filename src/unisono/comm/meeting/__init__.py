@@ -6,6 +6,7 @@ identity.py        which ranks share a host, and the proof
 network.py         the interface by which hosts reach each other
 membership.py      how a process becomes a member of a new group: it leads, or follows rank 0
 makings.py         whether the groups that ranks make at the same time fit together
+outcome.py         whether a new group is made, settled once
 survivors.py       which ranks survive a death, and form a new group
 growing.py         how new processes join an existing group
 leading.py         rank 0's part: receive the others, make the segment, pass it on

@@ -148,7 +148,7 @@ class SharedMemory(EngineTransport):
             return None
         before = self.membership
         request = JoinRequest(
-            attempt.key,
+            attempt.name,
             attempt.members.index(self.rank),
             len(attempt.members),
             attempt.deadline,
