@@ -115,8 +115,7 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
         boards.boot_id = lambda: "another machine's"  # type: ignore[assignment]
-    board = FileBoard(path, deadline=Deadline(1.0))
-    error = attempt(connect_on_host, board, rank, size)
+    error = attempt(connect_on_host, FileBoard(path, deadline=Deadline(1.0)), rank, size)
     assert isinstance(error, RendezvousError), error
     return str(error)
 

@@ -240,8 +240,7 @@ def fork_around_a_death(rank: int, size: int, path: str) -> str:
 
 
 def alone_in_a_new_world(path: str) -> bool:
-    board = FileBoard(path, deadline=Deadline(0.05))
-    error = attempt(connect_on_host, board, 0, 2)
+    error = attempt(connect_on_host, FileBoard(path, deadline=Deadline(0.05)), 0, 2)
     return isinstance(error, RendezvousError)
 
 

@@ -162,8 +162,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     errors: dict[int, BaseException | None] = {}
 
     def come(rank: int, within_s: float) -> None:
-        board = Board(store, Deadline(within_s))
-        errors[rank] = attempt(connect_on_host, board, rank, 8)
+        errors[rank] = attempt(connect_on_host, Board(store, Deadline(within_s)), rank, 8)
 
     everyone = (0, 1, 2, 5)
     for ranks, awaited in (

@@ -35,7 +35,8 @@ def connect(
         return SharedMemory.alone(name, ranks, timeout_s)
     hosts = find_hosts(board, rank, size, name)
     if hosts.count == 1:
-        return connect_here(board, rank, size, name, ranks, timeout_s)
+        how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
+        return SharedMemory.connect(board, rank, size, **how)
     if variables.HOSTS.read() == "gloo":
         from unisono.comm.over_torch.stateless import connect_stateless
 
@@ -66,16 +67,3 @@ def connect_once(
                 made.close()
             raise
     return made
-
-
-def connect_here(
-    board: Board,
-    rank: int,
-    size: int,
-    name: str,
-    global_ranks: tuple[int, ...] | None,
-    timeout_s: float,
-) -> Transport:
-    """The same for ranks that are all on this host."""
-    how: Any = {"name": name, "global_ranks": global_ranks, "timeout_s": timeout_s}
-    return SharedMemory.connect(board, rank, size, **how)

@@ -16,22 +16,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from unisono.comm.meeting.announcements import (
-    Announcement,
-    about_me,
-    announce,
-    clear,
-    look_up,
-)
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.announcements import Announcement
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
-from unisono.comm.meeting.membership import (
-    JoinRequest,
-    Membership,
-    call_leader,
-    find_leader,
-    follow,
-)
+from unisono.comm.meeting.membership import JoinRequest, Membership, find_leader, meet_at
 from unisono.comm.meeting.unix_socket import (
     Connection,
     Departed,
@@ -131,8 +120,8 @@ class NewcomerServer:
     def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
         """Wait for this many newcomers. Raises RendezvousError if they do not join, and what
         `check` raises, which is called periodically."""
-        me = about_me(self._server.address) | {"grows": True}
-        announce(self._board, me)
+        me = announcements.about_me(self._server.address) | {"grows": True}
+        announcements.announce(self._board, me)
         size = self._members + count
         try:
             while len(self._inside) < count:
@@ -146,7 +135,7 @@ class NewcomerServer:
                         f"did not join within {in_seconds(limit.timeout_s)}"
                     )
         finally:
-            clear(self._board, me)
+            announcements.clear(self._board, me)
 
     def _let_in(self, visitor: Connection, size: int) -> None:
         if int(visitor.hello.get("generation", 0)) > self._generation:
@@ -163,7 +152,8 @@ class NewcomerServer:
         """Tell the newcomers what they join."""
         for number, visitor in enumerate(self._inside, self._members):
             told = {"name": growth.name, "key": growth.key, "places": growth.places}
-            visitor.try_send(about | told | {"number": number})
+            here = {"address": self._server.address, "number": number}
+            visitor.try_send(about | told | here)
 
     def check(self) -> None:
         if any(visitor.is_closed() for visitor in self._inside):
@@ -213,7 +203,6 @@ def admit(
                 f"group {known_as}: not enough new processes reached rank 0"
             )
         growth = Growth(name, f"{name} at {token:x}", places_after(group.size, wanted))
-        me = about_me(server.address)
 
         def check() -> None:
             group.raise_if_ended()
@@ -222,16 +211,8 @@ def admit(
 
         request = growth.request(group.rank, group.timeout_s, check, settle)
         if newcomers is not None:
-            from unisono.comm.meeting.leading import Leader
-
-            newcomers.tell(
-                growth, about | {"address": server.address, "timeout_s": group.timeout_s}
-            )
-            met = Leader(server, request, me).make_group()
-        else:
-            line = call_leader(leader_address, growth.key, request.deadline, check)
-            met = follow(line, request, me, is_announced=True)
-        return growth.membership(met), growth
+            newcomers.tell(growth, about | {"timeout_s": group.timeout_s})
+        return growth.membership(meet_at(leader_address, server, request, are_new=True)), growth
 
 
 def join_growing(
@@ -244,7 +225,7 @@ def join_growing(
     limit: Deadline,
 ) -> tuple[Membership, Growth, dict[str, Any]]:
     """Wait until the members of a group admit this process; returns what they told it, too."""
-    me = about_me(server.address)
+    me = announcements.about_me(server.address)
     wanted = -1 if rank is None else rank
     waiting = Waiting(wanted, 0, name, limit)
     later = f", of generation {generation} or later," if generation else ""
@@ -263,7 +244,7 @@ def join_growing(
                 if limit.left_s():
                     raise
                 raise RendezvousError(f"{in_vain} ({error})") from error
-            leader = look_up(board)
+            leader = announcements.look_up(board)
             hello = {"key": _key(name), "rank": wanted, "generation": generation}
             try:
                 visit.send(me | hello)
@@ -271,8 +252,7 @@ def join_growing(
                 growth = Growth(str(told["name"]), str(told["key"]), told["places"])
                 call_s = float(told["timeout_s"]) if timeout_s is None else timeout_s
                 joining = growth.request(int(told["number"]), call_s)
-                line = Connection.connect(str(told["address"]))
-                met = follow(line, joining, me, is_announced=True)
+                met = meet_at(str(told["address"]), server, joining, are_new=True)
                 return growth.membership(met), growth, told | {"timeout_s": call_s}
             except (Departed, OSError, KeyError) as error:
                 if isinstance(error, TimeoutError) or not limit.left_s():
@@ -282,7 +262,7 @@ def join_growing(
 
 def _check_leader(board: Board, leader: Announcement | None) -> None:
     """Raise Departed if another process receives newcomers now."""
-    now = look_up(board)
+    now = announcements.look_up(board)
     if now is not None and leader is not None and now["address"] != leader["address"]:
         raise Departed("another member receives new processes now")
 

@@ -8,13 +8,8 @@ import time
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.meeting.announcements import (
-    Announcement,
-    announce,
-    clear,
-    look_up,
-    objection_to,
-)
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.announcements import Announcement
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.makings import look
 from unisono.comm.meeting.membership import JoinRequest, Membership, own_pidfd
@@ -104,9 +99,9 @@ class Leader:
         """Raise if a rank has left a note that it cannot join."""
         if self._board is None:
             return
-        if look_up(self._board) is None:  # another process took it for a dead one's
-            announce(self._board, self._me)
-        objection = objection_to(self._board, self._me)
+        if announcements.look_up(self._board) is None:  # another process took it for a dead one's
+            announcements.announce(self._board, self._me)
+        objection = announcements.objection_to(self._board, self._me)
         if objection:
             raise RendezvousError(objection)
 
@@ -142,7 +137,7 @@ class Leader:
         try:
             membership = self._hand_over()
             if self._board is not None:  # before any rank can come back for another meeting
-                clear(self._board, self._me)
+                announcements.clear(self._board, self._me)
             for follower in followers:
                 follower.receive(request.deadline, request.check)
             if request.settle and not request.settle(True):
