@@ -29,7 +29,7 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import CollectiveMismatch, DeadlockError, GroupAborted, GroupError, PeerLost
 
 HEAD_START_S = 0.05
@@ -113,7 +113,7 @@ def be_a_rank_on_a_host(
 
 def be_a_rank(fault: str, rank: int, size: int, path: str, answer: int) -> None:
     others, culprit, expected, _ = FAULTS[fault]
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     act(comm, rank == size - 1, others, culprit, expected, answer)
 
 

@@ -49,8 +49,7 @@ import numpy as np
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect, connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.board import Board, FileBoard
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.errors import GroupError, PeerLost, RendezvousError
 
@@ -87,7 +86,7 @@ class Place:
 
     def meet(self, rank: int, size: int, name: str, store: Any) -> Communicator:
         if not self.hosts:
-            return connect_on_host(FileAnnouncements(self.folder / name), rank, size, timeout_s=30)
+            return connect_on_host(FileBoard(self.folder / name), rank, size, timeout_s=30)
         import torch.distributed as dist
 
         part = dist.PrefixStore(name, store)  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ import torch
 from unisono import watch
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.watch.settings import is_wanted
@@ -341,7 +341,7 @@ def signalled_while_waiting(
 
 def connect(path: str, rank: int, size: int) -> Communicator:
     """Join a native group through a file."""
-    return connect_on_host(FileAnnouncements(path), rank, size, timeout_s=60.0)
+    return connect_on_host(FileBoard(path), rank, size, timeout_s=60.0)
 
 
 def subgroup(comm: Communicator, ranks: Iterable[int], label: str = "") -> Communicator:

@@ -19,7 +19,7 @@ from resources import held_resources
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import end_abandoned_groups
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.comm.reductions import PremulSum
 from unisono.comm.shared_memory.record_reader import read_process
 from unisono.comm.work import Work
@@ -270,7 +270,7 @@ def test_a_group_that_closes_ends_what_is_under_way(fresh_pool: RankPool) -> Non
 
 def close_meanwhile(rank: int, size: int, path: str) -> None:
     threads = held_resources()[1]
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(4)
     if rank == 0:
         work = begun(comm.all_reduce(tensor, async_op=True))

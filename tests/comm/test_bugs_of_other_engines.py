@@ -20,7 +20,8 @@ from ranks import RankPool, attempt, connect
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting import announcements as boards
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
+from unisono.comm.meeting.deadline import Deadline
 from unisono.errors import RendezvousError
 from user_programs import eventually
 
@@ -114,8 +115,7 @@ def claim_to_be_local(rank: int, size: int, path: str) -> str:
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
     if rank == 1:
         boards.boot_id = lambda: "another machine's"  # type: ignore[assignment]
-    announcements = FileAnnouncements(path)
-    error = attempt(connect_on_host, announcements, rank, size, join_timeout_s=1.0)
+    error = attempt(connect_on_host, FileBoard(path, deadline=Deadline(1.0)), rank, size)
     assert isinstance(error, RendezvousError), error
     return str(error)
 

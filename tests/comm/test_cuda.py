@@ -28,7 +28,7 @@ from unisono.comm.cuda.routing import (
     why_no_mapping,
 )
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import CollectiveMismatch, GroupAborted
 
 FLOATS = 5000
@@ -402,7 +402,7 @@ def test_nobody_waits_for_the_stream_of_a_killed_rank(
 
 
 def lose_a_rank(rank: int, size: int, path: str, folder: str) -> None:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     member = Rank(comm, folder)
     base = member.allocate(1.0)
     assert member.call([(base, 4)], all_reduce(size, 1)) == ""

@@ -18,7 +18,7 @@ import torch
 from ranks import RankPool, attempt, raised, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import PeerLost
 
 WITHIN_S = 0.1  # what is guaranteed, measured from the moment of death
@@ -39,7 +39,7 @@ def test_every_survivor_raises_at_once(fresh_pool: RankPool, size: int, large: b
 
 
 def die_in_the_middle(rank: int, size: int, path: str, large: bool) -> tuple[str, int, float, str]:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(8_000_000 if large else 4)
     for _ in range(3):
         comm.all_reduce(tensor)
@@ -60,7 +60,7 @@ def test_groups_without_the_dead_go_on(fresh_pool: RankPool) -> None:
 
 
 def go_on_without(rank: int, size: int, path: str) -> float:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     living = comm.split([0, 1, 2])
     with_the_dead = comm.split([0, 3])
     if rank == 3:
@@ -81,7 +81,7 @@ def test_a_forked_child_that_lives_on_hides_nothing(fresh_pool: RankPool) -> Non
 
 
 def leave_a_child(rank: int, size: int, path: str) -> float:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     if rank == 1:
         comm.barrier()
         if os.fork() == 0:
@@ -98,10 +98,10 @@ LEAVES_EARLY = """
 import sys
 from unisono.comm.factory import connect_on_host
 from unisono.comm.communicator import Communicator
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import PeerLost
 rank = int(sys.argv[2])
-comm = connect_on_host(FileAnnouncements(sys.argv[1]), rank, 2)
+comm = connect_on_host(FileBoard(sys.argv[1]), rank, 2)
 comm.barrier()
 if rank == 1:
     raise RuntimeError("this rank fails")
@@ -159,7 +159,7 @@ def test_a_rank_that_left_in_order_is_no_death(fresh_pool: RankPool) -> None:
 
 
 def leave_in_order(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     comm.barrier()
     if rank == 2:
         comm.close()
@@ -191,7 +191,7 @@ def test_a_split_names_the_member_that_has_died(fresh_pool: RankPool) -> None:
 
 
 def split_with_the_dead(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size, timeout_s=40)
+    comm = connect_on_host(FileBoard(path), rank, size, timeout_s=40)
     turned = subgroup(comm, [4, 3, 2, 1, 0])
     comm.barrier()
     if rank == 4:

@@ -20,7 +20,7 @@ from unisono.cases.primitives import PRIMITIVES
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine.numbers import REDUCTION_NUMBERS
 from unisono.comm.factory import connect_on_host, wrap
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.comm.on_rows.mismatches import algorithm_mark
 from unisono.plan import Schedule, ScheduleError, Transfer, algorithm, catalog, find
 from unisono.plan.schedule import COLLECTIVES
@@ -494,7 +494,7 @@ def test_a_rank_that_dies_in_the_middle(fresh_pool: RankPool, way: Callable[...,
 
 
 def die_in_the_middle(rank: int, size: int, path: str, way: Callable[..., None]) -> int:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(3_000_000)
     way(comm, tensor, "sum", "ring")
     if rank == 2:

@@ -102,7 +102,7 @@ def test_a_newcomer_that_dies_on_the_way(fresh_pool: RankPool) -> None:
 def come_and_die(rank: int, size: int, path: str) -> int:
     if rank == 2:
         growing.Growth.membership = lambda *_: die()  # type: ignore[method-assign, assignment]
-        growing.follow = lambda *_, **__: die()  # type: ignore[assignment]
+        growing.meet_at = lambda *_, **__: die()  # type: ignore[assignment]
         Communicator.join(path)
     if rank == 3:
         time.sleep(1.0)

@@ -24,8 +24,8 @@ from ranks import in_a_fork
 from resources import is_announced, meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError, UnisonoError
 from unisono.comm.meeting import deadline, meeting_points
-from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements, about_me
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.announcements import about_me, announce
+from unisono.comm.meeting.board import Board, FileBoard
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.meeting.membership import JoinRequest, meet_at, meet_by
 from unisono.comm.meeting.unix_socket import Connection, RendezvousServer
@@ -170,11 +170,10 @@ def test_who_does_not_come_is_named(name: str) -> None:
 def test_a_stale_word_does_no_harm_even_if_its_number_lives_again(
     joiner: Program, name: str
 ) -> None:
-    announcements = FileAnnouncements(path_of(name))
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     word = {"address": "gone", "pid": os.getpid(), "started": "1", "boot": boot}
     assert start_time(os.getpid()) != "1"
-    announcements.announce(word)
+    announce(FileBoard(path_of(name)), word)
     follower = joiner.start("meet", name, "1", "2")
     assert eventually(lambda: waits_at_a_meeting(follower.pid))
     ends_well(follower, joiner.start("meet", name, "0", "2"))
@@ -297,11 +296,11 @@ def test_a_full_queue_at_the_door_is_waited_for(
 ) -> None:
     """So many strangers connect that no rank gets in until they are gone."""
     store = dist.HashStore()
-    announcements = StoreAnnouncements(Board(store).part(f"unisono/join/{name}"))
+    board = Board(store).part(f"unisono/join/{name}")
     calls = []
     with contextlib.closing(RendezvousServer()) as full:
         me = about_me(full.address)
-        announcements.announce(me)
+        announce(board, me)
         with contextlib.suppress(BlockingIOError):
             while True:
                 calls.append(Connection.connect(full.address))
@@ -318,7 +317,7 @@ def test_a_full_queue_at_the_door_is_waited_for(
         for call in calls:
             call.close()
         leader = JoinRequest(name, 0, 2, Deadline(20), 20.0)
-        membership = meet_by(announcements, full, leader)
+        membership = meet_by(board, full, leader)
         follower.join()
         membership.group.close()
 

@@ -17,7 +17,8 @@ from resources import assert_given_back, held_resources
 from unisono import CollectiveMismatch, GroupAborted, RendezvousError, SegmentError
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
 from unisono.watch.settings import is_wanted
 
@@ -222,8 +223,8 @@ def join_with_few_descriptors(rank: int, size: int, path: str, limited: int) -> 
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 1 + more, hard))
         error: BaseException | None = None
         try:
-            announcements = FileAnnouncements(f"{path}-{more}")
-            with connect_on_host(announcements, rank, size, join_timeout_s=10) as comm:
+            board = FileBoard(f"{path}-{more}", deadline=Deadline(10))
+            with connect_on_host(board, rank, size) as comm:
                 kinds = held_resources()[0].values() if rank != limited else ()
                 assert rank == limited or sum("pidfd" in kind for kind in kinds) == size - 1
                 comm.barrier()

@@ -15,7 +15,7 @@ import torch
 from ranks import RankPool, attempt, connect, raised, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.comm.work import Message, Work
 from unisono.errors import (
     CollectiveTimeout,
@@ -408,7 +408,7 @@ def test_a_peer_that_dies_while_it_is_awaited(fresh_pool: RankPool) -> None:
 
 
 def dies_while_awaited(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     comm.barrier()
     if rank == 2:
         time.sleep(0.2)

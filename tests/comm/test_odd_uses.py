@@ -18,7 +18,8 @@ import torch
 from ranks import RankPool, attempt, in_a_fork, raised, signalled_while_waiting, subgroup
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
+from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.reductions import PremulSum
 from unisono.errors import CollectiveMismatch, GroupAborted, PeerLost, RendezvousError
 from user_programs import eventually
@@ -168,7 +169,7 @@ def test_ctrl_c_on_every_rank_at_once(fresh_pool: RankPool) -> None:
 
 def all_are_interrupted(rank: int, size: int, path: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     # none can finish: each waits in a group for a rank that is elsewhere
     pairs = [comm.split([0, 1]), comm.split([1, 2]), comm.split([2, 0])]
     mine = pairs[rank]
@@ -227,7 +228,7 @@ def test_children_forked_around_a_death_can_make_groups(fresh_pool: RankPool) ->
 
 
 def fork_around_a_death(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     comm.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -239,7 +240,7 @@ def fork_around_a_death(rank: int, size: int, path: str) -> str:
 
 
 def alone_in_a_new_world(path: str) -> bool:
-    error = attempt(connect_on_host, FileAnnouncements(path), 0, 2, join_timeout_s=0.05)
+    error = attempt(connect_on_host, FileBoard(path, deadline=Deadline(0.05)), 0, 2)
     return isinstance(error, RendezvousError)
 
 
@@ -270,7 +271,7 @@ def test_a_leader_that_died_is_not_waited_for(fresh_pool: RankPool) -> None:
 
 
 def the_leader_dies(rank: int, size: int, path: str) -> float:
-    comm = connect_on_host(FileAnnouncements(path), rank, size, timeout_s=20)
+    comm = connect_on_host(FileBoard(path), rank, size, timeout_s=20)
     comm.barrier()
     if rank == 0:
         if os.fork() == 0:  # a child that lives on must not keep the socket open

@@ -187,9 +187,9 @@ def exchange_switched_off(rank: int, size: int, path: str, switched_off: list[in
 ELSEWHERE = """
 import sys, numpy
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 rank = int(sys.argv[2])
-comm = connect_on_host(FileAnnouncements(sys.argv[1]), rank, 2)
+comm = connect_on_host(FileBoard(sys.argv[1]), rank, 2)
 for number in range(3):
     out = numpy.zeros(200_000, numpy.float32)
     comm.all_to_all(out, numpy.full_like(out, rank + number))

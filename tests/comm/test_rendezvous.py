@@ -31,13 +31,13 @@ from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting import announcements as boards
 from unisono.comm.meeting import membership
-from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.board import Board, FileBoard
+from unisono.comm.meeting.deadline import Deadline
 from user_programs import eventually
 
 
-def join(announcements: Any, rank: int, size: int, within_s: float = 10.0) -> Communicator:
-    return connect_on_host(announcements, rank, size, timeout_s=10, join_timeout_s=within_s)
+def join(board: Board, rank: int, size: int, within_s: float = 10.0) -> Communicator:
+    return connect_on_host(board.until(Deadline(within_s)), rank, size, timeout_s=10)
 
 
 def assert_works(comm: Communicator) -> None:
@@ -45,8 +45,8 @@ def assert_works(comm: Communicator) -> None:
     assert tensor.eq(sum(range(1, comm.size + 1))).all()
 
 
-def join_and_work(announcements: Any, rank: int, size: int, within_s: float = 10.0) -> None:
-    with join(announcements, rank, size, within_s) as comm:
+def join_and_work(board: Board, rank: int, size: int, within_s: float = 10.0) -> None:
+    with join(board, rank, size, within_s) as comm:
         assert_works(comm)
 
 
@@ -63,7 +63,7 @@ def test_ranks_meet_at_a_path_whoever_comes_first(pool: RankPool, tmp_path: Path
 def meet_at_a_path(rank: int, size: int, _: str, path: str, late: int) -> None:
     if rank == late:
         time.sleep(0.2)
-    join_and_work(FileAnnouncements(path), rank, size)
+    join_and_work(FileBoard(path), rank, size)
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
@@ -80,16 +80,16 @@ def meet_in_a_store(rank: int, size: int, _: str, kind: str, path: str, port: in
         store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
     if kind == "prefix":
         store = torch.distributed.PrefixStore("mine", store)
-    join_and_work(StoreAnnouncements(Board(store)), rank, size)
+    join_and_work(Board(store), rank, size)
     with unisono.init(rank=rank, size=size, rendezvous=store) as comm:
         assert_works(comm)
     unisono.shutdown()
 
 
 def test_ranks_of_one_process_meet_in_a_hash_store() -> None:
-    announcements = StoreAnnouncements(Board(torch.distributed.HashStore()))
+    board = Board(torch.distributed.HashStore())
     with ThreadPoolExecutor() as threads:
-        list(threads.map(join_and_work, [announcements] * 3, range(3), [3] * 3))
+        list(threads.map(join_and_work, [board] * 3, range(3), [3] * 3))
 
 
 PROGRAM = """
@@ -167,7 +167,7 @@ def test_two_worlds_meet_at_two_paths_at_once(pool: RankPool, tmp_path: Path) ->
 def two_worlds_at_once(rank: int, size: int, _: str, folder: str) -> None:
     for step in range(5):
         path = os.path.join(folder, f"{step}-{rank % 2}")
-        join_and_work(FileAnnouncements(path), rank // 2, size // 2)
+        join_and_work(FileBoard(path), rank // 2, size // 2)
 
 
 @pytest.mark.parametrize("turning", [0, 1], ids=["with the same leader", "with another leader"])
@@ -178,7 +178,7 @@ def test_a_path_is_used_again_at_once(pool: RankPool, turning: int) -> None:
 def meet_again_and_again(rank: int, size: int, path: str, turning: int) -> None:
     """Only the rendezvous itself keeps one meeting apart from the next."""
     for step in range(40):
-        join(FileAnnouncements(path), (rank + turning * step) % size, size, within_s=5.0).close()
+        join(FileBoard(path), (rank + turning * step) % size, size, within_s=5.0).close()
 
 
 def test_one_process_is_in_two_worlds(pool: RankPool) -> None:
@@ -186,8 +186,8 @@ def test_one_process_is_in_two_worlds(pool: RankPool) -> None:
 
 
 def one_process_is_in_two_worlds(rank: int, size: int, path: str) -> None:
-    with join(FileAnnouncements(path), rank, size) as first:
-        with join(FileAnnouncements(f"{path}-second"), size - 1 - rank, size) as second:
+    with join(FileBoard(path), rank, size) as first:
+        with join(FileBoard(f"{path}-second"), size - 1 - rank, size) as second:
             for _ in range(10):
                 assert_works(first)
                 assert_works(second)
@@ -247,7 +247,7 @@ def a_world_of_one(rank: int, size: int, path: str) -> None:
 def join_error(rank: int, size: int, path: str, within_s: float) -> tuple[str, float]:
     """The text of the error with which this rank fails to join, and after how long."""
     start = time.monotonic()
-    error = raised(RendezvousError, join, FileAnnouncements(path), rank, size, within_s)
+    error = raised(RendezvousError, join, FileBoard(path), rank, size, within_s)
     return str(error), time.monotonic() - start
 
 
@@ -335,7 +335,7 @@ def test_a_stale_file_does_no_harm(pool: RankPool, tmp_path: Path, content: byte
 def rank_0_comes_last(rank: int, size: int, _: str, path: str) -> None:
     if rank == 0:
         time.sleep(0.3)
-    join_and_work(FileAnnouncements(path), rank, size)
+    join_and_work(FileBoard(path), rank, size)
 
 
 def test_a_rank_on_another_host_is_named(fresh_pool: RankPool) -> None:
@@ -354,9 +354,9 @@ def one_is_elsewhere(rank: int, size: int, _: str, port: int, elsewhere: int) ->
         boards.boot_id = lambda: "ffffffff-ffff-ffff-ffff-ffffffffffff"  # type: ignore
         socket.gethostname = lambda: "faraway"  # type: ignore
     store = torch.distributed.TCPStore("127.0.0.1", port, is_master=False)
-    announcements = StoreAnnouncements(Board(store).part(f"{elsewhere}"))
+    board = Board(store).part(f"{elsewhere}")
     try:
-        error = attempt(join, announcements, rank, size, 3.0)
+        error = attempt(join, board, rank, size, 3.0)
     finally:
         boards.boot_id, socket.gethostname = boot_id, hostname  # type: ignore
     assert isinstance(error, RendezvousError), error
@@ -376,7 +376,7 @@ def one_has_a_network_of_its_own(rank: int, size: int, path: str) -> str:
     if rank == 1:
         assert not ctypes.CDLL(None).unshare(0x40000000)  # CLONE_NEWNET
     store = torch.distributed.FileStore(f"{path}-store", 2)
-    return str(raised(RendezvousError, join, StoreAnnouncements(Board(store)), rank, size, 8.0))
+    return str(raised(RendezvousError, join, Board(store), rank, size, 8.0))
 
 
 # -- noise at the door -------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def announced_address(path: str) -> str:
     """Rank 0's address, once it has announced it."""
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        announcement = FileAnnouncements(path).look_up()
+        announcement = boards.look_up(FileBoard(path))
         if announcement is not None:
             return str(announcement["address"])
         time.sleep(0.005)
@@ -455,7 +455,7 @@ def noise_while_a_group_forms(
         return
     if rank == 1:
         eventually(made.exists, 8.0)
-    join_and_work(FileAnnouncements(path), rank, 2, within_s=5.0)
+    join_and_work(FileBoard(path), rank, 2, within_s=5.0)
     assert_given_back(before)
 
 
@@ -487,10 +487,10 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
     if rank < 2:
         if rank == 1:
             eventually(done.exists, 8.0)
-        join_and_work(FileAnnouncements(path), rank, 2)
+        join_and_work(FileBoard(path), rank, 2)
         return []
     address = announced_address(path)
-    announcement = FileAnnouncements(path).look_up()
+    announcement = boards.look_up(FileBoard(path))
 
     def knock() -> str:
         os.setuid(65534)
@@ -504,12 +504,12 @@ def another_user_knocks(rank: int, size: int, path: str) -> list[str]:
             except ConnectionError:
                 return "no answer"
 
-    class Whisper(FileAnnouncements):
+    class Whisper(FileBoard):
         """Rank 0's announcement, which came in another way than by the file: we may not read the
         file."""
 
-        def look_up(self) -> dict[str, Any] | None:
-            return announcement
+        def get(self, name: str) -> str:
+            return json.dumps(announcement)
 
     def join_as_nobody() -> str:
         os.setuid(65534)
@@ -535,7 +535,7 @@ def test_a_file_of_another_user_is_not_believed(fresh_pool: RankPool) -> None:
 def read_as_nobody(rank: int, size: int, _: str, folder: str) -> BaseException | None:
     os.setuid(65534)
     path = os.path.join(folder, ("meeting-644", "meeting-600")[rank])
-    return attempt(join, FileAnnouncements(path), 1, 2, 1.0)
+    return attempt(join, FileBoard(path), 1, 2, 1.0)
 
 
 def test_a_path_that_cannot_be_written_is_named(pool: RankPool) -> None:
@@ -546,7 +546,7 @@ def test_a_path_that_cannot_be_written_is_named(pool: RankPool) -> None:
 
 def meet_nowhere(rank: int, size: int, path: str) -> tuple[BaseException | None, str]:
     missing = f"{path}-missing/meeting"
-    return attempt(join, FileAnnouncements(missing), 0, 2, 1.0), missing
+    return attempt(join, FileBoard(missing), 0, 2, 1.0), missing
 
 
 def test_an_interrupt_ends_the_search_for_rank_0(fresh_pool: RankPool) -> None:
@@ -561,4 +561,4 @@ def interrupted_while_searching(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     start = time.monotonic()
-    return attempt(join, FileAnnouncements(path), 1, 2), time.monotonic() - start - 0.2
+    return attempt(join, FileBoard(path), 1, 2), time.monotonic() - start - 0.2

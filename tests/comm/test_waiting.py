@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,8 @@ from resources import meeting_files, waits_at_a_meeting
 from unisono import Communicator, RendezvousError
 from unisono.comm.factory import connect_on_host
 from unisono.comm.meeting import deadline as waits
-from unisono.comm.meeting.announcements import FileAnnouncements, StoreAnnouncements
-from unisono.comm.meeting.board import Board
-from unisono.comm.meeting.deadline import meeting_timeout_s
+from unisono.comm.meeting.board import Board, FileBoard
+from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
 from user_programs import DEADLINE_S, Program, eventually, write_program
 
 
@@ -140,12 +138,13 @@ def test_ctrl_c_ends_the_wait_and_leaves_nothing(joiner: Program, name: str, wai
     assert not meeting_files(name)
 
 
-class InterruptedOnceSaid(FileAnnouncements):
+class InterruptedOnceSaid(FileBoard):
     """Ctrl-C comes between the announcement and the wait."""
 
-    def announce(self, announcement: Any) -> None:
-        super().announce(announcement)
-        raise KeyboardInterrupt
+    def set(self, name: str, text: str) -> None:
+        super().set(name, text)
+        if text:
+            raise KeyboardInterrupt
 
 
 def test_ctrl_c_before_the_wait_leaves_nothing(tmp_path: Path) -> None:
@@ -163,8 +162,7 @@ def test_in_a_store_all_ranks_know_who_is_missing(
     errors: dict[int, BaseException | None] = {}
 
     def come(rank: int, within_s: float) -> None:
-        announcements = StoreAnnouncements(Board(store))
-        errors[rank] = attempt(connect_on_host, announcements, rank, 8, join_timeout_s=within_s)
+        errors[rank] = attempt(connect_on_host, Board(store, Deadline(within_s)), rank, 8)
 
     everyone = (0, 1, 2, 5)
     for ranks, awaited in (

@@ -16,7 +16,7 @@ from ranks import RankPool, attempt
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.cuda.driver import Driver, DriverError
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import CollectiveTimeout, GroupAborted, PeerLost
 from user_programs import eventually
 
@@ -57,7 +57,7 @@ def test_a_killed_rank(
 def lose_one(
     rank: int, size: int, path: str, victim: int, count: int, is_busy: bool
 ) -> tuple[str, float, float, float, int]:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(count, device="cuda")
     for _ in range(3):
         comm.all_reduce(tensor, "max")
@@ -101,7 +101,7 @@ def test_a_death_is_heard_by_a_rank_whose_own_gpu_is_busy(fresh_pool: RankPool, 
 
 
 def lose_one_beside_work(rank: int, size: int, path: str, count: int) -> tuple[str, float]:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(count, device="cuda")
     comm.all_reduce(tensor, "max")
     torch.cuda.synchronize()
@@ -129,7 +129,7 @@ def test_survivors_give_the_memory_of_the_dead_back(fresh_pool: RankPool) -> Non
 
 
 def lose_memory(rank: int, size: int, path: str) -> tuple[int, int, int]:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     tensor = torch.ones(512 << 20, device="cuda")  # 2 GiB
     comm.all_reduce(tensor, "max")
     torch.cuda.synchronize()
@@ -154,7 +154,7 @@ def test_a_stopped_rank(fresh_pool: RankPool) -> None:
 
 
 def stop_one(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size, timeout_s=20)
+    comm = connect_on_host(FileBoard(path), rank, size, timeout_s=20)
     tensor = torch.ones(LARGE, device="cuda")
     comm.all_reduce(tensor)
     torch.cuda.synchronize()
@@ -182,7 +182,7 @@ def test_out_of_memory_on_one_rank(fresh_pool: RankPool) -> None:
 
 
 def run_out(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     comm.all_reduce(torch.ones(4, device="cuda"))
     tensor = torch.ones(LARGE, 2, device="cuda")[:, 0]  # its row is a copy
     if rank == 1:
@@ -202,7 +202,7 @@ def use_expandable_segments(rank: int, size: int, path: str, refuses: bool) -> f
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
     if refuses:
         refuse_to_share()
-    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
+    with connect_on_host(FileBoard(path), rank, size) as comm:
         tensor = torch.full((LARGE // 4,), float(rank + 1), device="cuda")
         comm.all_reduce(tensor)
         assert tensor.eq(3).all()
@@ -235,7 +235,7 @@ def test_survivors_go_on_with_their_gpu(fresh_pool: RankPool, victim: int) -> No
 
 def shrink_with_a_gpu(rank: int, size: int, path: str, victim: int) -> tuple[float, float]:
     """The mean of a small and of a large all_reduce on the smaller group."""
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     for count in (16, LARGE):
         comm.all_reduce(torch.ones(count, device="cuda"))
     if rank == victim:

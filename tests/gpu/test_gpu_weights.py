@@ -17,7 +17,7 @@ from ranks import RankPool, raised
 from unisono.comm.communicator import Communicator
 from unisono.comm.cuda.conducting import mappings_of_this_process
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
 from unisono.errors import WeightUpdateError
 from unisono.training import WeightReceiver, WeightSender, WeightShard, weight_update
 from user_programs import eventually
@@ -181,7 +181,7 @@ def test_expandable_segments_are_served(fresh_pool: RankPool) -> None:
 
 def serve_expandable_segments(rank: int, size: int, path: str) -> None:
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
+    with connect_on_host(FileBoard(path), rank, size) as comm:
         mine = {f"w{at}": torch.full((9 << 20,), float(rank), device="cuda") for at in range(4)}
         end: Any = WeightReceiver(comm, mine, alias=True) if rank else WeightSender(comm, mine)
         with end:
@@ -222,7 +222,7 @@ def time_updates(rank: int, size: int, path: str, gigabytes: int, refuses: bool)
     if refuses:
         refuse_to_share()
     times = []
-    with connect_on_host(FileAnnouncements(path), rank, size) as comm:
+    with connect_on_host(FileBoard(path), rank, size) as comm:
         mine = {
             f"w{at}": torch.full((50_000_000,), float(rank), device="cuda", dtype=torch.bfloat16)
             for at in range(10 * gigabytes)
@@ -246,7 +246,7 @@ def test_served_memory_outlives_the_trainer(fresh_pool: RankPool) -> None:
 
 
 def die_while_an_engine_serves(rank: int, size: int, path: str) -> str:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     mine = {"w": torch.full((256 << 20,), float(rank), device="cuda")}  # 1 GiB
     if rank == 0:
         mine["w"].fill_(5)
@@ -304,7 +304,7 @@ def test_a_trainer_that_dies_leaves_the_old_weights(fresh_pool: RankPool) -> Non
 
 
 def lose_trainer(rank: int, size: int, path: str) -> int:
-    comm = connect_on_host(FileAnnouncements(path), rank, size)
+    comm = connect_on_host(FileBoard(path), rank, size)
     mine = {f"w{index}": torch.full((8 << 20,), float(rank), device="cuda") for index in range(8)}
     if rank == 0:
 

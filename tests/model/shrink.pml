@@ -1,5 +1,5 @@
 /* How the survivors of a group go on: src/unisono/comm/meeting/survivors.py, go_on, _attempt,
- * _await_choice, _await_outcome and Attempt; src/unisono/comm/hosts/going_on.py, shrink, _boards,
+ * _await_choice, _await_outcome and Attempt; outcome.py, Outcome.wait; src/unisono/comm/hosts/going_on.py, shrink, _boards,
  * StoreVote._attested and StoreVote.refusal.
  *
  * Three ranks on three hosts agree on a board, a store with compare-and-swap. A rank that cannot reach

@@ -22,7 +22,8 @@ from ranks import attempt
 from resources import assert_given_back, held_resources
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
+from unisono.comm.meeting.board import FileBoard
+from unisono.comm.meeting.deadline import Deadline
 from unisono.processes import state_of
 
 PATIENT_S = 60.0
@@ -269,5 +270,5 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def _join(path: str, rank: int, size: int) -> Communicator:
-    announcements = FileAnnouncements(path)
-    return connect_on_host(announcements, rank, size, timeout_s=PATIENT_S, join_timeout_s=PATIENT_S)
+    board = FileBoard(path, deadline=Deadline(PATIENT_S))
+    return connect_on_host(board, rank, size, timeout_s=PATIENT_S)

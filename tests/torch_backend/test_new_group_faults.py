@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from ranks import Outcome, RankPool, attempt
 from torch_names import all_gather_single
-from unisono.comm.meeting.announcements import StoreAnnouncements
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.leading import Leader
 from unisono.comm.meeting.unix_socket import Connection
 from unisono.errors import CollectiveMismatch, PeerLost
@@ -126,8 +126,8 @@ def dies_in(owner: Any, name: str, path: str, after: bool) -> None:
 
 
 POINTS = {  # and the one they join: the leader is rank 0
-    "before it announces itself": (StoreAnnouncements, "announce", False, [0]),
-    "announced": (StoreAnnouncements, "announce", True, [0]),
+    "before it announces itself": (Board, "set", False, [0]),
+    "announced": (Board, "set", True, [0]),
     "connected": (Connection, "connect", True, [2]),
     "the segment is there": (Leader, "_hand_over", True, [0]),
     "has the segment": (Connection, "receive", True, [2]),

@@ -8,7 +8,6 @@ from typing import Any
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.hosts import anywhere
-from unisono.comm.meeting.announcements import Announcements
 from unisono.comm.meeting.board import Board
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S
@@ -23,9 +22,10 @@ def alone(
     return Communicator(SharedMemory.alone(name, global_ranks, timeout_s))
 
 
-def connect_on_host(announcements: Announcements, rank: int, size: int, **how: Any) -> Communicator:
-    """The group of `size` processes of this host; `how` goes to `SharedMemory.connect`."""
-    return Communicator(SharedMemory.connect(announcements, rank, size, **how))
+def connect_on_host(board: Board, rank: int, size: int, **how: Any) -> Communicator:
+    """The group of `size` processes of this host that meet on a board; `how` goes to
+    `SharedMemory.connect`."""
+    return Communicator(SharedMemory.connect(board, rank, size, **how))
 
 
 def connect(

@@ -10,7 +10,6 @@ from typing import Any
 from unisono import variables
 from unisono.comm.engine.numbers import Operation
 from unisono.comm.hosts.anywhere import connect
-from unisono.comm.meeting.announcements import Announcements
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
 from unisono.comm.meeting.membership import JoinRequest, check_size, meet_by
@@ -62,10 +61,10 @@ def join(
     if board is not None and board.host:
         return _join_anywhere(name, rank, size, board, timeout_s)
     request = JoinRequest(name, rank, size, deadline, timeout_s)
-    with meeting_by_name(name, rank, board) as announcements, closing(RendezvousServer()) as server:
+    with meeting_by_name(name, rank, board) as place, closing(RendezvousServer()) as server:
         while True:
             try:
-                membership = meet_by(announcements, server, request)
+                membership = meet_by(place, server, request)
             except Departed:  # while it waited: it, or a replacement, may come back
                 if not deadline.left_s():
                     raise
@@ -107,7 +106,7 @@ def grow(
 
 def _meeting_of_newcomers(
     name: str, rank: int, board: Board | None
-) -> AbstractContextManager[Announcements]:
+) -> AbstractContextManager[Board]:
     """Where new processes find a group that grows; its members are there as rank 0."""
     from unisono.comm.meeting.meeting_points import meeting_by_name
 
@@ -133,9 +132,9 @@ def _come_in(
         return growing.join_growing(board, name, rank, generation, timeout_s, deadline)
     # without claiming the name: several may wait at once
     meeting = _meeting_of_newcomers(name, os.getpid(), board)
-    with meeting as announcements, closing(RendezvousServer()) as server:
+    with meeting as place, closing(RendezvousServer()) as server:
         membership, growth, told = join_growing(
-            announcements, server, name, rank, generation, timeout_s, deadline
+            place, server, name, rank, generation, timeout_s, deadline
         )
         global_ranks = number_newcomers(told["global_ranks"], growth.places)
         return SharedMemory(membership, server, growth.name, global_ranks, told["timeout_s"])

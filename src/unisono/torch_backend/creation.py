@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import alone
-from unisono.comm.hosts.anywhere import connect, connect_here
+from unisono.comm.hosts.anywhere import connect
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import LATECOMERS_S, Deadline
 from unisono.comm.meeting.makings import key_of, making
 from unisono.comm.routing import fresh_part
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.errors import GroupError, GroupsDiffer, UnisonoError
 from unisono.failures import load_soon, shorten_uncaught
@@ -94,11 +95,9 @@ def _connect(options: Any, given: Mapping[str, Any]) -> tuple[Communicator, Any]
 
             assert isinstance(world, HostsTransport)
             return Communicator(connect_beside(world, board, ranks, name, timeout_s)), store
-        known = ranks if in_world else None
-        if world is not None and world.is_on_one_host:
-            made = connect_here(board, rank, size, name, known, timeout_s)
-        else:
-            made = connect(board, rank, size, name=name, global_ranks=known, timeout_s=timeout_s)
+        how: Any = {"name": name, "global_ranks": ranks if in_world else None}
+        meet = SharedMemory.connect if world is not None and world.is_on_one_host else connect
+        made = meet(board, rank, size, timeout_s=timeout_s, **how)
     except (GroupError, GroupsDiffer):
         raise
     except (RuntimeError, OSError):

@@ -15,7 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 
 from unisono.comm.communicator import Communicator
 from unisono.comm.engine import Operation, Status
-from unisono.comm.meeting.announcements import StoreAnnouncements
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.meeting.roster import gather
@@ -158,13 +157,12 @@ def _open_ledger(
             part = None
         name += PARTLY_HERE if part is None else ""
     ledger = Ledger.open(
-        StoreAnnouncements(board.part(f"from {mine[0]}")),
+        board.until(Deadline(_MEETING_S)).part(f"from {mine[0]}"),
         mine.index(rank),
         len(mine),
         name=name,
         introduction=part.introduction(backend) if part else f"{name}{BACKEND_MARK}{backend}",
         global_rank=dist.get_rank() if dist.is_initialized() else rank,
-        timeout_s=_MEETING_S,
         places=mine if part else (),
         of=size if part else 0,
     )

@@ -17,8 +17,7 @@ from typing import Any
 from unisono import variables
 from unisono.comm.communicator import Communicator
 from unisono.comm.factory import alone, connect, connect_on_host
-from unisono.comm.meeting.announcements import FileAnnouncements
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.board import Board, FileBoard
 from unisono.comm.meeting.deadline import Deadline, meeting_timeout_s
 from unisono.comm.meeting.identity import identify_host
 from unisono.comm.meeting.meeting_points import rendezvous_of_parent
@@ -85,7 +84,9 @@ def start(
         everyone = [mine]
         board = None if store is None else Board(store, deadline)
         if info.size > 1 and board is None:
-            comm = _connect_on_host(where, info, timeout_s, deadline, mine)
+            here = FileBoard(where, deadline=deadline)
+            how: Any = {"timeout_s": timeout_s, "payload": json.dumps(vars(mine))}
+            comm = connect_on_host(here, info.rank, info.size, **how)
             assert isinstance(comm.transport, SharedMemory)
             payloads = comm.transport.payloads
             everyone = [RankDescription(**json.loads(payload)) for payload in payloads]
@@ -191,14 +192,6 @@ def _store_at_master(info: RankInfo, deadline: Deadline) -> Any:
 _kept_stores: dict[tuple[str, str, int, int], Any] = {}
 """Kept for the life of the process: a rank that starts the next world while rank 0 still ends the
 last one must not find a store that is about to close."""
-
-
-def _connect_on_host(
-    where: Any, info: RankInfo, timeout_s: float, deadline: Deadline, mine: RankDescription
-) -> Communicator:
-    """Connect ranks that meet in a file, which are on one host."""
-    how: Any = {"timeout_s": timeout_s, "deadline": deadline, "payload": json.dumps(vars(mine))}
-    return connect_on_host(FileAnnouncements(where), info.rank, info.size, **how)
 
 
 # -- torch.distributed ---------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unisono import variables
-from unisono.comm.meeting.announcements import StoreAnnouncements
 from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.identity import find_hosts
 from unisono.comm.meeting.membership import check_size
+from unisono.comm.meeting.outcome import Outcome
 from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import DEFAULT_TIMEOUT_S, Transport
@@ -35,7 +35,8 @@ def connect(
         return SharedMemory.alone(name, ranks, timeout_s)
     hosts = find_hosts(board, rank, size, name)
     if hosts.count == 1:
-        return connect_here(board, rank, size, name, ranks, timeout_s)
+        how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
+        return SharedMemory.connect(board, rank, size, **how)
     if variables.HOSTS.read() == "gloo":
         from unisono.comm.over_torch.stateless import connect_stateless
 
@@ -50,53 +51,19 @@ def connect(
 
 
 def connect_once(
-    board: Board,
-    rank: int,
-    size: int,
-    settle: Callable[[bool | None], bool | None],
-    leads: bool,
-    **how: Any,
+    board: Board, rank: int, size: int, outcome: Outcome, leads: bool, **how: Any
 ) -> Transport:
-    """As `connect`, with the same result on every rank: the one that `leads` settles, once and for
-    all, that the group is made; a rank that gives up before settles that it is not. Raises Departed
-    then."""
-    from unisono.comm.meeting.survivors import await_outcome
-
-    def check() -> None:
-        board.check()
-        if settle(None) is False:
-            raise Departed(f"a process gave up while group {how['name']} was made")
-
+    """As `connect`, with the same result on every rank, that of an outcome which the one that
+    `leads` settles. Raises Departed if the group is not made."""
     made: Transport | None = None
     try:
-        made = connect(board.until(board.deadline, check), rank, size, **how)
-        if not (settle(True) if leads else await_outcome(settle, board.check, board.deadline)):
+        made = connect(board.until(outcome.deadline, outcome.check), rank, size, **how)
+        if not (outcome.settle(True) if leads else outcome.wait()):
             raise Departed(f"a member left while group {how['name']} was made")
     except BaseException as error:
-        is_made = not isinstance(error, StoreGone) and settle(False)
+        is_made = not isinstance(error, StoreGone) and outcome.settle(False)
         if made is None or not is_made or not isinstance(error, Exception):
             if made is not None:
                 made.close()
             raise
     return made
-
-
-def connect_here(
-    board: Board,
-    rank: int,
-    size: int,
-    name: str,
-    global_ranks: tuple[int, ...] | None,
-    timeout_s: float,
-) -> Transport:
-    """The same for ranks that are all on this host."""
-    return SharedMemory.connect(
-        StoreAnnouncements(board),
-        rank,
-        size,
-        name=name,
-        global_ranks=global_ranks,
-        timeout_s=timeout_s,
-        deadline=board.deadline,
-        check=board.check,
-    )

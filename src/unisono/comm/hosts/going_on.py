@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from unisono import variables
-from unisono.comm.engine import ENDING_SILENT, Status
+from unisono.comm.engine import ENDING_SILENT
 from unisono.comm.hosts.anywhere import connect_once
 from unisono.comm.hosts.control_line import ENDED, PATIENCE_S
 from unisono.comm.hosts.hosts_transport import HostsTransport
 from unisono.comm.meeting.board import Board, StoreGone
 from unisono.comm.meeting.deadline import Deadline, LimitOfEach
-from unisono.comm.meeting.survivors import Attempt, go_on
+from unisono.comm.meeting.survivors import Attempt, Vote, go_on
 from unisono.comm.transport import Transport
 from unisono.errors import NoQuorum, name_ranks
 
@@ -33,12 +33,12 @@ def _store_s() -> float:
     return max(5.0, 1.0 + (variables.LINK_PATIENCE_S.read() or PATIENCE_S))
 
 
-class StoreVote:
+class StoreVote(Vote):
     """The vote of ranks on several hosts: on a board. `is_named`: the program chose its store, and
     the ranks that reach it decide."""
 
     def __init__(self, group: HostsTransport, board: Board, is_named: bool) -> None:
-        self.rank, self.size, self.name = group.rank, group.size, group.name
+        super().__init__(group.membership, group.name)
         self._of, self._is_named = group, is_named
         self._board = board.part(f"unisono/survivors/{group.key:x}")
         self._text, self._told = "", frozenset[int]()
@@ -77,14 +77,8 @@ class StoreVote:
     def settle(self, attempt: int, made: bool | None) -> bool | None:
         return self._board.settle(f"outcome/{attempt}", made)
 
-    def is_closed(self) -> bool:
-        return self._of.group.failure()[0] == Status.CLOSED
-
     def is_gone(self, rank: int) -> bool:
         return rank in self._gone or rank in self._attested()
-
-    def find_stopped(self) -> Sequence[int]:
-        return self._of.find_stopped()
 
     def find_cut_off(self) -> Sequence[int]:
         group = self._of.group
@@ -175,6 +169,6 @@ def _meet(
     rank, size = attempt.members.index(old.rank), len(attempt.members)
     known, timeout_s = old.global_ranks, old.timeout_s
     global_ranks = None if known is None else tuple(known[member] for member in attempt.members)
-    part = board.until(attempt.deadline, attempt.check).part(f"unisono/{attempt.key}")
+    part = board.part(f"unisono/{attempt.name}")
     how: Any = {"name": name, "global_ranks": global_ranks, "timeout_s": timeout_s}
-    return connect_once(part, rank, size, attempt.settle, leads=rank == 0, **how)
+    return connect_once(part, rank, size, attempt, leads=rank == 0, **how)

@@ -19,6 +19,7 @@ from unisono.comm.meeting.board import Board, Foreign, StoreGone
 from unisono.comm.meeting.deadline import Deadline, LimitOfEach, in_seconds
 from unisono.comm.meeting.growing import MEETING_S, number_newcomers, places_after
 from unisono.comm.meeting.makings import making
+from unisono.comm.meeting.outcome import Outcome
 from unisono.comm.meeting.roster import agree
 from unisono.comm.meeting.unix_socket import Departed
 from unisono.comm.transport import Transport
@@ -78,10 +79,10 @@ class GrowthStore:
             )
         places = places_after(members, wants)
         ranks = number_newcomers(about["global_ranks"], places)
-        board = self._whole.until(Deadline(MEETING_S), check).part(f"unisono/{token}")
-        settle = partial(self._board.settle, f"made/{token}")
+        board, settle = self._whole.part(f"unisono/{token}"), self._board.settle
+        outcome = Outcome(name, partial(settle, f"made/{token}"), Deadline(MEETING_S), check)
         how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
-        return connect_once(board, places[number], size, settle, leads=number == 0, **how)
+        return connect_once(board, places[number], size, outcome, leads=number == 0, **how)
 
 
 def grow(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
-from unisono.comm.hosts.anywhere import connect_here
 from unisono.comm.hosts.hosts_transport import HostsTransport, Meeting, segments_of
 from unisono.comm.hosts.links import Links
 from unisono.comm.hosts.placement import Placement, place
-from unisono.comm.meeting.announcements import StoreAnnouncements
 from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.identity import Hosts
 from unisono.comm.meeting.membership import JoinRequest, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.exceptions import NEEDED_LATER
+from unisono.comm.shared_memory.memory_transport import SharedMemory
 from unisono.comm.transport import Transport
 from unisono.failures import load_soon
 
@@ -48,8 +48,9 @@ def connect_beside(
     if len(placement.hosts) > 1:
         meeting = Meeting(name, ranks, timeout_s, board.deadline, board.check)
         return _make(board, links, placement, meeting)
+    how: Any = {"name": name, "global_ranks": ranks, "timeout_s": timeout_s}
     here = _part_of_host(board, placement)
-    return connect_here(here, placement.index, len(members), name, ranks, timeout_s)
+    return SharedMemory.connect(here, placement.index, len(members), **how)
 
 
 def _make(board: Board, links: Links, placement: Placement, meeting: Meeting) -> HostsTransport:
@@ -64,8 +65,7 @@ def _make(board: Board, links: Links, placement: Placement, meeting: Meeting) ->
         segments=segments_of(placement),
     )
     with contextlib.closing(RendezvousServer()) as server:
-        announcements = StoreAnnouncements(_part_of_host(board, placement))
-        met = meet_by(announcements, server, request)
+        met = meet_by(_part_of_host(board, placement), server, request)
         load_soon(*NEEDED_LATER)
         return HostsTransport.over(met, links, placement, server, meeting)
 

@@ -1,4 +1,5 @@
-"""The board: where processes that meet leave texts for each other. It is a torch Store.
+"""The board: where processes that meet leave texts for each other. It is a torch Store, or, for
+processes of one host, a file.
 
 torch's own wait forever for a host that is stopped or cut off, and retry one that has ended until
 their own timeout; a board answers in time, or raises StoreGone. With UNISONO_JOB_SECRET every text
@@ -7,18 +8,26 @@ is sealed together with its name: one that another process has written is refuse
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
+import os
 import queue
 import socket
+import stat
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from unisono import variables
 from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline, in_seconds
 from unisono.comm.meeting.makings import ASKS_A_STORE
+from unisono.comm.meeting.unix_socket import descriptors_needed
 from unisono.errors import RendezvousError
 
+LEADER = "unisono/0"
+"""The name under which the rank that leads a meeting announces itself."""
 _SEALED = "\x1f"
 _ADVICE = (
     "Set UNISONO_JOB_SECRET to the same text on every rank, or on none; if it already is, a "
@@ -202,3 +211,81 @@ class Board:
                 f"the torch Store at {host}:{port}, through which the ranks met, has ended or "
                 f"cannot be reached ({error.strerror or error})"
             ) from error
+
+
+class FileBoard(Board):
+    """A board in a file: a path that all ranks know, or a descriptor that all inherited. It has
+    room for the leader's announcement only; other texts are dropped. Files at `others` are read
+    too, if there is nothing in the first, and never written."""
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str] | int,
+        *others: Path,
+        deadline: Deadline | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(None, deadline, check)
+        self._where, self._others = where, others
+
+    def set(self, name: str, text: str) -> None:
+        if name != LEADER:
+            return
+        if isinstance(self._where, int):
+            os.ftruncate(self._where, 0)
+            os.pwrite(self._where, text.encode(), 0)
+        elif text:
+            _replace(Path(self._where), text)
+        else:
+            for path in (self._where, *self._others):
+                Path(path).unlink(missing_ok=True)
+
+    def get(self, name: str) -> str:
+        if name != LEADER:
+            return ""
+        if isinstance(self._where, int):
+            return os.pread(self._where, 1 << 16, 0).decode(errors="replace")
+        found = _read_own_file(self._where)
+        for path in self._others:
+            with contextlib.suppress(RendezvousError):
+                found = found or _read_own_file(path)
+        return found
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file of this user, as a whole."""
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    try:
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except BaseException as error:
+        draft.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise RendezvousError(
+            f"cannot write the rendezvous file {path}: {error.strerror}; it must be a file "
+            f"of user {os.geteuid()}"
+        ) from error
+
+
+def _read_own_file(path: str | os.PathLike[str]) -> str:
+    """The contents of a file of this user, empty if there is none."""
+    try:  # without waiting: it may be a FIFO without a writer
+        with descriptors_needed():
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+            return os.read(descriptor, 1 << 16).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise RendezvousError(
+            f"the rendezvous file {path} cannot be read: {error.strerror}; it must be a file of "
+            f"user {os.geteuid()}"
+        ) from error

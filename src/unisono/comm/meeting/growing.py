@@ -16,15 +16,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
-from unisono.comm.meeting.announcements import Announcement, Announcements, about_me
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.announcements import Announcement
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
-from unisono.comm.meeting.membership import (
-    JoinRequest,
-    Membership,
-    call_leader,
-    find_leader,
-    follow,
-)
+from unisono.comm.meeting.membership import JoinRequest, Membership, find_leader, meet_at
 from unisono.comm.meeting.unix_socket import (
     Connection,
     Departed,
@@ -106,13 +102,13 @@ class NewcomerServer:
 
     def __init__(
         self,
-        announcements: Announcements,
+        board: Board,
         server: RendezvousServer,
         name: str,
         members: int,
         generation: int,
     ) -> None:
-        self._announcements, self._server, self._name = announcements, server, name
+        self._board, self._server, self._name = board, server, name
         self._members, self._generation = members, generation
         self._inside: list[Connection] = []
 
@@ -124,8 +120,8 @@ class NewcomerServer:
     def receive(self, count: int, limit: Deadline, check: Callable[[], None]) -> None:
         """Wait for this many newcomers. Raises RendezvousError if they do not join, and what
         `check` raises, which is called periodically."""
-        me = about_me(self._server.address) | {"grows": True}
-        self._announcements.announce(me)
+        me = announcements.about_me(self._server.address) | {"grows": True}
+        announcements.announce(self._board, me)
         size = self._members + count
         try:
             while len(self._inside) < count:
@@ -139,7 +135,7 @@ class NewcomerServer:
                         f"did not join within {in_seconds(limit.timeout_s)}"
                     )
         finally:
-            self._announcements.clear(me)
+            announcements.clear(self._board, me)
 
     def _let_in(self, visitor: Connection, size: int) -> None:
         if int(visitor.hello.get("generation", 0)) > self._generation:
@@ -156,7 +152,8 @@ class NewcomerServer:
         """Tell the newcomers what they join."""
         for number, visitor in enumerate(self._inside, self._members):
             told = {"name": growth.name, "key": growth.key, "places": growth.places}
-            visitor.try_send(about | told | {"number": number})
+            here = {"address": self._server.address, "number": number}
+            visitor.try_send(about | told | here)
 
     def check(self) -> None:
         if any(visitor.is_closed() for visitor in self._inside):
@@ -173,7 +170,7 @@ def admit(
     server: RendezvousServer,
     leader_address: str,
     name: str,
-    meeting: tuple[str, AbstractContextManager[Announcements]],
+    meeting: tuple[str, AbstractContextManager[Board]],
     count: int,
     limit_s: float,
     about: dict[str, Any],
@@ -181,7 +178,7 @@ def admit(
 ) -> tuple[Membership, Growth]:
     """Admit this many new processes; all members call this. `name` is the new group's, and
     `meeting` the name by which newcomers know it, and where they look; they are told `about`."""
-    known_as, board = meeting
+    known_as, opening = meeting
     with contextlib.ExitStack() as stack:
         exchange_s = max(group.timeout_s, limit_s + MEETING_S)  # the first member may take so long
         counts = {number for (number,) in group.exchange_integers((count,), exchange_s)}
@@ -191,9 +188,9 @@ def admit(
         newcomers, failed, plan = None, None, [0] * (2 + count)
         if group.rank == 0:
             try:
-                announcements = stack.enter_context(board)
+                board = stack.enter_context(opening)
                 newcomers = NewcomerServer(
-                    announcements, server, known_as, group.size, int(about["generation"])
+                    board, server, known_as, group.size, int(about["generation"])
                 )
                 stack.callback(newcomers.close)
                 newcomers.receive(count, Deadline(limit_s), group.raise_if_ended)
@@ -206,7 +203,6 @@ def admit(
                 f"group {known_as}: not enough new processes reached rank 0"
             )
         growth = Growth(name, f"{name} at {token:x}", places_after(group.size, wanted))
-        me = about_me(server.address)
 
         def check() -> None:
             group.raise_if_ended()
@@ -215,20 +211,12 @@ def admit(
 
         request = growth.request(group.rank, group.timeout_s, check, settle)
         if newcomers is not None:
-            from unisono.comm.meeting.leading import Leader
-
-            newcomers.tell(
-                growth, about | {"address": server.address, "timeout_s": group.timeout_s}
-            )
-            met = Leader(server, request, me).make_group()
-        else:
-            line = call_leader(leader_address, growth.key, request.deadline, check)
-            met = follow(line, request, me, is_announced=True)
-        return growth.membership(met), growth
+            newcomers.tell(growth, about | {"timeout_s": group.timeout_s})
+        return growth.membership(meet_at(leader_address, server, request, are_new=True)), growth
 
 
 def join_growing(
-    announcements: Announcements,
+    board: Board,
     server: RendezvousServer,
     name: str,
     rank: int | None,
@@ -237,7 +225,7 @@ def join_growing(
     limit: Deadline,
 ) -> tuple[Membership, Growth, dict[str, Any]]:
     """Wait until the members of a group admit this process; returns what they told it, too."""
-    me = about_me(server.address)
+    me = announcements.about_me(server.address)
     wanted = -1 if rank is None else rank
     waiting = Waiting(wanted, 0, name, limit)
     later = f", of generation {generation} or later," if generation else ""
@@ -250,22 +238,21 @@ def join_growing(
         request = JoinRequest(_key(name), wanted, 0, limit, 0.0)
         with descriptors_needed(), contextlib.ExitStack() as stack:
             try:
-                line = find_leader(announcements, request, me)
+                line = find_leader(board, request, me)
                 visit = stack.enter_context(contextlib.closing(line))
             except RendezvousError as error:
                 if limit.left_s():
                     raise
                 raise RendezvousError(f"{in_vain} ({error})") from error
-            leader = announcements.look_up()
+            leader = announcements.look_up(board)
             hello = {"key": _key(name), "rank": wanted, "generation": generation}
             try:
                 visit.send(me | hello)
-                told = visit.receive(limit, partial(_check_leader, announcements, leader))
+                told = visit.receive(limit, partial(_check_leader, board, leader))
                 growth = Growth(str(told["name"]), str(told["key"]), told["places"])
                 call_s = float(told["timeout_s"]) if timeout_s is None else timeout_s
                 joining = growth.request(int(told["number"]), call_s)
-                line = Connection.connect(str(told["address"]))
-                met = follow(line, joining, me, is_announced=True)
+                met = meet_at(str(told["address"]), server, joining, are_new=True)
                 return growth.membership(met), growth, told | {"timeout_s": call_s}
             except (Departed, OSError, KeyError) as error:
                 if isinstance(error, TimeoutError) or not limit.left_s():
@@ -273,9 +260,9 @@ def join_growing(
             waiting.pause()
 
 
-def _check_leader(announcements: Announcements, leader: Announcement | None) -> None:
+def _check_leader(board: Board, leader: Announcement | None) -> None:
     """Raise Departed if another process receives newcomers now."""
-    now = announcements.look_up()
+    now = announcements.look_up(board)
     if now is not None and leader is not None and now["address"] != leader["address"]:
         raise Departed("another member receives new processes now")
 

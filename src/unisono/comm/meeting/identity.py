@@ -5,7 +5,7 @@ which the sockets belong by which ranks of one host meet; or UNISONO_HOSTID inst
 claim. The proof: a rank that claims the host of another connects to a socket of it that has no name
 outside that host's kernel.
 
-Plain classes: making a dataclass takes a millisecond at the start of every process.
+No dataclasses: making one takes a millisecond at the start of every process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from unisono import variables
 from unisono.comm.meeting.board import Board
@@ -70,29 +71,20 @@ class Hosts:
         return f"rank {global_rank} (pid {self.pids[global_rank]} on {host})"
 
 
-class Claim:
+class Claim(NamedTuple):
     """Where a rank says it is. `identity` is equal on the ranks of one host; `is_given`: it
     comes from UNISONO_HOSTID; `socket` is where it is reached there, on `machine`; `carrier` is
     what UNISONO_HOSTS asks for between hosts, `boot` identifies the machine."""
 
-    def __init__(
-        self,
-        identity: str,
-        is_given: bool,
-        name: str,
-        pid: int,
-        socket: str,
-        secret: str,
-        machine: str = "",
-        carrier: str = "ucx",
-        boot: str = "",
-    ) -> None:
-        self.identity, self.is_given = identity, is_given
-        self.name, self.machine, self.pid = name, machine, pid
-        self.socket = socket
-        self.secret = secret
-        self.carrier = carrier
-        self.boot = boot
+    identity: str
+    is_given: bool
+    name: str
+    pid: int
+    socket: str
+    secret: str
+    machine: str = ""
+    carrier: str = "ucx"
+    boot: str = ""
 
 
 def find_hosts(board: Board, rank: int, size: int, group: str = "world") -> Hosts:
@@ -106,7 +98,7 @@ def find_hosts(board: Board, rank: int, size: int, group: str = "world") -> Host
             listener = stack.enter_context(
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             )
-        told = gather(board, "hosts", rank, size, {"claim": vars(_claim(listener))}, group)
+        told = gather(board, "hosts", rank, size, {"claim": _claim(listener)._asdict()}, group)
         claims = [Claim(**theirs["claim"]) for theirs in told]
         hosts = group_claims(claims, rank)
         if hosts.count == 1 and not any(claim.is_given for claim in claims):
@@ -144,7 +136,7 @@ def _make_secret(claims: Sequence[Claim]) -> bytes:
     in the store; without it every reader of the store knows the secret, too."""
     import hmac
 
-    text = json.dumps([vars(claim) for claim in claims])
+    text = json.dumps([claim._asdict() for claim in claims])
     return hmac.digest(variables.JOB_SECRET.read() or b"", text.encode(), hashlib.sha256)
 
 

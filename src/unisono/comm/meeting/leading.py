@@ -8,7 +8,9 @@ import time
 from typing import Any
 
 from unisono.comm import engine
-from unisono.comm.meeting.announcements import Announcement, Announcements
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.announcements import Announcement
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.makings import look
 from unisono.comm.meeting.membership import JoinRequest, Membership, own_pidfd
 from unisono.comm.meeting.unix_socket import Connection, Departed, RendezvousServer
@@ -22,19 +24,19 @@ _MOST_PIDFDS = 250
 
 
 class Leader:
-    """Rank 0 of a new group; with `announcements` if the others do not know it yet."""
+    """Rank 0 of a new group; with a `board` if the others do not know it yet."""
 
     def __init__(
         self,
         server: RendezvousServer,
         request: JoinRequest,
         me: Announcement,
-        announcements: Announcements | None = None,
+        board: Board | None = None,
     ) -> None:
         self._server = server
         self._request = request
         self._me = me
-        self._announcements = announcements
+        self._board = board
         self._followers: dict[int, Connection] = {}
 
     def make_group(self) -> Membership:
@@ -54,7 +56,7 @@ class Leader:
                 while late := self._server.visitors_for(self._request.key, 0.05):
                     for visitor in late:
                         visitor.dismiss(answer)
-            if self._announcements is not None:  # otherwise they may have come for another group
+            if self._board is not None:  # otherwise they may have come for another group
                 self._server.answer_silent(answer)
             raise
         finally:
@@ -95,11 +97,11 @@ class Leader:
 
     def _look_at_board(self) -> None:
         """Raise if a rank has left a note that it cannot join."""
-        if self._announcements is None:
+        if self._board is None:
             return
-        if self._announcements.look_up() is None:  # another process took it for a dead one's
-            self._announcements.announce(self._me)
-        objection = self._announcements.objection_to(self._me)
+        if announcements.look_up(self._board) is None:  # another process took it for a dead one's
+            announcements.announce(self._board, self._me)
+        objection = announcements.objection_to(self._board, self._me)
         if objection:
             raise RendezvousError(objection)
 
@@ -134,8 +136,8 @@ class Leader:
         membership: Membership | None = None
         try:
             membership = self._hand_over()
-            if self._announcements is not None:  # before any rank can come back for another meeting
-                self._announcements.clear(self._me)
+            if self._board is not None:  # before any rank can come back for another meeting
+                announcements.clear(self._board, self._me)
             for follower in followers:
                 follower.receive(request.deadline, request.check)
             if request.settle and not request.settle(True):

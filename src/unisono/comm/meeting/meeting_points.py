@@ -11,14 +11,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from unisono.comm.meeting.announcements import (
-    Announcements,
-    FileAnnouncements,
-    StoreAnnouncements,
-    about_me,
-    clear_if_over,
-)
-from unisono.comm.meeting.board import Board
+from unisono.comm.meeting.announcements import about_me, clear_if_over
+from unisono.comm.meeting.board import Board, FileBoard
 from unisono.comm.meeting.unix_socket import new_socket
 from unisono.errors import RendezvousError
 from unisono.processes import namespace, start_time
@@ -56,11 +50,11 @@ def rendezvous_of_parent(rank: int, job: str = "") -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Announcements]:
+def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Board]:
     """Where processes that know the name announce themselves: on a board, or in a file. Not in a
     folder that the environment names: a service and a shell of one user have different ones."""
     if board is not None:
-        yield StoreAnnouncements(board.part(f"unisono/join/{name}"))
+        yield board.part(f"unisono/join/{name}")
         return
     complaint = (
         f"another process is joining {name!r} as rank {rank} right now: each rank must be one "
@@ -69,7 +63,7 @@ def meeting_by_name(name: str, rank: int, board: Board | None) -> Iterator[Annou
     with _claim_name(f"{file_of(name)}-{rank}", complaint):
         if rank == 0:
             _remove_stale_files()
-        yield FileAnnouncements(*(folder / file_of(name) for folder in _folders()))
+        yield FileBoard(*(folder / file_of(name) for folder in _folders()))
 
 
 def file_of(name: str) -> str:
@@ -87,7 +81,7 @@ def _remove_stale_files() -> None:
     me = about_me("")
     for folder in _folders():
         for file in folder.glob(f"unisono-{os.geteuid()}-*"):
-            clear_if_over(FileAnnouncements(file), me)
+            clear_if_over(FileBoard(file), me)
 
 
 @contextlib.contextmanager

@@ -16,15 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import MOST_RANKS, open_group
-from unisono.comm.meeting.announcements import (
-    Announcement,
-    Announcements,
-    about_me,
-    clear_if_over,
-    is_dead,
-    is_from_before,
-    is_over,
-)
+from unisono.comm.meeting import announcements
+from unisono.comm.meeting.announcements import Announcement
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.deadline import Deadline, Waiting, in_seconds
 from unisono.comm.meeting.unix_socket import (
     Connection,
@@ -201,52 +195,53 @@ def own_pidfd() -> Iterator[list[int]]:
         os.close(descriptor)
 
 
-def meet_by(
-    announcements: Announcements, server: RendezvousServer, request: JoinRequest
-) -> Membership:
+def meet_by(board: Board, server: RendezvousServer, request: JoinRequest) -> Membership:
     """Meet ranks that do not know each other: rank 0 leads, and announces itself."""
     with descriptors_needed():
-        me = about_me(server.address)
+        me = announcements.about_me(server.address)
         if request.rank == 0:
             from unisono.comm.meeting.leading import Leader  # followers do not need it
 
             try:
-                announcements.announce(me)
-                return Leader(server, request, me, announcements).make_group()
+                announcements.announce(board, me)
+                return Leader(server, request, me, board).make_group()
             except BaseException:
-                announcements.clear(me)
+                announcements.clear(board, me)
                 raise
         try:
-            connection = find_leader(announcements, request, me)
+            connection = find_leader(board, request, me)
         except TooFewDescriptors as error:
             server.close_socket()  # frees a descriptor, with which rank 0 can be told
             with contextlib.suppress(OSError, RendezvousError):
-                leader = announcements.look_up()
+                leader = announcements.look_up(board)
                 if leader is not None:
                     hello = _hello(request, me, error)
                     Connection.connect(str(leader["address"])).dismiss(hello)
             raise
         try:
-            return follow(connection, request, me, is_announced=True)
+            return follow(connection, request, me, are_new=True)
         except Departed:
-            clear_if_over(announcements, me)
+            announcements.clear_if_over(board, me)
             raise
 
 
-def meet_at(leader_address: str, server: RendezvousServer, request: JoinRequest) -> Membership:
-    """Meet members of an existing group: the leader's address is known."""
+def meet_at(
+    leader_address: str, server: RendezvousServer, request: JoinRequest, are_new: bool = False
+) -> Membership:
+    """Meet ranks that know the address of their leader: members of an existing group, or, if they
+    `are_new`, of none."""
     if server.pid != os.getpid():
         raise GroupClosed(
             f"the parent group belongs to process {server.pid}: a forked child cannot split it"
         )
     with descriptors_needed():
-        me = about_me(server.address)
+        me = announcements.about_me(server.address)
         if request.rank == 0:
             from unisono.comm.meeting.leading import Leader  # followers do not need it
 
             return Leader(server, request, me).make_group()
         connection = call_leader(leader_address, request.key, request.deadline, request.check)
-        return follow(connection, request, me, is_announced=False)
+        return follow(connection, request, me, are_new)
 
 
 def call_leader(
@@ -267,13 +262,13 @@ def call_leader(
             time.sleep(0.001)
         except OSError as error:
             check()
-            raise RendezvousError(
+            raise Departed(
                 f"{key}: rank 0 cannot be reached: its process has ended or closed the group "
                 f"({error.strerror})"
             ) from error
 
 
-def find_leader(announcements: Announcements, request: JoinRequest, me: Announcement) -> Connection:
+def find_leader(board: Board, request: JoinRequest, me: Announcement) -> Connection:
     """Wait for rank 0's announcement and connect to its server, until `request.check` raises. If
     rank 0 cannot be reached, it is told so."""
     refused_since: tuple[str, float] | None = None
@@ -281,19 +276,19 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
     waiting, limit = request.waiting(), in_seconds(request.deadline.timeout_s)
     while True:
         is_late = not request.deadline.left_s()
-        leader = announcements.look_up()
+        leader = announcements.look_up(board)
         seen = leader or seen
         complaint = f"rank 0 did not join within {limit}"
         if is_late:  # what looked stale may belong to another host of this name
             leader = seen
-        if leader is not None and (is_late or not is_from_before(leader, me)):
+        if leader is not None and (is_late or not announcements.is_from_before(leader, me)):
             if leader.get("boot") != me["boot"]:
                 reason = (
                     f"rank {request.rank} is on host {me['host']}, rank 0 is on host "
                     f"{leader.get('host')}: they cannot share memory; use a backend for several "
                     "machines (gloo, nccl, mpi)"
                 )
-                announcements.object_to(leader, reason)
+                announcements.object_to(board, leader, reason)
                 raise RendezvousError(reason)
             address = str(leader["address"])
             try:
@@ -304,9 +299,13 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                     f"has been full for {limit}"
                 )
             except OSError as error:
-                if is_over(error, leader, me):
-                    announcements.clear(leader)
-                elif refused_since is None or refused_since[0] != address or is_dead(leader):
+                if announcements.is_over(error, leader, me):
+                    announcements.clear(board, leader)
+                elif (
+                    refused_since is None
+                    or refused_since[0] != address
+                    or announcements.is_dead(leader)
+                ):
                     refused_since = (address, time.monotonic())
                 elif time.monotonic() - refused_since[1] > UNREACHABLE_S:
                     reason = (
@@ -314,7 +313,7 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
                         f"{leader.get('pid')}) on host {me['host']}, though both are on it: are "
                         f"they in different network namespaces? ({error.strerror})"
                     )
-                    announcements.object_to(leader, reason)
+                    announcements.object_to(board, leader, reason)
                     raise RendezvousError(reason) from error
         if is_late:
             raise RendezvousError(f"group {request.key}: {complaint}")
@@ -325,18 +324,18 @@ def find_leader(announcements: Announcements, request: JoinRequest, me: Announce
 
 
 def follow(
-    connection: Connection, request: JoinRequest, me: Announcement, is_announced: bool
+    connection: Connection, request: JoinRequest, me: Announcement, are_new: bool
 ) -> Membership:
-    """Become a member of the group whose leader we have reached. Members of an existing group,
-    whose leader is not announced, already have each other's pidfds."""
+    """Become a member of the group whose leader we have reached. Members of an existing group
+    already have each other's pidfds, unless some `are_new`."""
     patient = Deadline(request.deadline.left_s() + _GRACE_S)
-    # An announced leader checks for all. One of an existing group may never start to lead.
-    check = (lambda: None) if is_announced else request.check
+    # A leader of new ranks checks for all. One of an existing group may never start to lead.
+    check = (lambda: None) if are_new else request.check
     membership: Membership | None = None
     try:
         try:
             with own_pidfd() as mine, contextlib.suppress(ConnectionError):  # reported below
-                connection.send(_hello(request, me), *(mine if is_announced else ()))
+                connection.send(_hello(request, me), *(mine if are_new else ()))
             invitation = _await_invitation(connection, patient, check, request)
         except TooFewDescriptors as error:
             connection.try_send(_hello(request, me, error))

@@ -26,8 +26,10 @@ import base64
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from unisono.comm.engine import OF_SURVIVORS
 from unisono.comm.engine.numbers import Note, Status
@@ -35,6 +37,7 @@ from unisono.comm.meeting import makings
 from unisono.comm.meeting.board import StoreGone
 from unisono.comm.meeting.deadline import Deadline
 from unisono.comm.meeting.membership import Membership
+from unisono.comm.meeting.outcome import Outcome
 from unisono.comm.meeting.unix_socket import Departed, TooFewDescriptors
 from unisono.errors import GroupClosed, GroupError, NoQuorum, RendezvousError, name_ranks
 
@@ -51,48 +54,64 @@ _WITHDRAWN = -1
 _Made = TypeVar("_Made")
 
 
-class Vote(Protocol):
+class Vote(ABC):
     """How the ranks of a group that has ended agree."""
-
-    rank: int
-    size: int
-    name: str
-
-    def say(self, text: str) -> None:
-        """Publish this text of ours, instead of the previous one."""
-
-    def heard(self, rank: int) -> str:
-        """The latest text of a rank; "" if none."""
-
-    def choose(self, attempt: int, text: str | None) -> str | None:
-        """The first proposal for an attempt; None if we have none and there is none; "" if it
-        was replaced by a later attempt."""
-
-    def settle(self, attempt: int, made: bool | None) -> bool | None:
-        """How an attempt ended, in the same way as `choose`."""
-
-    def is_closed(self) -> bool:
-        """Whether this process has closed the group meanwhile, in another thread."""
-
-    def is_gone(self, rank: int) -> bool:
-        """Whether a rank has certainly left the group: it ended, or closed the group."""
-
-    def find_stopped(self) -> Sequence[int]:
-        """The ranks that are stopped, as far as the system knows."""
-
-    def find_cut_off(self) -> Sequence[int]:
-        """The ranks not worth waiting for, since their host does not answer."""
-
-    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
-        """Why these may not continue while those are silent; "" if they may."""
-
-
-class SegmentVote:
-    """The vote of ranks on one host: in their group's segment, which they all reach."""
 
     def __init__(self, membership: Membership, name: str) -> None:
         self.rank, self.size, self.name = membership.rank, membership.size, name
         self._membership, self._group = membership, membership.group
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Publish this text of ours, instead of the previous one."""
+
+    @abstractmethod
+    def heard(self, rank: int) -> str:
+        """The latest text of a rank; "" if none."""
+
+    @abstractmethod
+    def choose(self, attempt: int, text: str | None) -> str | None:
+        """The first proposal for an attempt; None if we have none and there is none; "" if it
+        was replaced by a later attempt."""
+
+    @abstractmethod
+    def settle(self, attempt: int, made: bool | None) -> bool | None:
+        """How an attempt ended, in the same way as `choose`."""
+
+    @abstractmethod
+    def is_gone(self, rank: int) -> bool:
+        """Whether a rank has certainly left the group: it ended, or closed the group."""
+
+    def is_closed(self) -> bool:
+        """Whether this process has closed the group meanwhile, in another thread."""
+        return self._group.failure()[0] == Status.CLOSED
+
+    def find_stopped(self) -> Sequence[int]:
+        """The ranks that are stopped, as far as the system knows."""
+        return self._membership.find_stopped()
+
+    def find_cut_off(self) -> Sequence[int]:
+        """The ranks not worth waiting for, since their host does not answer."""
+        return ()
+
+    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
+        """Why these may not continue while those are silent; "" if they may."""
+        return ""
+
+    def said(self, rank: int) -> tuple[int, int]:
+        """Which attempt a rank has joined, 0 if none, and how many ranks it requires."""
+        text = self.heard(rank)
+        number, at_least = json.loads(text) if text else (0, 1)
+        return int(number), int(at_least)
+
+    def find_left(self, ranks: Sequence[int]) -> list[int]:
+        """Which of these, other than this one, are gone or have given up."""
+        others = [rank for rank in ranks if rank != self.rank]
+        return [rank for rank in others if self.is_gone(rank) or self.said(rank)[0] == _WITHDRAWN]
+
+
+class SegmentVote(Vote):
+    """The vote of ranks on one host: in their group's segment, which they all reach."""
 
     def say(self, text: str) -> None:
         said = json.loads(text)
@@ -119,58 +138,21 @@ class SegmentVote:
         outcome = self._group.decide(OF_SURVIVORS, 2 * attempt + 1, *proposed)
         return None if outcome < 0 else bool(outcome)
 
-    def is_closed(self) -> bool:
-        return self._group.failure()[0] == Status.CLOSED
-
     def is_gone(self, rank: int) -> bool:
         state = self._group.state(rank)
         return state["loss"] is not None or state["has_closed"]
 
-    def find_stopped(self) -> Sequence[int]:
-        return self._membership.find_stopped()
 
-    def find_cut_off(self) -> Sequence[int]:
-        return ()
+class Attempt(Outcome):
+    """One attempt to form a new group: its `members`, ranks of the old one, and its `name`."""
 
-    def refusal(self, present: Sequence[int], silent: Sequence[int]) -> str:
-        return ""
+    def __init__(self, vote: Vote, number: int, members: Sequence[int], name: str) -> None:
+        super().__init__(name, partial(vote.settle, number), Deadline(_MEETING_S), self._look)
+        self.members, self._vote = members, vote
 
-
-class Attempt:
-    """One attempt to form a new group: its `members`, ranks of the old one, and its `key`."""
-
-    def __init__(self, vote: Vote, number: int, members: Sequence[int], key: str) -> None:
-        self.members, self.key = members, key
-        self.deadline = Deadline(_MEETING_S)
-        self._vote, self._number = vote, number
-
-    def settle(self, made: bool | None) -> bool | None:
-        """Whether the new group is made, as settled first; with None as far as it is settled."""
-        return self._vote.settle(self._number, made)
-
-    def check(self) -> None:
-        """Raise Departed if it will not be made."""
-        gone = [rank for rank in self.members if _has_left(self._vote, rank)]
-        if gone:
-            raise Departed(f"{name_ranks(gone)} left while {self.key} was made")
-        if self._vote.settle(self._number, None) is False:
-            raise Departed(f"a member of {self.key} gave up")
-
-
-def await_outcome(
-    settle: Callable[[bool | None], bool | None], check: Callable[[], None], deadline: Deadline
-) -> bool:
-    """Whether a group is made, as its leader settles; waits no longer than the deadline, or
-    until `check` raises Departed."""
-    try:
-        while (made := settle(None)) is None:
-            check()
-            if not deadline.left_s():
-                return bool(settle(False))
-            time.sleep(0.001)
-    except Departed:
-        return bool(settle(False))
-    return made
+    def _look(self) -> None:
+        if gone := self._vote.find_left(self.members):
+            raise Departed(f"{name_ranks(gone)} left while {self.name} was made")
 
 
 def go_on(
@@ -213,7 +195,7 @@ def _attempt(
     if why := str(chosen["refusal"]):
         text = f"group {vote.name} cannot continue: {why}"
         raise NoQuorum(text, rank=vote.rank, group=vote.name)
-    needed = max(_said(vote, rank)[1] for rank in members)
+    needed = max(vote.said(rank)[1] for rank in members)
     if len(members) < needed:
         raise NoQuorum(
             f"group {vote.name} cannot continue: only {name_ranks(members)} of {vote.size} "
@@ -249,8 +231,9 @@ def _await_choice(vote: Vote, number: int, timeout_s: float) -> str:
         choice = vote.choose(number, None)
         if choice is not None:
             return choice
-        here = [rank for rank in range(vote.size) if not _has_left(vote, rank)]
-        present = [rank for rank in here if _said(vote, rank)[0] >= number]
+        gone = vote.find_left(range(vote.size))
+        here = [rank for rank in range(vote.size) if rank not in gone]
+        present = [rank for rank in here if vote.said(rank)[0] >= number]
         silent = [rank for rank in here if rank not in present]
         if not stopped_limit.left_s() and not glance.left_s():
             stopped, glance = frozenset(vote.find_stopped()), Deadline(_GLANCE_S)
@@ -271,13 +254,12 @@ def _await_choice(vote: Vote, number: int, timeout_s: float) -> str:
 
 def _await_outcome(vote: Vote, number: int, members: Sequence[int]) -> None:
     """Wait until an attempt without this rank has failed. Raises NoQuorum if it has not."""
-    limit = Deadline(2 * _MEETING_S)
-    while (made := vote.settle(number, None)) is None:
-        if not limit.left_s() or all(_has_left(vote, rank) for rank in members):
-            made = vote.settle(number, False)
-            break
-        time.sleep(0.001)
-    if made:
+
+    def check() -> None:
+        if len(vote.find_left(members)) == len(members):
+            raise Departed(f"{name_ranks(members)} left")
+
+    if Outcome(vote.name, partial(vote.settle, number), Deadline(2 * _MEETING_S), check).wait():
         raise NoQuorum(
             f"{name_ranks(members)} of group {vote.name} continued without this rank, which was "
             "too late: it was stopped, or busy for longer than their limit. It can join again if "
@@ -286,16 +268,3 @@ def _await_outcome(vote: Vote, number: int, members: Sequence[int]) -> None:
             rank=vote.rank,
             group=vote.name,
         )
-
-
-def _said(vote: Vote, rank: int) -> tuple[int, int]:
-    """Which attempt a rank has joined, 0 if none, and how many ranks it requires."""
-    text = vote.heard(rank)
-    number, at_least = json.loads(text) if text else (0, 1)
-    return int(number), int(at_least)
-
-
-def _has_left(vote: Vote, rank: int) -> bool:
-    if rank == vote.rank:
-        return False
-    return vote.is_gone(rank) or _said(vote, rank)[0] == _WITHDRAWN

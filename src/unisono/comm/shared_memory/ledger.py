@@ -7,8 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from unisono.comm.engine import Note, Operation, Status
-from unisono.comm.meeting.announcements import Announcements
-from unisono.comm.meeting.deadline import Deadline
+from unisono.comm.meeting.board import Board
 from unisono.comm.meeting.membership import JoinRequest, Membership, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.error_texts import describe_ending
@@ -45,31 +44,30 @@ class Ledger:
     @classmethod
     def open(
         cls,
-        announcements: Announcements,
+        board: Board,
         rank: int,
         size: int,
         *,
         name: str,
         introduction: str,
         global_rank: int,
-        timeout_s: float,
         places: Sequence[int] = (),
         of: int = 0,
     ) -> Ledger:
-        """Meet the other ranks of this host, which publish the `introduction` as their name. In
-        a group `of` more ranks, they have these `places`. Raises RendezvousError if they do not
-        find each other."""
+        """Meet the other ranks of this host on a board; they publish the `introduction` as their
+        name. In a group `of` more ranks, they have these `places`. Raises RendezvousError if they
+        do not find each other."""
         places = places or range(size)
         request = JoinRequest(
             f"watch {name}",
             rank,
             size,
-            Deadline(timeout_s),
-            timeout_s,
+            board.deadline,
+            board.deadline.timeout_s,
             segments=[(places, of or size, size)],
         )
         with contextlib.closing(RendezvousServer()) as server:
-            made = cls(meet_by(announcements, server, request), name, introduction, global_rank)
+            made = cls(meet_by(board, server, request), name, introduction, global_rank)
         made._places, made.is_whole = places, not of
         return made
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
-from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.engine import OF_PROGRAM, OF_SURVIVORS, open_group
 from unisono.comm.engine.numbers import Operation, Status
-from unisono.comm.meeting.deadline import JOIN_TIMEOUT_S, Deadline
 from unisono.comm.meeting.membership import JoinRequest, Member, Membership, meet_at, meet_by
 from unisono.comm.meeting.unix_socket import RendezvousServer
 from unisono.comm.shared_memory.engine_transport import EngineTransport, told_of_deaths
@@ -24,7 +22,7 @@ from unisono.failures import load_soon
 
 if TYPE_CHECKING:
     from unisono.comm.arguments import Call
-    from unisono.comm.meeting.announcements import Announcements
+    from unisono.comm.meeting.board import Board
     from unisono.comm.meeting.survivors import Attempt
     from unisono.comm.shared_memory.allocation import Allocator
     from unisono.comm.shared_tensors import Memory
@@ -53,26 +51,21 @@ class SharedMemory(EngineTransport):
     @classmethod
     def connect(
         cls,
-        announcements: Announcements,
+        board: Board,
         rank: int,
         size: int,
         *,
         name: str = "world",
         global_ranks: tuple[int, ...] | None = (),
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        join_timeout_s: float = JOIN_TIMEOUT_S,
-        deadline: Deadline | None = None,
         payload: str = "",
-        check: Callable[[], None] = lambda: None,
     ) -> SharedMemory:
-        """Meet the other `size - 1` ranks through `announcements` and make a group with them.
-        `payload` is what this rank publishes to the others: `payloads` has all ranks'. The
-        meeting ends after `join_timeout_s`, or at a `deadline` that has already begun. `check`
-        is called during the wait, and raises if the others will not join."""
-        deadline = deadline or Deadline(join_timeout_s)
-        request = JoinRequest(name, rank, size, deadline, timeout_s, payload, check)
+        """Meet the other `size - 1` ranks, which are on this host, on a board and make a group
+        with them. `payload` is what this rank publishes to the others: `payloads` has all
+        ranks'."""
+        request = JoinRequest(name, rank, size, board.deadline, timeout_s, payload, board.check)
         with contextlib.closing(RendezvousServer()) as server:
-            membership = meet_by(announcements, server, request)
+            membership = meet_by(board, server, request)
             load_soon(*NEEDED_LATER)
             ranks = tuple(range(size)) if global_ranks == () else global_ranks
             return cls(membership, server, name, ranks, timeout_s)
@@ -155,7 +148,7 @@ class SharedMemory(EngineTransport):
             return None
         before = self.membership
         request = JoinRequest(
-            attempt.key,
+            attempt.name,
             attempt.members.index(self.rank),
             len(attempt.members),
             attempt.deadline,
