@@ -211,11 +211,11 @@ static void mirror_closed(un_group *g, int rank) {
 static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = hs->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
-    bool is_data = head->kind == WIRE_DATA || head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY;
-    if (is_data && status_from_abort(g)) return false;
+    bool is_message =
+        head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY || head->kind == WIRE_EXPECT;
+    if ((is_message || head->kind == WIRE_DATA) && status_from_abort(g)) return false;
     if (head->kind == WIRE_DATA) return receive_data(hs, head, data, bytes, remote);
-    if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
-        return receive_message(hs, head, data, bytes, remote);
+    if (is_message) return receive_message(hs, head, data, bytes, remote);
     if (remote) return false; /* the rest is short */
     switch (head->kind) {
     case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
