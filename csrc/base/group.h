@@ -150,7 +150,7 @@ struct un_group {
         _Atomic uint32_t waiters; /* threads that wait for a work */
     } worker;
 
-    size_t cut_from, direct_from; /* by constants.h */
+    size_t cut_from, direct_from, described_most; /* by constants.h */
 
     spinning spin; /* wait.c, with the call lock */
     bool (*poll)(void); /* drives the network while we wait; NULL: nothing crosses it */

@@ -72,6 +72,7 @@ typedef struct hosts { /* of a group */
     uint64_t key;
     int count, mine; /* how many there are, and the number of ours */
     int index;       /* our place in it */
+    int most;        /* ranks of any host */
     host *host;
     int *ranks;         /* host by host */
     rank_of_hosts *of;  /* each rank of the group */
