@@ -416,7 +416,8 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     }
     hs->inner = inner;
     inner->is_inner = true;
-    inner->poll = g->poll = drive_network;
+    inner->poll = drive_network;
+    g->poll = poll_network;
     fill_reach(hs, span->is_strict);
     int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
     g->crowded = here > cores;

@@ -231,7 +231,7 @@ static bool look_at_transfers(un_group *g) {
 static bool progress_over_hosts(un_group *g) {
     hosts *hs = hosts_of(g);
     bool moved = false;
-    drive_network();
+    (hs->transfers ? drive_network : poll_network)();
     if (atomic_load(&hs->unread)) {
         lock_network();
         parcel_queue come = hs->inbox;
