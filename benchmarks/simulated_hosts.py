@@ -33,7 +33,7 @@ from unisono.plan.sizes import format_seconds, format_size
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "hosts.md"
 SIZES = (8, KIB, MIB, 64 * MIB)
 POST_BYTES = 1504
-"""Bytes per rank up to which a call fits into the descriptors: csrc/base/layout.h."""
+"""Bytes per rank up to which a call always fits into the descriptors: csrc/base/constants.h."""
 LANE_BYTES, ROW_BYTES = 512 * KIB, 256 * KIB
 """Of a chunk, for each lane or broadcast, and for each rank's row: csrc/hosts/lanes.c."""
 BURST_BYTES = 256 * KIB

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define UN_LAYOUT_VERSION 14u /* two builds may share a segment only if this is equal */
+#define UN_LAYOUT_VERSION 15u /* two builds may share a segment only if this is equal */
 #define UN_MAX_RANKS 1024
 #define UN_TEXT_BYTES 248 /* of a note, with its final zero */
 
@@ -221,6 +221,7 @@ typedef struct un_message {
     uint64_t record;
     bool is_started; /* rather than run: its owner may do other work meanwhile */
     bool is_copy;    /* of an eager send: no thread waits for it */
+    bool is_expected; /* a receive's: its sender on another host knows of it */
     uint64_t handle; /* a receive's: the sender's handle of the message */
     size_t moved;
     struct moving *moving; /* between hosts: its data in transit */

@@ -18,6 +18,11 @@ enum {
 #else
     STEP_BYTES = 64 * 1024,
 #endif
+    /* The most that lies in a descriptor. Over hosts a second message costs more than the copies:
+     * there up to the second size, if the ranks of a host then send at most the third. */
+    DESCRIBED_MOST = 1504,
+    DESCRIBED_OVER_HOSTS = 4096,
+    DESCRIBED_BY_HOST = 16 * 1024,
     CUT_STEP_BYTES = 128 * 1024, /* of which every rank combines its share. N1: 8 to 11% and -3 to 1% */
     /* all_reduce and reduce: from here on the second meeting of "cut", in which each rank
      * combines its share, costs less than combining everything. N1: 8% at 16 KiB; four times: 5%

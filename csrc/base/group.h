@@ -87,6 +87,7 @@ typedef struct reach {
     /* messages, with their lock */
     uint64_t *sent, *had; /* messages and replies, by rank */
     void (*send)(un_group *g, un_message *m);
+    void (*expect)(un_group *g, un_message *m); /* a receive waits for a message */
     void (*reply)(un_group *g, int source, uint64_t handle);
     bool (*receive)(un_group *g, un_message *m, struct parcel *parcel); /* true: it needs a reply */
     void (*drop)(struct parcel *parcel);
@@ -149,7 +150,7 @@ struct un_group {
         _Atomic uint32_t waiters; /* threads that wait for a work */
     } worker;
 
-    size_t cut_from, direct_from; /* by constants.h */
+    size_t cut_from, direct_from, described_most; /* by constants.h */
 
     spinning spin; /* wait.c, with the call lock */
     bool (*poll)(void); /* drives the network while we wait; NULL: nothing crosses it */

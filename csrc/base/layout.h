@@ -8,7 +8,7 @@
 
 #define LINE_BYTES 64
 #define PAGE_BYTES 4096
-#define DESCRIPTOR_BYTES 1536 /* a descriptor with its payload */
+#define DESCRIPTOR_BYTES (4096 + LINE_BYTES) /* a descriptor with its payload */
 #define SLOTS 4         /* steps of a call that may be in flight, see collectives.c */
 #define SLOT_BYTES (256 * 1024)
 #define ENTRIES 256             /* messages of a channel announced and not yet read */
@@ -33,7 +33,8 @@ static inline void write_word(flag_t *word, uint64_t value) {
 /* What a rank is about to do. `call` is written last (release) and read first (acquire): a
  * reader that sees the number sees the rest. Error texts also read descriptors of other calls,
  * so the rest is atomic too. A rank uses its two descriptors alternately: when it is one call
- * ahead, slower peers can still read the other. Small contributions are in the payload. */
+ * ahead, slower peers can still read the other. Small contributions are in the payload: those of
+ * DESCRIBED_MOST bytes, over few hosts of DESCRIBED_OVER_HOSTS. */
 typedef struct descriptor {
     flag_t call;
     flag_t signature;

@@ -24,6 +24,10 @@ static struct {
     size_t closed_count;
 } all;
 
+enum { HAS_SIZES = 1, IS_CUT = 2 }; /* a descriptor's sizes; its payload: our host's parts alone */
+
+static size_t sizes_bytes(const un_group *g) { return 2 * (size_t)g->ranks * sizeof(uint64_t); }
+
 /* -- parcels -------------------------------------------------------------------------------------- */
 
 void push_parcel(parcel_queue *q, parcel *p) {
@@ -103,19 +107,42 @@ void tell_mates(un_group *g, const wire *head, const void *data, size_t bytes) {
     }
 }
 
+/* What of our payload the ranks of a host need; returns how many bytes. */
+static size_t pack_payload(const execution *x, const host *to, char *packed) {
+    const hosts *hs = hosts_of(x->g);
+    const char *payload = descriptor_of(x->g, x->g->rank, x->number)->payload;
+    un_operation o = x->call->operation;
+    bool to_root = o == UN_REDUCE || (o == UN_GATHER && x->pairs_agree);
+    if (to_root && &hs->host[hs->of[x->call->root].host] != to) return 0;
+    if (!un_is_wide_input(o)) {
+        memcpy(packed, payload, x->payload_bytes);
+        return x->payload_bytes;
+    }
+    size_t pitch = x->payload_bytes / (size_t)x->g->ranks;
+    for (int i = 0; i < to->count; i++)
+        memcpy(packed + (size_t)i * pitch, payload + (size_t)to->ranks[i] * pitch, pitch);
+    return (size_t)to->count * pitch;
+}
+
 static void post_descriptor(execution *x, uint64_t signature, uint64_t bytes, uint64_t hash) {
     un_group *g = x->g;
+    const hosts *hs = hosts_of(g);
     wire head = wire_of(g, WIRE_DESCRIPTOR);
     head.number = x->number;
     head.words[0] = signature;
     head.words[1] = bytes;
     head.words[2] = hash;
-    head.extra = x->pairs_agree != NULL;
+    if (x->pairs_agree) head.extra |= HAS_SIZES;
+    if (un_is_wide_input(x->call->operation)) head.extra |= IS_CUT;
     char data[MOST_DESCRIBED];
-    size_t sizes = head.extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    size_t sizes = x->pairs_agree ? sizes_bytes(g) : 0;
     if (sizes) memcpy(data, sizes_of(g, g->rank, x->number), sizes);
-    memcpy(data + sizes, descriptor_of(g, g->rank, x->number)->payload, x->payload_bytes);
-    tell_mates(g, &head, data, sizes + x->payload_bytes);
+    for (int step = 1; step < hs->count; step++) {
+        int to = (hs->mine + step) % hs->count, rank = listener_on(g, to);
+        if (rank < 0) continue;
+        size_t payload = x->payload_bytes ? pack_payload(x, &hs->host[to], data + sizes) : 0;
+        send_copy_of(link_of(g, rank), &head, data, sizes + payload);
+    }
 }
 
 static void send_abort(un_group *g, uint64_t word) {
@@ -155,7 +182,7 @@ static void send_waiting(un_group *g) {
     head.words[1] = atomic_load(&mine->waiting_tag);
     head.words[2] = atomic_load(&mine->unmatched);
     head.number = atomic_load(&mine->unmatched_tag);
-    tell_mates(g, &head, traffic_of(g, g->rank), 2 * (size_t)g->ranks * sizeof(uint64_t));
+    tell_mates(g, &head, traffic_of(g, g->rank), sizes_bytes(g));
 }
 
 /* -- receiving: with the network's lock ------------------------------------------------------------- */
@@ -168,11 +195,17 @@ static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) 
 }
 
 static void mirror_descriptor(un_group *g, const wire *head, const char *data, size_t bytes) {
-    size_t sizes = head->extra ? 2 * (size_t)g->ranks * sizeof(uint64_t) : 0;
+    const host *here = &hosts_of(g)->host[hosts_of(g)->mine];
+    size_t sizes = head->extra & HAS_SIZES ? sizes_bytes(g) : 0;
     descriptor *theirs = descriptor_of(g, head->from, head->number);
-    if (bytes < sizes || bytes - sizes > sizeof theirs->payload) return;
+    if (bytes < sizes) return;
     if (sizes) memcpy(sizes_of(g, head->from, head->number), data, sizes);
-    if (bytes > sizes) memcpy(theirs->payload, data + sizes, bytes - sizes);
+    size_t parts = head->extra & IS_CUT ? (size_t)here->count : 1, pitch = (bytes - sizes) / parts;
+    for (size_t i = 0; i < parts && pitch; i++) {
+        size_t at = head->extra & IS_CUT ? (size_t)here->ranks[i] * pitch : 0;
+        if (at + pitch > sizeof theirs->payload) return;
+        memcpy(theirs->payload + at, data + sizes + i * pitch, pitch);
+    }
     write_word(&theirs->signature, head->words[0]);
     write_word(&theirs->bytes, head->words[1]);
     write_word(&theirs->hash, head->words[2]);
@@ -193,7 +226,7 @@ static void mirror_abort(un_group *g, const wire *head) {
 
 static void mirror_waiting(un_group *g, const wire *head, const char *data, size_t bytes) {
     control *theirs = control_of(g, head->from);
-    if (bytes != 2 * (size_t)g->ranks * sizeof(uint64_t)) return;
+    if (bytes != sizes_bytes(g)) return;
     atomic_store(&theirs->waiting, 0);
     memcpy(traffic_of(g, head->from), data, bytes);
     atomic_store(&theirs->waiting_tag, head->words[1]);
@@ -211,11 +244,11 @@ static void mirror_closed(un_group *g, int rank) {
 static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = hs->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
-    bool is_data = head->kind == WIRE_DATA || head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY;
-    if (is_data && status_from_abort(g)) return false;
+    bool is_message =
+        head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY || head->kind == WIRE_EXPECT;
+    if ((is_message || head->kind == WIRE_DATA) && status_from_abort(g)) return false;
     if (head->kind == WIRE_DATA) return receive_data(hs, head, data, bytes, remote);
-    if (head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY)
-        return receive_message(hs, head, data, bytes, remote);
+    if (is_message) return receive_message(hs, head, data, bytes, remote);
     if (remote) return false; /* the rest is short */
     switch (head->kind) {
     case WIRE_HELLO: atomic_store(&control_of(g, head->from)->is_here, 1); break;
@@ -310,6 +343,7 @@ static bool place_ranks(hosts *hs, const int *hosts, int ranks, int rank) {
         }
         if (!h->count) return false;
         hs->count = number + 1;
+        hs->most = h->count > hs->most ? h->count : hs->most;
     }
     hs->mine = hs->of[rank].host;
     hs->index = hs->of[rank].index;
@@ -382,12 +416,15 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     }
     hs->inner = inner;
     inner->is_inner = true;
-    inner->poll = g->poll = drive_network;
+    inner->poll = drive_network;
+    g->poll = poll_network;
     fill_reach(hs, span->is_strict);
     int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
     g->crowded = here > cores;
     g->roomy = 2 * here <= cores;
     g->cut_from = g->direct_from = SIZE_MAX; /* what does not fit into a descriptor takes lanes */
+    if (hs->most * (hs->count - 1) * DESCRIBED_OVER_HOSTS <= DESCRIBED_BY_HOST)
+        g->described_most = DESCRIBED_OVER_HOSTS;
     g->reach = &hs->reach;
     watch_alone(g);
     lock_network();

@@ -33,6 +33,7 @@ enum wire_kind {
     WIRE_WAITING, /* words: as in the control block; then messages sent to, received from each rank */
     WIRE_ENTRY,   /* a message; extra: its dtype; number: of the channel; words: handle, tag, bytes */
     WIRE_REPLY,   /* number: the handle */
+    WIRE_EXPECT,  /* a receive; extra: its dtype; number: its tag; words: 0, entries read before, bytes */
     WIRE_DATA,    /* of a large call; number: of the call and of the transfer within it */
 };
 
@@ -60,6 +61,8 @@ typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
     un_link *link; /* NULL: not needed yet; with the network's lock */
     uint64_t entries_sent, entries_read; /* of messages, with their lock */
     parcel_queue ahead;                  /* entries that arrived out of order */
+    parcel_queue expected;               /* its receives that wait for a message of ours */
+    uint32_t told;                       /* our receives of which it knows */
     uint32_t given, taken;               /* data of this call, with the call lock */
 } rank_of_hosts;
 
@@ -69,6 +72,7 @@ typedef struct hosts { /* of a group */
     uint64_t key;
     int count, mine; /* how many there are, and the number of ours */
     int index;       /* our place in it */
+    int most;        /* ranks of any host */
     host *host;
     int *ranks;         /* host by host */
     rank_of_hosts *of;  /* each rank of the group */

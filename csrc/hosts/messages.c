@@ -1,9 +1,11 @@
 /* Messages between hosts, from process to process.
  *
  * A message is announced with its data: a short one is sent as a copy, a long one stays with its
- * sender until its receive is posted, and is fetched then. Both get a reply once they match a
- * receive, and then the send is over. Arrivals wait in an inbox, since the thread that drives the
- * network may not touch a group's messages.
+ * sender until its receive is posted, and is fetched then. A send is over once a receive matches
+ * it. Its sender learns that from a reply; or, if a short receive was posted first, from the receive
+ * itself, which is announced, too, and which both sides match with the same message: the first one
+ * with its tag that its rank had not read. Arrivals wait in an inbox, since the thread that drives
+ * the network may not touch a group's messages.
  */
 #include <stdlib.h>
 
@@ -11,6 +13,12 @@
 #include "local/messages.h"
 #include "base/records.h"
 #include "base/stream.h"
+
+enum { EXPECTED_MOST = 4096 }; /* bytes of a receive that is announced */
+
+/* Beside the handle: the send is over only with a reply, since its rank also sends messages that
+ * are over at once. */
+static const uint64_t REPLIES_ONLY = (uint64_t)1 << 32;
 
 typedef struct moving { /* the data of a message in transit */
     transfer transfer;
@@ -47,9 +55,19 @@ static moving *begin_moving(un_group *g, un_message *m, int peer, bool copies) {
     return made;
 }
 
+static bool replies_only(const un_group *g) { return g->messages.eager_bytes >= 0; }
+
+/* Whether the peer waits for this message. */
+static bool is_expected(un_group *g, const un_message *m) {
+    parcel *p = find_parcel(&hosts_of(g)->of[m->peer].expected, m->peer, (uint64_t)m->tag);
+    bool fits = p && p->head.words[2] == m->stream.bytes && p->head.extra == m->dtype;
+    free(p);
+    return fits;
+}
+
 static void start_sending_over(un_group *g, un_message *m) {
     hosts *hs = hosts_of(g);
-    bool over = is_eager(g, m) && fits_entry(m);
+    bool over = (is_eager(g, m) && fits_entry(m)) || is_expected(g, m);
     uint64_t handle = over ? 0 : take_handle(&g->messages.traffic[m->peer], m);
     if (!over && !handle) {
         abort_group(g, UN_ABORTED, g->rank, read_word(&g->calls.latest));
@@ -59,8 +77,8 @@ static void start_sending_over(un_group *g, un_message *m) {
     m->handle = handle;
     wire head = wire_of(g, WIRE_ENTRY);
     head.extra = m->dtype;
-    head.number = ++hs->of[m->peer].entries_sent;
-    head.words[0] = handle;
+    head.number = m->match.number = ++hs->of[m->peer].entries_sent;
+    head.words[0] = handle | (replies_only(g) ? REPLIES_ONLY : 0);
     head.words[1] = (uint64_t)m->tag;
     head.words[2] = m->stream.bytes;
     size_t bytes = m->stream.bytes;
@@ -93,6 +111,43 @@ static void send_reply_over(un_group *g, int source, uint64_t handle) {
     send_copy_of(link_of(g, source), &head, NULL, 0);
 }
 
+/* A receive that no message has matched yet. One that follows another which its sender does not
+ * know of is not announced: its sender could match it with the other's message. */
+static void expect_over(un_group *g, un_message *m) {
+    rank_of_hosts *r = &hosts_of(g)->of[m->peer];
+    m->is_expected = m->stream.bytes <= EXPECTED_MOST && !g->messages.wanted_from_any &&
+                     g->messages.traffic[m->peer].wanted == r->told;
+    if (!m->is_expected) return;
+    r->told++;
+    wire head = wire_of(g, WIRE_EXPECT);
+    head.extra = m->dtype;
+    head.number = (uint64_t)m->tag;
+    head.words[1] = r->entries_read;
+    head.words[2] = m->stream.bytes;
+    g->reach->sent[m->peer]++;
+    if (g->waiting.message) forget_waiting(g);
+    send_copy_of(link_of(g, m->peer), &head, NULL, 0);
+}
+
+/* A peer waits for a message: for the first one that it had not read then, or for one to come. */
+static bool read_expected(un_group *g, parcel *p) {
+    int peer = p->head.from;
+    struct traffic *t = &g->messages.traffic[peer];
+    if (replies_only(g)) return false;
+    un_message *m = t->unanswered ? g->messages.oldest : NULL;
+    while (m && !(m->sends && m->peer == peer && (uint64_t)m->tag == p->head.number &&
+                  m->match.number > p->head.words[1]))
+        m = m->next;
+    if (!m) {
+        push_parcel(&hosts_of(g)->of[peer].expected, p);
+        return true;
+    }
+    if (p->head.words[2] != m->stream.bytes || p->head.extra != m->dtype) return false;
+    give_handle_back(t, m->handle);
+    complete(g, m, UN_OK);
+    return false;
+}
+
 static void end_moving(un_group *g, un_message *m) {
     free(m->moving->bounce);
     free(m->moving);
@@ -114,10 +169,12 @@ static void read_reply_over(un_group *g, const parcel *p) {
 
 /* A receive has its message. True: it is over, and needs a reply. */
 static bool receive_parcel(un_group *g, un_message *m, parcel *p) {
+    if (m->is_expected) hosts_of(g)->of[p->head.from].told--;
     if (!p->remote) {
+        bool replies = !m->is_expected || p->head.words[0] & REPLIES_ONLY;
         if (p->bytes) stream_write(&m->stream, 0, p->data, p->bytes, false);
         complete(g, m, UN_OK);
-        return true;
+        return replies;
     }
     char *to = stream_direct(&m->stream, 0, p->bytes);
     moving *way = begin_moving(g, m, p->head.from, !to);
@@ -131,7 +188,7 @@ static bool receive_parcel(un_group *g, un_message *m, parcel *p) {
 static void take_entry_over(un_group *g, parcel *p) {
     hosts_of(g)->of[p->head.from].entries_read++;
     take_arrived(g, &(arrival){.match = {.tag = (int64_t)p->head.words[1], .source = p->head.from},
-                               .handle = p->head.words[0],
+                               .handle = (uint32_t)p->head.words[0],
                                .bytes = p->bytes,
                                .dtype = p->head.extra,
                                .parcel = p});
@@ -145,6 +202,8 @@ static void read_parcel(un_group *g, parcel *p) {
     if (p->head.kind == WIRE_REPLY) {
         read_reply_over(g, p);
         drop_parcel(p);
+    } else if (p->head.kind == WIRE_EXPECT) {
+        if (!read_expected(g, p)) drop_parcel(p);
     } else if (p->head.number != hs->of[from].entries_read + 1) {
         push_parcel(&hs->of[from].ahead, p);
     } else {
@@ -172,7 +231,7 @@ static bool look_at_transfers(un_group *g) {
 static bool progress_over_hosts(un_group *g) {
     hosts *hs = hosts_of(g);
     bool moved = false;
-    drive_network();
+    (hs->transfers ? drive_network : poll_network)();
     if (atomic_load(&hs->unread)) {
         lock_network();
         parcel_queue come = hs->inbox;
@@ -205,11 +264,15 @@ void forget_parcels(un_group *g) {
             if (a->parcel) drop_parcel(a->parcel);
             a->parcel = NULL;
         }
-    for (int rank = 0; rank < g->ranks; rank++) drop_parcels(&hosts_of(g)->of[rank].ahead);
+    for (int rank = 0; rank < g->ranks; rank++) {
+        drop_parcels(&hosts_of(g)->of[rank].ahead);
+        drop_parcels(&hosts_of(g)->of[rank].expected);
+    }
 }
 
 void reach_messages(reach *r) {
     r->send = start_sending_over;
+    r->expect = expect_over;
     r->reply = send_reply_over;
     r->receive = receive_parcel;
     r->drop = drop_parcel;

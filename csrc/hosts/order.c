@@ -43,10 +43,8 @@ void convert(kernel *how, void *to, const void *from, size_t items) {
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes) {
     const hosts *hs = hosts_of(x->g);
     host_arithmetic a = arithmetic_of(x->g, x->call);
-    int most = 0;
-    for (int h = 0; h < hs->count; h++) most = hs->host[h].count > most ? hs->host[h].count : most;
     _Alignas(64) char memory[STACK_BYTES];
-    size_t rows = (size_t)(most + hs->count) + (a.narrow != NULL);
+    size_t rows = (size_t)(hs->most + hs->count) + (a.narrow != NULL);
     size_t pitch = STACK_BYTES / rows / 16 * 16, items = bytes / a.item_bytes;
     size_t block = pitch / a.wide_bytes;
     for (size_t done = 0; done < items; done += block) {
@@ -59,7 +57,7 @@ void combine_in_host_order(execution *x, char *to, const void **sources, size_t 
                 char *wide = memory + (size_t)i * pitch;
                 if (a.widen) convert(a.widen, wide, theirs[i], some), theirs[i] = wide;
             }
-            char *partial = memory + (size_t)(most + h) * pitch;
+            char *partial = memory + (size_t)(hs->most + h) * pitch;
             a.first.run(partial, theirs, hs->host[h].count, units, a.factor);
             partials[h] = partial;
         }

@@ -13,8 +13,8 @@ _Static_assert(STEP_BYTES <= SLOT_BYTES && CUT_STEP_BYTES <= SLOT_BYTES, "a step
 
 static size_t part_pitch(size_t bytes) { return round_up(bytes, 16); }
 
-static bool fits_descriptor(size_t parts, size_t bytes) {
-    return parts * part_pitch(bytes) <= sizeof((descriptor *)0)->payload;
+static bool fits_descriptor(const execution *x, size_t parts, size_t bytes) {
+    return parts * part_pitch(bytes) <= x->g->described_most;
 }
 
 /* Where part `part` of what `source` contributed in this step lies. */
@@ -387,7 +387,7 @@ static size_t most_given_by(const execution *x, int giver) {
 /* Where `giver`'s parts lie follows from its sizes, which every rank can read. */
 static void place_giver(execution *x, int giver) {
     size_t most = most_given_by(x, giver);
-    bool fits = fits_descriptor(parts_per_slot(x), most);
+    bool fits = fits_descriptor(x, parts_per_slot(x), most);
     x->g->calls.descriptor_pitch[giver] = fits ? part_pitch(most ? most : 1) : 0;
     size_t steps = fits ? 1 : (most + x->piece - 1) / x->piece;
     if (steps > x->steps) x->steps = steps;
@@ -473,7 +473,7 @@ static void plan_alike(execution *x) {
     x->pitch = x->piece;
 
     size_t bytes = wide ? widest(wide, ranks) : call->input->bytes;
-    bool fits = !x->combine && fits_descriptor(parts, bytes);
+    bool fits = !x->combine && fits_descriptor(x, parts, bytes);
     size_t pitch = fits ? part_pitch(bytes ? bytes : 1) : 0;
     for (int rank = 0; rank < ranks; rank++) x->g->calls.descriptor_pitch[rank] = pitch;
     if (fits) x->steps = 1, x->descriptor_bytes = bytes < 256 ? bytes : 256;

@@ -45,6 +45,7 @@ static un_status open_membership(const un_group *other, int descriptor, int rank
     g->crowded = ranks > (int)g->segment.header->cores;
     g->cut_from = cut_from(ranks, g->crowded);
     g->direct_from = direct_from(g->crowded);
+    g->described_most = DESCRIBED_MOST;
     g->roomy = 2 * ranks <= (int)g->segment.header->cores;
     g->copiers.wanted = copiers_for(ranks, (int)g->segment.header->cores);
     offer_reading(g);

@@ -25,6 +25,7 @@ static void begin(un_group *g, un_message *m) {
     *(g->messages.newest ? &g->messages.newest->next : &g->messages.oldest) = m;
     g->messages.newest = m;
     m->moved = 0;
+    m->is_expected = false;
     if (!status_from_abort(g)) (m->sends ? start_sending : start_receiving)(g, m);
     progress(g);
     pthread_mutex_unlock(&g->messages.lock);

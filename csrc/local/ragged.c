@@ -14,17 +14,17 @@ static const uint64_t HEADS = 0x68656164; /* marks such a call: error_texts.py *
 
 static const un_ragged *ragged_of(const execution *x) { return (const un_ragged *)x->patience.call; }
 
-static size_t room_beside(size_t head_bytes) {
-    return sizeof((descriptor *)0)->payload - round_up(head_bytes, 16);
+static size_t room_beside(const un_group *g, size_t head_bytes) {
+    return g->described_most - round_up(head_bytes, 16);
 }
 
 size_t un_group_most_along(const un_group *g) {
-    return g->reach ? room_beside(UN_HEAD_BYTES) : UN_MOST_ALONG;
+    return g->reach ? room_beside(g, UN_HEAD_BYTES) : UN_MOST_ALONG;
 }
 
 static char *tail_address(const execution *x, int rank, size_t bytes) {
     size_t head_bytes = ragged_of(x)->head.bytes;
-    if (bytes > room_beside(head_bytes)) return slot_of(x->g, rank, x->number, 0);
+    if (bytes > room_beside(x->g, head_bytes)) return slot_of(x->g, rank, x->number, 0);
     return descriptor_of(x->g, rank, x->number)->payload + round_up(head_bytes, 16);
 }
 
@@ -58,7 +58,7 @@ un_status gather_ragged(execution *x) {
     x->hash = HEADS;
     x->bring = bring_head_and_tail;
     x->payload_bytes = round_up(r->head.bytes, 16) + (r->comes_along ? r->tail.bytes : 0);
-    if (!status && r->comes_along && r->tail.bytes > room_beside(r->head.bytes))
+    if (!status && r->comes_along && r->tail.bytes > room_beside(x->g, r->head.bytes))
         status = prepare_slice(x->g);
     status = post_and_meet(x, status);
     x->call = &r->call;

@@ -193,6 +193,7 @@ void start_receiving(un_group *g, un_message *m) {
     arrival *a = take_arrival(g, m->peer, m->tag);
     if (!a) {
         m->phase = WANTED;
+        if (m->peer >= 0 && is_elsewhere(g, m->peer)) g->reach->expect(g, m);
         m->match = (un_match){.number = ++g->messages.matches, .tag = m->tag, .source = m->peer};
         add_match(&g->messages.wanted, &m->match);
         *(m->peer < 0 ? &g->messages.wanted_from_any : &g->messages.traffic[m->peer].wanted) += 1;

@@ -176,10 +176,9 @@ const char *open_network(const char *const *settings, const network_user *user,
     return problem;
 }
 
-static bool drive(void) {
+static bool drive(int rounds) {
     bool any = false;
-    for (int i = 0; i < ROUNDS_AT_ONCE && net.worker && ucx.worker_progress(net.worker); i++)
-        any = true;
+    for (int i = 0; i < rounds && net.worker && ucx.worker_progress(net.worker); i++) any = true;
     return any;
 }
 
@@ -193,7 +192,7 @@ static void close_link(un_link *link) {
     if (!UCS_PTR_IS_PTR(request)) return;
     for (int64_t end = clock_ns() + CLOSING_NS;
          ucx.request_check_status(request) == UCS_INPROGRESS && clock_ns() < end;)
-        drive();
+        drive(ROUNDS_AT_ONCE);
     ucx.request_free(request);
 }
 
@@ -206,7 +205,8 @@ void close_network(void) {
     wake(&net.stops, OF_PROCESS, 1);
     lock_network();
     ucx.worker_signal(net.worker);
-    for (int64_t end = clock_ns() + CLOSING_NS; net.unsent && clock_ns() < end;) drive();
+    for (int64_t end = clock_ns() + CLOSING_NS; net.unsent && clock_ns() < end;)
+        drive(ROUNDS_AT_ONCE);
     unlock_network();
     pthread_join(net.thread, NULL);
     lock_network();
@@ -360,14 +360,17 @@ static void tell_rounds(void) {
     if (!leads && atomic_load(&net.leader_sleeps)) ucx.worker_signal(net.worker);
 }
 
-bool drive_network(void) {
+static bool try_to_drive(int rounds) {
     pthread_once(&lock_once, init_lock);
     if (pthread_mutex_trylock(&net.lock)) return false;
-    bool any = net.worker && drive();
+    bool any = drive(rounds);
     if (any) tell_rounds();
     pthread_mutex_unlock(&net.lock);
     return any;
 }
+
+bool drive_network(void) { return try_to_drive(ROUNDS_AT_ONCE); }
+bool poll_network(void) { return try_to_drive(1); }
 
 void attend_network(bool begins) {
     atomic_fetch_add(&net.attendants, begins ? 1 : -1);
@@ -380,7 +383,7 @@ uint32_t network_rounds(void) { return atomic_load(&net.rounds); }
 static void sleep_on_events(int64_t ns, _Atomic bool *sleeps) {
     lock_network();
     if (sleeps) atomic_store(sleeps, true);
-    bool any = drive();
+    bool any = drive(ROUNDS_AT_ONCE);
     if (any) tell_rounds();
     bool idle = !any && net.worker && ucx.worker_arm(net.worker) == UCS_OK;
     int events = net.events;

@@ -64,8 +64,10 @@ void drop_remote(remote_data *remote);
 /* Waiting threads drive UCX: while one attends to it, no other thread needs to. */
 void attend_network(bool begins);
 
-/* One round, without waiting; returns whether anything happened. */
+/* Without waiting; returns whether anything happened. poll_network looks once, for a thread that
+ * waits for a message: it goes on as soon as that has arrived. */
 bool drive_network(void);
+bool poll_network(void);
 uint32_t network_rounds(void); /* changes after each round in which something happened */
 void await_network(uint32_t seen, int64_t ns); /* until it is no longer `seen` */
 

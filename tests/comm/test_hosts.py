@@ -10,6 +10,7 @@ import time
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
+from random import Random
 
 import numpy
 import pytest
@@ -147,6 +148,39 @@ def exchange_messages(rank: int, size: int, path: str) -> None:
                 work.wait(30)
             for peer in range(size):
                 assert peer == rank or (got[peer] == peer).all()
+
+
+def test_messages_match_in_order_whichever_side_was_first(pool: RankPool) -> None:
+    """Receives that are posted first are announced to the sender; those after one from any rank, or
+    after a long one, are not."""
+    pool.run(match_at_random, 2, connected=False)
+
+
+def match_at_random(rank: int, size: int, path: str) -> None:
+    chance = Random(7)
+    with world(rank, path, "AB") as comm:
+        for turn in range(60):
+            lengths = {tag: chance.choice([1, 1000, 100_000]) for tag in range(3)}
+            tags = [chance.randrange(3) for _ in range(8)]
+            order = chance.sample(tags, len(tags))
+            is_any = [chance.random() < 0.2 for _ in tags]
+            if (turn + rank) % 3 == 0:
+                comm.barrier()  # the peer comes to it before or after its messages
+            if rank == turn % 2:
+                sent = [torch.full((lengths[tag],), float(at)) for at, tag in enumerate(tags)]
+                works = [comm.isend(x, 1 - rank, tag) for x, tag in zip(sent, tags, strict=True)]
+            else:
+                got = [torch.zeros(lengths[tag]) for tag in order]
+                peers = [None if anybody else 1 - rank for anybody in is_any]
+                works = [comm.irecv(*each) for each in zip(got, peers, order, strict=True)]
+            if (turn + rank) % 3 != 0:
+                comm.barrier()
+            for work in works:
+                work.wait(30)
+            for tag in range(3) if rank != turn % 2 else ():
+                expected = [float(at) for at, other in enumerate(tags) if other == tag]
+                found = [x for x, other in zip(got, order, strict=True) if other == tag]
+                assert [x.unique().tolist() for x in found] == [[value] for value in expected]
 
 
 def test_what_was_sent_in_inference_mode_does_not_disturb_what_follows(pool: RankPool) -> None:
