@@ -28,6 +28,8 @@ _PATIENCE = 0.5
 """A world's calls time out after this fraction of the test's time limit: the waiting ranks then
 name the missing one, and only that rank runs into the limit."""
 
+_CONNECTING_S = 5.0
+
 
 @dataclass(frozen=True)
 class RankAssignment:
@@ -97,7 +99,7 @@ def process_group(assignment: RankAssignment) -> Iterator[torch.distributed.Proc
 def _await_connections(store: Any, size: int) -> None:
     """Wait until all ranks have connected: gloo takes an early exit for a crash. The wait is short:
     a rank that could not connect has raised its own exception."""
-    end_s = time.monotonic() + 5.0
+    end_s = time.monotonic() + _CONNECTING_S
     arrived = store.add("unisono/connected", 1)
     while arrived < size and time.monotonic() < end_s:
         time.sleep(0.001)
@@ -112,7 +114,6 @@ def set_environment(assignment: RankAssignment) -> None:
 
 def close_groups() -> None:
     """Close the worlds and groups that a test left open, so that the next test finds none."""
-    from unisono.comm.meeting.unix_socket import open_servers
     from unisono.world import world as worlds
 
     worlds.shutdown()
@@ -122,5 +123,4 @@ def close_groups() -> None:
             dist.destroy_process_group()
         # torch counts groups to name them, failed ones included
         dist.distributed_c10d._world.group_count = 0
-    if open_servers:
-        gc.collect()  # groups that only a reference cycle keeps alive
+    gc.collect()  # groups that only a reference cycle keeps alive

@@ -24,6 +24,7 @@ from unisono.testing.rank import stacks_file
 
 _PYTEST = re.compile(r'^  File ".*/(_pytest|pluggy)/')
 
+
 _HEAVY = ("numpy", "torch", "torch._dynamo")
 """Modules that take seconds to import. DDP, FSDP and DTensor need the last: if the controller has
 imported it, the nursery imports it once for all ranks."""

@@ -186,12 +186,12 @@ class Connection:
         self.descriptors.clear()
 
 
-open_servers: weakref.WeakSet[RendezvousServer] = weakref.WeakSet()
+_servers: weakref.WeakSet[RendezvousServer] = weakref.WeakSet()
 
 
 def _close_after_fork() -> None:
     """In a forked child: the sockets are the parent's, and must not stay open when it ends."""
-    for server in list(open_servers):
+    for server in list(_servers):
         server.close_socket()
 
 
@@ -212,7 +212,7 @@ class RendezvousServer:
         self._early: dict[str, list[Connection]] = {}
         self._owners = 1
         self._lock = threading.Lock()
-        open_servers.add(self)
+        _servers.add(self)
 
     @property
     def address(self) -> str:
@@ -240,7 +240,6 @@ class RendezvousServer:
             self.close_socket()
 
     def close_socket(self) -> None:
-        open_servers.discard(self)
         for visitors in (*self._early.values(), self._silent):
             for visitor in visitors:
                 visitor.close()
