@@ -8,6 +8,9 @@
 #include "base/stream.h"
 
 _Static_assert(STEP_BYTES <= SLOT_BYTES && CUT_STEP_BYTES <= SLOT_BYTES, "a step fits into a slot");
+_Static_assert(DESCRIBED_MOST <= sizeof((descriptor *)0)->payload &&
+                   DESCRIBED_OVER_HOSTS <= sizeof((descriptor *)0)->payload,
+               "a described call fits into a descriptor");
 
 /* -- where things lie ------------------------------------------------------------------------ */
 
@@ -443,7 +446,7 @@ static void plan_pairs(execution *x, stage *bring, stage *take) {
     x->learn = place_givers;
     size_t pitch = x->g->calls.descriptor_pitch[me(x)];
     x->needs_slice = !pitch && !x->g->reach;
-    x->payload_bytes = pitch * parts_per_slot(x);
+    x->payload_bytes = most_given_by(x, me(x)) ? pitch * parts_per_slot(x) : 0;
     if (!pitch && x->g->reach) x->bring = do_nothing;
     x->large = most_given_by(x, me(x)) >= BYPASS_FROM;
 }
@@ -479,7 +482,8 @@ static void plan_alike(execution *x) {
     if (fits) x->steps = 1, x->descriptor_bytes = bytes < 256 ? bytes : 256;
     x->takes_lanes = !fits && x->g->reach;
     if (x->takes_lanes) x->bring = do_nothing;
-    x->payload_bytes = call->operation != UN_BROADCAST || call->root == me(x) ? parts * pitch : 0;
+    bool gives = bytes && (call->operation != UN_BROADCAST || call->root == me(x));
+    x->payload_bytes = gives ? parts * pitch : 0;
     x->needs_slice = !fits && !x->g->reach && (call->operation != UN_BROADCAST || call->root == me(x));
 
     x->bytes = wide ? 0 : bytes;
