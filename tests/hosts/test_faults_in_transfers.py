@@ -51,14 +51,13 @@ def _check_given_back(before: Resources) -> None:
     assert not [name for name in names if name.startswith("unisono")], names
 
 
-def call_for_ever(count: int) -> None:
-    tensor = torch.ones(count)
+def call_for_ever(tensor: torch.Tensor) -> None:
     while True:
         dist.all_reduce(tensor)
 
 
 def call_until_it_fails(count: int) -> tuple[str, str, float]:
-    error = attempt(call_for_ever, count)
+    error = attempt(call_for_ever, torch.ones(count))
     came = time.monotonic()
     assert isinstance(error, GroupError), error
     return type(error).__name__, str(error), came
@@ -167,10 +166,10 @@ def be_interrupted(rank: int, size: int, path: str, where: Places) -> Any:
     with second_world(rank, where):
         dist.barrier()
         if rank == 2:
-            dist.all_reduce(torch.ones(LARGE))
+            dist.all_reduce(tensor := torch.ones(LARGE))
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
-                call_for_ever(LARGE)
+                call_for_ever(tensor)
             set_moment(path, "fault")
             return None
         story = call_until_it_fails(LARGE)
