@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import resource
@@ -99,9 +100,12 @@ def warm_up(comm: Communicator) -> None:
     group.all_reduce(tensor := torch.ones(300_000))
     assert tensor.sum() == 300_000 * comm.size
     assert isinstance(attempt(group.all_reduce, None), TypeError)
+    assert isinstance(attempt(comm.empty, 1 << 60, torch.uint8), SegmentError)
     comm.all_reduce(torch.ones(5))
     group.close()
     del tensor
+    gc.collect()
+    gc.disable()  # it would write to pages that ranks share with their parent
     comm.barrier()  # now their memory is returned
 
 
@@ -109,7 +113,7 @@ def warm_up(comm: Communicator) -> None:
 def test_no_room_for_anybody(cage: Cage, fresh_pool: RankPool, ranks: int) -> None:
     for pid in fresh_pool.pids(ranks):
         cage.put(pid)
-    room_bytes = SLICE_BYTES - (64 << 10)
+    room_bytes = SLICE_BYTES - (512 << 10)
     for error in fresh_pool.run(call_without_room, ranks, *cage.location, room_bytes):
         assert isinstance(error, SegmentError), error
         assert "2 MiB" in str(error)
@@ -127,15 +131,15 @@ def call_without_room(comm: Communicator, folder: str, version: int, room: int) 
 
 def test_room_for_some_is_not_taken_by_all_at_once(cage: Cage, fresh_pool: RankPool) -> None:
     """A rank that finds room must have taken it before the next one checks."""
-    for pid in fresh_pool.pids(6):
+    for pid in fresh_pool.pids(4):
         cage.put(pid)
-    errors = fresh_pool.run(call_with_little_room, 6, *cage.location, 3 * SLICE_BYTES - (64 << 10))
+    errors = fresh_pool.run(call_with_little_room, 4, *cage.location, 3 * SLICE_BYTES - (512 << 10))
     assert cage.kills() == 0
     without = [error for error in errors if isinstance(error, SegmentError)]
     others = [error for error in errors if isinstance(error, CollectiveMismatch)]
     assert all("no room in shared memory" in str(error) for error in others)
-    assert len(without) + len(others) == 6, errors
-    assert len(without) >= 4
+    assert len(without) + len(others) == 4, errors
+    assert len(without) >= 2
 
 
 def call_with_little_room(comm: Communicator, folder: str, version: int, room: int) -> object:
