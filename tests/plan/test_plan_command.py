@@ -78,9 +78,7 @@ def test_switches_that_add_are_ranked_beside_the_others() -> None:
     result = plan("all_reduce", "-n", 64, "--topology", "h100_sharp")
     assert ranked(result)[0] == "nvls"
     ways = {"nvls", "nvls_tree", "collnet_direct", "collnet_chain"}
-    assert {*ranked(result)} == ways | {
-        e.name for e in catalog("all_reduce") if not e.only_planned
-    }
+    assert {*ranked(result)} == ways | {e.name for e in catalog("all_reduce") if not e.only_planned}
     swept = plan("all_reduce", "-n", 64, "--topology", "a100_sharp", "--sizes", "8:64")
     assert "8 to    64: collnet_direct" in swept.output
 
