@@ -31,10 +31,10 @@ def debug(level: Level = "info") -> dict[str, str]:
     """Set torch's and NCCL's debug variables in this process, for it and its children, and return
     what they are now.
 
-    `level` is "off", "info" or "detail", in lower or upper case; docs/diagnosis.md explains each variable. Variables that
-    the user has set keep their values, at every level; "off" undoes an earlier call. Each rank
-    calls it, before it makes the process group. If torch is already imported, its level is changed,
-    too.
+    `level` is "off", "info" or "detail", in lower or upper case; docs/diagnosis.md explains each
+    variable. Variables that the user has set keep their values, at every level; "off" undoes an
+    earlier call. Each rank calls it, before it makes the process group. If torch is already
+    imported, its level is changed, too.
 
     Raises ValueError for another level.
 
