@@ -137,6 +137,8 @@ GOOD_FILES = [
     "unisono/_native.abi3.so",
     "unisono/py.typed",
     "unisono/show/assets/page.css",
+    *(f"unisono/learn/chapters/course-{number:02}-x.md" for number in range(checks.CHAPTERS)),
+    *(f"unisono/learn/solutions/chapter_{number:02}.py" for number in range(checks.CHAPTERS)),
 ]
 
 
@@ -155,14 +157,16 @@ def test_mistakes_in_packages_are_found(tmp_path: Path) -> None:
         ["unisono/_native.abi3.so", "unisono/libother.so.2", "tests/test_x.py"],
         sorted({*checks.SOURCES, "tests", "src/picture.png"} - {"csrc"}),
     )
-    assert len(found) == 7
+    assert len(found) == 9
     assert "['csrc', 'tests']" in found[0]
     assert "src/picture.png" in found[1]
     assert "auditwheel" in found[2]
     assert "libother.so.2" in found[3]
     assert "py.typed" in found[4]
     assert "show/assets" in found[5]
-    assert "'tests'" in found[6]
+    assert "learn/chapters" in found[6]
+    assert "learn/solutions" in found[7]
+    assert "'tests'" in found[8]
 
 
 def test_a_package_that_is_too_large_is_found(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from email.message import Message
 from pathlib import Path, PurePosixPath
 
 MOST_BYTES = 2_000_000
+CHAPTERS = len(list(Path(__file__).parent.parent.glob("docs/course-*.md")))
 MACHINES = ("x86_64", "aarch64")
 WHEEL_NAME = re.compile(
     rf"unisono-[0-9a-z.]+-cp311-abi3-([\w.]*manylinux_\w+_({'|'.join(MACHINES)}))\.whl"
 )
 
 SOURCES = {"pyproject.toml", "CMakeLists.txt", "csrc", "src", "README.md", "CHANGELOG.md"}
-SOURCES |= {"LICENSE", "PKG-INFO"}
+SOURCES |= {"LICENSE", "PKG-INFO", "docs", "examples"}
 NOT_SOURCE = (".so", ".o", ".pyc", ".png", ".svg", ".json")
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)|<(?:a|img)\b[^>]*?(?:href|src)=[\"']([^\"']+)", re.I)
 PLACEHOLDER = "https://example.invalid"
@@ -73,6 +74,9 @@ def read_wheel(package: Path) -> tuple[Message, list[str]]:
         found.append("lacks unisono/py.typed, so that nobody sees its types")
     if not any(name.startswith("unisono/show/assets/") for name in files):
         found.append("lacks unisono/show/assets, without which no page can be made")
+    for part in ("chapters/course-", "solutions/chapter_"):
+        if sum(name.startswith(f"unisono/learn/{part}") for name in files) < CHAPTERS:
+            found += [f"lacks some of unisono/learn/{part}*, without which there is no course"]
     others = {name.split("/")[0] for name in files} - {"unisono"}
     if len(others) != 1:  # the folder of the metadata
         found.append(f"would install {sorted(others)} beside unisono")
