@@ -66,8 +66,9 @@ def _check_on_rank(check: Check, file: Path, handed_out: str, call_s: float) -> 
 
 def _explain(check: Check, where: str, story: str, file: Path) -> Verdict:
     """From a traceback to a sentence: which rank, what, and the last line of the reader's."""
-    at = max((found.end() for found in re.finditer(r"^  .*\n(?=\S)", story, re.M)), default=0)
-    kind, _, said = story[at:].rstrip().partition(": ")
+    _, _, last = story.rpartition('\n  File "')
+    (raised,) = re.findall(r"^(?!\A)\S.*\Z", last, re.M | re.S)
+    kind, _, said = raised.rstrip().partition(": ")
     name = kind.rpartition(".")[2]
     if name == "NotImplementedError":
         return Verdict(check.function, NOT_YET)
