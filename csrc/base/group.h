@@ -19,6 +19,7 @@
  *           messages, channels, send, receive, matching, progress_thread, deadlock   point to point
  * network/  ucx, network    UCX's functions; this process's worker and its links
  * hosts/                    groups over several hosts: see hosts.h
+ * torch_ops/                bodies of torch's operators
  * python/                   the binding
  *
  * Each folder includes only headers of those above it (tools/check_includes.py).
