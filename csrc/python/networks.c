@@ -45,14 +45,14 @@ PyObject *module_close_network(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-/* span(local, hosts, key, addresses, is_strict, rounds); `local` is closed with this group */
+/* span(local, hosts, key, addresses, rounds); `local` is closed with this group */
 PyObject *group_span(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object, *local;
     PyObject *hosts, *addresses;
     unsigned long long key;
-    int is_strict, rounds;
-    if (!PyArg_ParseTuple(arguments, "O!OKOpp", Py_TYPE(object), &local, &hosts, &key, &addresses,
-                          &is_strict, &rounds))
+    int rounds;
+    if (!PyArg_ParseTuple(arguments, "O!OKOp", Py_TYPE(object), &local, &hosts, &key, &addresses,
+                          &rounds))
         return NULL;
     int host_of[UN_MAX_RANKS];
     const void *where[UN_MAX_RANKS];
@@ -74,7 +74,6 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
                     .hosts = host_of,
                     .addresses = where,
                     .address_bytes = bytes,
-                    .is_strict = is_strict,
                     .rounds = rounds};
     if (un_group_span(self->group, local->group, &span)) return PyErr_SetFromErrno(PyExc_OSError);
     local->group = NULL;

@@ -51,9 +51,11 @@ class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
     `recv` return the rank at the other end, or a status below zero. The first argument of
     `submit`, `isend` and `irecv` is the GroupExceptions of their works. `run` and `submit` take
-    operation, output, input, root, reduction, and optionally a factor and a compiled schedule."""
+    operation, output, input, root, reduction, and optionally a factor, a compiled schedule, a
+    timeout and a number of contributions."""
 
     timeout_ns: int
+    is_reproducible: bool
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
     def run_given(self, operation: int, output: Any, input: Any, options: Any) -> int: ...
@@ -84,7 +86,6 @@ class Group(Protocol):
         hosts: Sequence[int],
         key: int,
         addresses: Sequence[bytes],
-        is_strict: bool,
         rounds_halves: bool,
     ) -> None:
         """Extend the group to ranks on other hosts. `local` is the group of those on this host,
