@@ -76,9 +76,14 @@ def mention_misspelt() -> None:
     """Warn once about variables that are probably misspelt, and about an invalid UNISONO_WATCH,
     which only a program that imports torch would read."""
     WATCH.read_or_warn()
+    _mention_misspelt(tuple(name for name in os.environ if name.startswith("UNISONO_")))
+
+
+@functools.cache
+def _mention_misspelt(names: tuple[str, ...]) -> None:
     known = [each.name for each in globals().values() if isinstance(each, Variable)]
-    for name in os.environ:
-        if name.startswith("UNISONO_") and name not in known:
+    for name in names:
+        if name not in known:
             from difflib import get_close_matches
 
             for likely in get_close_matches(name, known, 1, cutoff=0.85):
