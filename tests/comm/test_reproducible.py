@@ -187,7 +187,7 @@ def test_nor_on_random_ones(pool: RankPool, hosts: str) -> None:
     pool.run(on_hosts, len(hosts), hosts, 500, connected=False, deadline_s=300)
 
 
-# -- what else a call may be ------------------------------------------------------------------------
+# -- what else a call may be ----------------------------------------------------------------------
 
 
 # -- what else a call may be -----------------------------------------------------------------------
