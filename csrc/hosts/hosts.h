@@ -58,6 +58,7 @@ typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
     int host, index; /* where it is, and its place there */
     char *address;   /* of its UCX worker; NULL on our host */
     size_t address_bytes;
+    uint64_t own_proof, proof; /* what we send to it carries, and what it sends to us */
     un_link *link; /* NULL: not needed yet; with the network's lock */
     uint64_t entries_sent, entries_read; /* of messages, with their lock */
     parcel_queue ahead;                  /* entries that arrived out of order */
