@@ -283,6 +283,7 @@ static PyMethodDef group_methods[] = {
 
 static PyMemberDef group_members[] = {
     {"timeout_ns", T_LONGLONG, offsetof(Group, timeout_ns), 0, NULL},
+    {"is_reproducible", T_BOOL, offsetof(Group, is_reproducible), 0, NULL},
     {0},
 };
 

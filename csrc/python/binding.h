@@ -35,6 +35,7 @@ typedef struct Group {
     int users; /* calls under way, counted under the GIL */
     bool closing;
     bool keeps_sites; /* of blocking calls too */
+    char is_reproducible; /* reductions that do not say otherwise */
     int64_t timeout_ns;
     struct Pending *pending; /* works and messages under way, */
     struct Pending *next_look; /* and the next one to check; NULL: the first */
@@ -52,6 +53,10 @@ typedef struct call_arguments {
     un_compiled_schedule schedule;
     side in, out; /* of read_tensors */
 } call_arguments;
+
+static inline unsigned default_form(const Group *self) {
+    return self->is_reproducible ? UN_REPRODUCIBLE : 0;
+}
 
 /* What works and messages have in common: to the program both are a Work. */
 typedef struct Pending {
