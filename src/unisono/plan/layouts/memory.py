@@ -93,8 +93,9 @@ def check_layout(model: Model, layout: Layout, batch: int) -> None:
 
 
 def memory_by_part(model: Model, layout: Layout, batch: int) -> dict[str, float]:
-    """The bytes that the rank with most to hold needs, by part: "weights", "gradients",
-    "optimizer", "activations", "logits", "gathered" (whole layers, with ZeRO 3).
+    """The bytes that the rank with most to hold of `model` in a `layout` needs, by part:
+    "weights", "gradients", "optimizer", "activations", "logits", "gathered" (whole layers, with
+    ZeRO 3).
 
     `batch` is the number of sequences in a step of all ranks. The formulas stand in
     docs/layouts.md. Raises ValueError if the layout does not fit the model or the batch.

@@ -14,7 +14,8 @@ Adam's two moments (Rajbhandari et al., ZeRO, 2020)."""
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer.
+    """A decoder-only transformer of `layers` of a `width`, for sequences of `positions` tokens of a
+    `vocabulary`.
 
     `heads` share `key_heads` (all their own by default), each of `head_width`. A layer's network
     has `inner` units, 4 x `width` by default, with two matrices or, if `gated`, three. With
@@ -128,10 +129,19 @@ _NAMES = {
 }
 
 
-def read_model(path: str | Path, **changes: Any) -> Model:
-    """The model of a Hugging Face config.json, with `changes` to fields of `Model`.
+def read_model(path: str | Path, **changes: int | bool | str) -> Model:
+    """The model of the Hugging Face config.json at `path`, with `changes` to fields of `Model`.
 
     Raises ValueError if the file cannot be read, or lacks a size.
+
+    >>> import json, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "config.json")
+    >>> config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    >>> with open(path, "w") as file:
+    ...     json.dump(config | {"vocab_size": 128}, file)
+    >>> from unisono.plan import layouts
+    >>> layouts.read_model(path, positions=32).inner
+    256
     """
     try:
         config = json.loads(Path(path).read_text())

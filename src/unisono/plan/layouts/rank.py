@@ -35,9 +35,17 @@ class LayoutChoice:
 
 @dataclass(frozen=True)
 class LayoutRanking:
-    """The layouts of `ranks` ranks of `cluster` for a step of `batch` sequences: `choices` that
-    fit, the fastest first; `left_out`, the sentence for each that would not fit into memory, the
-    smallest first."""
+    """The layouts of `model` on `ranks` ranks of `cluster` for a step of `batch` sequences:
+    `choices` that fit, the fastest first; `left_out`, the sentence for each that would not fit into
+    memory, the smallest first.
+
+    >>> from unisono import plan
+    >>> from unisono.plan import layouts
+    >>> model = layouts.Model(layers=2, width=64, heads=4, positions=32, vocabulary=128)
+    >>> ranking = layouts.rank_layouts(model, plan.find_topology("h100"), ranks=2, batch=4)
+    >>> ranking.best is ranking.choices[0]
+    True
+    """
 
     model: Model
     cluster: Topology

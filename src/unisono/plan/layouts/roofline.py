@@ -28,7 +28,8 @@ def check_device(cluster: Topology) -> None:
 def matmul_s(
     rows: float, inner: float, columns: float, cluster: Topology, element: int = 2
 ) -> float:
-    """How long a device of `cluster` takes to multiply [rows, inner] by [inner, columns].
+    """How long a device of `cluster` takes to multiply a matrix of `rows` x `inner` by one of
+    `inner` x `columns`.
 
     `element` is the number of bytes of an element. Raises ValueError if the topology does not
     describe its devices.
@@ -85,7 +86,14 @@ def layer_s(model: Model, tokens: float, tp: int, cluster: Topology, sequence_pa
 
 @dataclass(frozen=True)
 class Against:
-    """Computation against the wire: seconds of each, and which one is longer."""
+    """What computes (`what`: "layer" or "step"), for `computing_s`, against `wire_s` of
+    communication, and which one is longer.
+
+    >>> from unisono.plan import layouts
+    >>> pair = layouts.Against("layer", computing_s=2e-3, wire_s=1e-3)
+    >>> pair.bound, pair.intensity
+    ('computing', 2.0)
+    """
 
     what: str
     computing_s: float
@@ -105,7 +113,8 @@ class Against:
 def against_the_wire(
     model: Model, cluster: Topology, *, tp: int = 1, dp: int = 1, tokens: int | None = None
 ) -> tuple[Against, ...]:
-    """What bounds a layer split over `tp` ranks, and a step of `dp` ranks: computation or wire.
+    """What bounds a layer of `model` split over `tp` ranks of `cluster`, and a step of `dp` ranks:
+    computation or wire.
 
     `tokens` is how many a rank works on at once, one sequence by default. A layer forward is
     compared with its two all_reduces; backward of all layers with the all_reduce of their
@@ -114,9 +123,9 @@ def against_the_wire(
     >>> from unisono import plan
     >>> from unisono.plan import layouts
     >>> model = layouts.Model(layers=32, width=4096, heads=32, positions=4096, vocabulary=32000)
-    >>> layer, step = layouts.against_the_wire(model, plan.find_topology("h100"), tp=8, dp=16)
+    >>> layer, step = layouts.against_the_wire(model, plan.find_topology("h100"), tp=2, dp=16)
     >>> layer.bound, step.bound
-    ('computing', 'wire')
+    ('computing', 'computing')
     """
     from unisono.plan.layouts.calls import Calls
     from unisono.plan.layouts.memory import Layout

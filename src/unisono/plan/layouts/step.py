@@ -20,7 +20,13 @@ from unisono.plan.topology import Topology
 class StepTime:
     """The seconds of a step: `computing_s`, `bubble_s` (stages that wait for others),
     `optimizer_s`, and of each kind of communication what is `exposed_s` and what is `hidden_s`
-    behind computing. All ranks together work on `tokens`; each does `flops_per_rank`."""
+    behind computing. All ranks together work on `tokens`; each does `flops_per_rank`.
+
+    >>> from unisono.plan import layouts
+    >>> step = layouts.StepTime(0.8, 0.1, 0.0, {"dp": 0.1}, {"dp": 0.3}, 1000.0, 1e12)
+    >>> step.time_s, step.tokens_per_s, step.flops_per_s
+    (1.0, 1000.0, 1000000000000.0)
+    """
 
     computing_s: float
     bubble_s: float
@@ -55,7 +61,8 @@ class StepTime:
 def step_time(
     model: Model, layout: Layout, batch: int, cluster: Topology, calls: Calls | None = None
 ) -> StepTime:
-    """The time of a step with a global `batch` of sequences on `cluster`; nothing is run.
+    """The time of a step of `model` in a `layout`, with a global `batch` of sequences, on
+    `cluster`; nothing is run.
 
     Computation follows a roofline, every collective is simulated on its group in the mesh; `calls`
     keeps these times for several layouts. Raises ValueError if the layout does not fit the model
