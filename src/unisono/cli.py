@@ -24,7 +24,7 @@ COMMANDS = {
     ),
     "learn": (
         "unisono.learn.command",
-        'The course "Collectives from zero", with exercises.',
+        'The course "Collectives from zero": read, solve, check, go on.',
     ),
     "plan": ("unisono.plan.command", "Compare the algorithms of a collective, or show one."),
     "run": ("unisono.launcher.command", "Start PROGRAM on several ranks of this machine."),
