@@ -194,7 +194,7 @@ def test_its_example_starts_in_one_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
 def test_costs_are_those_of_the_table_of_collectives(name: str) -> None:
-    (shown,) = re.findall(r"Cost: each of n ranks moves (.*) of the", docstring(name))
+    (shown,) = re.findall(r"Cost: each of n ranks moves (.*?) of the", docstring(name))
     factor = f"({shown.replace('2 (', '2 * (')})"
     for n in (2, 8):
         assert eval(factor, {"n": n}) == float(PRIMITIVES[name].bus_factor(n))
