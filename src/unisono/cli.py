@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "plan": ("unisono.plan.command", "Compare the algorithms of a collective, or show one."),
     "run": ("unisono.launcher.command", "Start PROGRAM on several ranks of this machine."),
+    "secret": ("unisono.launcher.secret", "Write a new secret for the ranks of your jobs to FILE."),
     "top": (
         "unisono.watch.command",
         "Show the running jobs of this user on this machine, rank by rank.",
