@@ -7,6 +7,7 @@ requirements.py   Wrong; comparisons; a Communicator that records what it is ask
 basics.py         chapters 1 to 6: ranks, collectives, algorithms, messages
 training.py       chapters 7 to 12: overlap, groups, optimizers, attention, weights, mistakes
 models.py         chapters 13 to 15: tensor, pipeline and expert parallelism
+planning.py       chapters 16 to 18: memory, the roofline of communication, layouts
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from unisono.learn.checks import basics, models, training
+from unisono.learn.checks import basics, models, planning, training
 
 
 class FunctionCheck(NamedTuple):
@@ -53,5 +54,8 @@ CHECKS: tuple[tuple[FunctionCheck, ...], ...] = (
     (FunctionCheck(models.mlp, (2,)), FunctionCheck(models.mlp_backward, (2,))),
     (FunctionCheck(models.bubble), FunctionCheck(models.one_f_one_b)),
     (FunctionCheck(models.send_counts), FunctionCheck(models.through_experts, (2, 3))),
+    (FunctionCheck(planning.bytes_per_parameter), FunctionCheck(planning.micro_batches)),
+    (FunctionCheck(planning.is_bound_by_memory), FunctionCheck(planning.largest_tp)),
+    (FunctionCheck(planning.is_inside_a_node), FunctionCheck(planning.choose)),
 )
 """The checks of each chapter, the easy one first."""
