@@ -82,7 +82,7 @@ wire wire_of(const un_group *g, enum wire_kind kind) {
 un_link *link_of(un_group *g, int rank) {
     rank_of_hosts *r = &hosts_of(g)->of[rank];
     lock_network();
-    if (!r->link) r->link = link_to(r->address, r->address_bytes);
+    if (!r->link) r->link = link_to(r->address, r->address_bytes, r->own_proof);
     un_link *link = r->link;
     unlock_network();
     return link;
@@ -244,6 +244,7 @@ static void mirror_closed(un_group *g, int rank) {
 static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = hs->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    if (head->proof != hs->of[head->from].proof) return false; /* a stranger's */
     bool is_message =
         head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY || head->kind == WIRE_EXPECT;
     if ((is_message || head->kind == WIRE_DATA) && status_from_abort(g)) return false;
@@ -373,14 +374,14 @@ static void close_hosts(un_group *g) {
     g->reach = NULL;
 }
 
-static void fill_reach(hosts *hs, bool is_strict) {
+static void fill_reach(hosts *hs) {
     int here = hs->host[hs->mine].count;
     for (int rank = 0; rank < hs->group->ranks; rank++)
         if (hs->of[rank].host != hs->mine)
             hs->where[rank] = hs->of[rank].index % here == hs->index ? HEARD : ELSEWHERE;
     reach *r = &hs->reach;
     r->where = hs->where;
-    r->order = 1 + (uint64_t)is_strict + 2 * (uint64_t)hs->rounds;
+    r->order = 1 + (uint64_t)hs->rounds;
     r->rounds = network_rounds;
     r->sleep = await_network;
     r->attend = attend_network;
@@ -390,7 +391,7 @@ static void fill_reach(hosts *hs, bool is_strict) {
     r->post = post_descriptor;
     r->close = close_hosts;
     r->run = run_lanes;
-    r->combine = is_strict ? NULL : combine_in_host_order;
+    r->combine = combine_in_host_order;
     r->write_waiting = send_waiting;
     reach_messages(r);
 }
@@ -405,6 +406,8 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     for (int rank = 0; placed && made && rank < g->ranks; rank++) {
         if (hs->of[rank].host == hs->mine) continue;
         rank_of_hosts *r = &hs->of[rank];
+        r->own_proof = span->own_proofs[rank];
+        r->proof = span->proofs[rank];
         r->address_bytes = span->address_bytes[rank];
         made = (r->address = malloc(r->address_bytes)) != NULL;
         if (made) memcpy(r->address, span->addresses[rank], r->address_bytes);
@@ -418,7 +421,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     inner->is_inner = true;
     inner->poll = drive_network;
     g->poll = poll_network;
-    fill_reach(hs, span->is_strict);
+    fill_reach(hs);
     int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
     g->crowded = here > cores;
     g->roomy = 2 * here <= cores;

@@ -158,6 +158,21 @@ def _secret(text: str) -> bytes:
     return text.encode()
 
 
+def _secret_file(path: str) -> bytes:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status, text = os.fstat(file.fileno()), file.read(4096)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"must be a file with a secret, but there is {reason}") from None
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise ValueError("must be this user's own file, which nobody else can read (chmod 600)")
+    try:
+        return _secret(text.decode().strip())
+    except ValueError as error:
+        raise ValueError(f"must be a file with a secret, which {error}") from None
+
+
 def _rendezvous(text: str) -> int | str:
     """An inherited descriptor, or a path."""
     if not text.startswith("fd:"):
@@ -236,6 +251,16 @@ JOB_SECRET = Variable(
     _secret,
     is_secret=True,
 )
+JOB_SECRET_FILE = Variable(
+    "UNISONO_JOB_SECRET_FILE",
+    "a file with that secret, which only this user can read: unisono secret FILE makes one",
+    _secret_file,
+)
+REQUIRE_SECRET = Variable(
+    "UNISONO_REQUIRE_SECRET",
+    "1: ranks that have no such secret do not meet in a torch Store",
+    _switch,
+)
 UCX = Variable(
     "UNISONO_UCX",
     "the UCX that carries data between hosts: its libucp.so, or the folder that contains it",
@@ -276,9 +301,9 @@ CHECK = Variable(
     "0: calls on gloo and mpi begin without comparing the ranks' calls",
     _switch,
 )
-STRICT_ORDER = Variable(
-    "UNISONO_STRICT_ORDER",
-    "1: groups over several hosts combine in rank order, not host by host (slower)",
+REPRODUCIBLE = Variable(
+    "UNISONO_REPRODUCIBLE",
+    "1: reductions give the same bits for any number of ranks and any placement (docs/numbers.md)",
     _switch,
 )
 ROUND_HALVES = Variable(
@@ -335,3 +360,17 @@ ALL: tuple[Variable[Any], ...] = tuple(
     value for value in globals().values() if isinstance(value, Variable)
 )
 """In the order of their definitions above."""
+
+
+def job_secret() -> bytes:
+    """What the ranks of this job know and no other process; b"" if there is nothing. Raises
+    UnisonoError."""
+    secret = JOB_SECRET.read() or JOB_SECRET_FILE.read() or b""
+    if REQUIRE_SECRET.read() and not secret:
+        from unisono.errors import UnisonoError
+
+        raise UnisonoError(
+            "UNISONO_REQUIRE_SECRET is set, and this rank has no secret: `unisono secret FILE` "
+            "makes one, and UNISONO_JOB_SECRET_FILE=FILE, on every rank, uses it"
+        )
+    return secret
