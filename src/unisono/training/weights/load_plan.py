@@ -289,7 +289,9 @@ class _StandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             made = func(*args, **kwargs)
         except NotImplementedError as error:
-            raise _NeedsValues("the loader looks at values") if is_hollow else error
+            if is_hollow:
+                raise _NeedsValues("the loader looks at values") from error
+            raise
         if self._write is not None and not func.is_view:
             for each in tree_leaves(made):
                 if isinstance(each, torch.Tensor) and not any(each is other for other in given):
