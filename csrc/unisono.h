@@ -295,6 +295,7 @@ typedef struct un_span {
     const int *hosts;          /* each rank's host, numbered in the order of their lowest ranks */
     const void *const *addresses; /* of the workers of ranks on other hosts */
     const size_t *address_bytes;
+    const uint64_t *own_proofs, *proofs; /* carried by all that we send to a rank, and it to us */
     bool is_strict; /* sums are computed rank by rank, wherever the ranks are */
     bool rounds;    /* sums of half types are rounded between hosts */
 } un_span;

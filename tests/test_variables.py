@@ -20,6 +20,8 @@ BAD = {
     "UNISONO_HOSTS": "mpi",
     "UNISONO_LINK_PATIENCE_S": "2.5",
     "UNISONO_JOB_SECRET": "swordfish",
+    "UNISONO_JOB_SECRET_FILE": "/nowhere/secret",
+    "UNISONO_REQUIRE_SECRET": "please",
     "UNISONO_UCX": "/nowhere/libucp.so",
     "UNISONO_REPLACE": "nccl",
     "UNISONO_EAGER_SEND": "4K",

@@ -79,7 +79,7 @@ wire wire_of(const un_group *g, enum wire_kind kind) {
 un_link *link_of(un_group *g, int rank) {
     rank_of_hosts *r = &hosts_of(g)->of[rank];
     lock_network();
-    if (!r->link) r->link = link_to(r->address, r->address_bytes);
+    if (!r->link) r->link = link_to(r->address, r->address_bytes, r->own_proof);
     un_link *link = r->link;
     unlock_network();
     return link;
@@ -193,6 +193,7 @@ static void receive_ask(hosts *hs, const wire *head) {
 static bool receive(hosts *hs, const wire *head, const void *data, size_t bytes, remote_data *remote) {
     un_group *g = hs->group;
     if (head->from >= g->ranks || !is_elsewhere(g, head->from)) return false;
+    if (head->proof != hs->of[head->from].proof) return false; /* a stranger's */
     bool is_message =
         head->kind == WIRE_ENTRY || head->kind == WIRE_REPLY || head->kind == WIRE_EXPECT;
     if ((is_message || head->kind == WIRE_DATA) && status_from_abort(g)) return false;
@@ -355,6 +356,8 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     for (int rank = 0; placed && made && rank < g->ranks; rank++) {
         if (hs->of[rank].host == hs->mine) continue;
         rank_of_hosts *r = &hs->of[rank];
+        r->own_proof = span->own_proofs[rank];
+        r->proof = span->proofs[rank];
         r->address_bytes = span->address_bytes[rank];
         made = (r->address = malloc(r->address_bytes)) != NULL;
         if (made) memcpy(r->address, span->addresses[rank], r->address_bytes);

@@ -59,6 +59,7 @@ typedef struct rank_of_hosts { /* what a process knows of a rank of the group */
     int host, index; /* where it is, and its place there */
     char *address;   /* of its UCX worker; NULL on our host */
     size_t address_bytes;
+    uint64_t own_proof, proof; /* what we send to it carries, and what it sends to us */
     un_link *link; /* NULL: not needed yet; with the network's lock */
     uint32_t posted[2]; /* what follows its latest descriptors, see posts.c; with the network's lock */
     uint64_t last_call; /* it has left the group after that one, plus 1; with the network's lock */

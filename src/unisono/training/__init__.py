@@ -51,6 +51,7 @@ from unisono.training.weights.endpoints import (
     WeightUpdate,
     weight_update,
 )
+from unisono.training.weights.load_plan import LoadPlan
 from unisono.training.weights.meeting import init_weight_update_group
 from unisono.training.weights.stateless import StatelessCommunicator, stateless_init_process_group
 
@@ -58,6 +59,7 @@ __all__ = [
     "DispatchedTokens",
     "ExpertParallel",
     "GradientSync",
+    "LoadPlan",
     "ShardedOptimizer",
     "StatelessCommunicator",
     "WeightReceiver",

@@ -83,13 +83,14 @@ class Group(Protocol):
         local: Group,
         hosts: Sequence[int],
         key: int,
-        addresses: Sequence[bytes],
+        workers: Sequence[tuple[bytes, int, int]],
         is_strict: bool,
         rounds_halves: bool,
     ) -> None:
         """Extend the group to ranks on other hosts. `local` is the group of those on this host,
-        `hosts` the number of each rank's host, `addresses` the address of its UCX worker, b"" on
-        this host; `key` names the group on all hosts. Raises OSError."""
+        `hosts` the number of each rank's host, `workers` the address of its UCX worker, b"" on
+        this host, the proof for it that messages to it carry, and the one in messages from it;
+        `key` names the group on all hosts. Raises OSError."""
 
     def meet(self, timeout_s: float) -> tuple[int, ...]:
         """Wait for all ranks of other hosts; returns those that did not arrive in time."""
