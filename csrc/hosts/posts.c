@@ -23,13 +23,16 @@ enum {
     HAS_SIZES = 1,    /* what follows a descriptor: the sizes of pairs; */
     IS_CUT = 2,       /* of a payload the parts that ranks on its way need; */
     TO_ROOT = 4,      /* a payload only on the way to the root */
-    FLAG_BITS = 3,    /* above: how many bytes */
+    FLAG_BITS = 3,    /* above: how many bytes, and whose it is */
+    RANK_SHIFT = 20,
 };
 
+_Static_assert(EAGER_MOST < 1 << (RANK_SHIFT - FLAG_BITS) && UN_MAX_RANKS <= 1 << (32 - RANK_SHIFT),
+               "a rank, the bytes and the flags fit into a word");
+
 typedef struct post { /* in a message; the first one is in its header */
-    uint32_t rank;
-    uint32_t follows; /* flags and bytes */
-    uint64_t words[3]; /* signature, bytes, hash */
+    uint32_t what, unused; /* rank, bytes and flags */
+    uint64_t words[3];     /* signature, bytes, hash */
 } post;
 
 typedef struct letter { /* what is sent to one host, as one message if it fits */
@@ -103,8 +106,7 @@ static void add_post(letter *l, int rank) {
     uint64_t call = hs->posted;
     descriptor *d = descriptor_of(g, rank, call);
     uint32_t follows = hs->of[rank].posted[call & 1];
-    post p = {.rank = (uint32_t)rank,
-              .words = {read_word(&d->signature), read_word(&d->bytes), read_word(&d->hash)}};
+    post p = {.words = {read_word(&d->signature), read_word(&d->bytes), read_word(&d->hash)}};
     size_t sizes = follows & HAS_SIZES ? sizes_bytes(g) : 0;
     int root = (int)(p.words[0] >> 24 & 0xffff);
     if (follows & TO_ROOT && !is_on_way(hs, hs->of[rank].host, l->host, hs->of[root].host))
@@ -119,16 +121,16 @@ static void add_post(letter *l, int rank) {
     char *data = l->data + l->bytes;
     if (sizes) memcpy(data, sizes_of(g, rank, call), sizes);
     size_t payload = copy_payload(hs, rank, follows, d->payload, l->host, data + sizes, true);
-    p.follows = (uint32_t)(sizes + payload) << FLAG_BITS | (follows & ((1 << FLAG_BITS) - 1));
+    p.what = (uint32_t)rank << RANK_SHIFT | (uint32_t)(sizes + payload) << FLAG_BITS |
+             (follows & ((1 << FLAG_BITS) - 1));
     l->bytes += sizes + payload;
     if (l->head.kind) {
         memcpy(l->data + before, &p, sizeof p);
         return;
     }
     l->head = wire_of(g, WIRE_POSTS);
-    l->head.from = (uint16_t)rank;
     l->head.number = call;
-    l->head.extra = p.follows;
+    l->head.extra = p.what;
     memcpy(l->head.words, p.words, sizeof p.words);
 }
 
@@ -216,13 +218,15 @@ static void publish_mirror(un_group *g, int rank, flag_t *flag, uint64_t value) 
         wake(flag, OF_RANKS, INT_MAX);
 }
 
+static size_t bytes_after(const post *p) { return (p->what & ((1 << RANK_SHIFT) - 1)) >> FLAG_BITS; }
+
 static void mirror_post(hosts *hs, uint64_t call, const post *p, char *data) {
     un_group *g = hs->group;
-    int rank = (int)p->rank, root = (int)(p->words[0] >> 24 & 0xffff);
+    int rank = (int)(p->what >> RANK_SHIFT), root = (int)(p->words[0] >> 24 & 0xffff);
     if (rank >= g->ranks || !is_elsewhere(g, rank) || has_posted(g, rank, call)) return;
     descriptor *theirs = descriptor_of(g, rank, call);
-    uint32_t flags = p->follows & ((1 << FLAG_BITS) - 1);
-    size_t sizes = flags & HAS_SIZES ? sizes_bytes(g) : 0, bytes = p->follows >> FLAG_BITS;
+    uint32_t flags = p->what & ((1 << FLAG_BITS) - 1);
+    size_t sizes = flags & HAS_SIZES ? sizes_bytes(g) : 0, bytes = bytes_after(p);
     if (bytes < sizes || (flags & TO_ROOT && root >= g->ranks)) return;
     bytes -= sizes;
     if (flags & IS_CUT) {
@@ -245,10 +249,10 @@ static void mirror_post(hosts *hs, uint64_t call, const post *p, char *data) {
 }
 
 void receive_posts(hosts *hs, const wire *head, const char *data, size_t bytes) {
-    post p = {.rank = head->from, .follows = head->extra};
+    post p = {.what = head->extra};
     memcpy(p.words, head->words, sizeof p.words);
     for (;;) {
-        size_t own = p.follows >> FLAG_BITS;
+        size_t own = bytes_after(&p);
         if (own > bytes) return;
         mirror_post(hs, head->number, &p, (char *)(uintptr_t)data);
         data += own, bytes -= own;

@@ -29,7 +29,7 @@ static void open_hosts(int rank) {
 
 static void *hear(void *argument) {
     char payload = 7;
-    wire head = {.kind = WIRE_POSTS, .from = 2, .number = 1, .extra = 1 << FLAG_BITS};
+    wire head = {.kind = WIRE_POSTS, .from = 2, .number = 1, .extra = 2 << RANK_SHIFT | 1 << FLAG_BITS};
     deliver(&head, &payload, 1, NULL);
     return NULL;
 }
