@@ -29,7 +29,7 @@ BAD = {
     "UNISONO_COPY_THREADS": "0",
     "UNISONO_SITES": "2",
     "UNISONO_CHECK": "maybe",
-    "UNISONO_STRICT_ORDER": "rank",
+    "UNISONO_REPRODUCIBLE": "rank",
     "UNISONO_ROUND_HALVES": "rank",
     "UNISONO_CHECK_SHAPES": "all",
     "UNISONO_TRACEBACK": "short",

@@ -19,6 +19,7 @@
  *           messages, channels, send, receive, matching, progress_thread, deadlock   point to point
  * network/  ucx, network    UCX's functions; this process's worker and its links
  * hosts/                    groups over several hosts: see hosts.h
+ * torch_ops/                bodies of torch's operators
  * python/                   the binding
  *
  * Each folder includes only headers of those above it (tools/check_includes.py).
@@ -80,7 +81,7 @@ typedef struct reach {
     void (*post)(struct execution *x);
     void (*close)(un_group *g);
 
-    /* calls: what does not fit into descriptors; sums of what does, NULL: rank by rank */
+    /* calls: what does not fit into descriptors; sums of what does */
     un_status (*run)(struct execution *x);
     void (*combine)(struct execution *x, char *to, const void **sources, size_t bytes);
 

@@ -324,14 +324,14 @@ static void close_hosts(un_group *g) {
     g->reach = NULL;
 }
 
-static void fill_reach(hosts *hs, bool is_strict) {
+static void fill_reach(hosts *hs) {
     int here = hs->host[hs->mine].count;
     for (int rank = 0; rank < hs->group->ranks; rank++)
         if (hs->of[rank].host != hs->mine)
             hs->where[rank] = hs->of[rank].index % here == hs->index ? HEARD : ELSEWHERE;
     reach *r = &hs->reach;
     r->where = hs->where;
-    r->order = 1 + (uint64_t)is_strict + 2 * (uint64_t)hs->rounds;
+    r->order = 1 + (uint64_t)hs->rounds;
     r->rounds = network_rounds;
     r->sleep = await_network;
     r->attend = attend_network;
@@ -341,7 +341,7 @@ static void fill_reach(hosts *hs, bool is_strict) {
     r->post = post_descriptor;
     r->close = close_hosts;
     r->run = run_lanes;
-    r->combine = is_strict ? NULL : combine_in_host_order;
+    r->combine = combine_in_host_order;
     r->write_waiting = send_waiting;
     reach_messages(r);
 }
@@ -372,7 +372,7 @@ un_status un_group_span(un_group *g, un_group *inner, const un_span *span) {
     inner->is_inner = true;
     inner->poll = drive_network;
     g->poll = poll_network;
-    fill_reach(hs, span->is_strict);
+    fill_reach(hs);
     int cores = (int)g->segment.header->cores, here = hs->host[hs->mine].count;
     g->crowded = here > cores;
     g->roomy = 2 * here <= cores;

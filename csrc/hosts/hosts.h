@@ -99,8 +99,8 @@ typedef struct hosts { /* of a group */
     uint32_t transfers; /* messages in transit */
 
     /* with the call lock */
-    char *scratch[4];
-    size_t scratch_bytes[4];
+    char *scratch[5];
+    size_t scratch_bytes[5];
 } hosts;
 
 static inline hosts *hosts_of(const un_group *g) { return (hosts *)g->reach; }
@@ -135,6 +135,30 @@ typedef struct host_arithmetic {
 } host_arithmetic;
 host_arithmetic arithmetic_of(const un_group *g, const un_call *call);
 void convert(kernel *how, void *to, const void *from, size_t items);
+
+/* Of a call whose contributions form a tree (base/tree.h): which nodes our host has of its ranks, and
+ * which sums all hosts make of theirs. */
+typedef struct host_sum {
+    tree_node node;
+    int host;
+    size_t place; /* among those of its host */
+} host_sum;
+
+typedef struct host_tree {
+    tree_sum arithmetic;
+    uint32_t total;
+    size_t own, here;       /* nodes of this rank, and of all ranks of our host, */
+    size_t *of_rank;        /* each of them, by index */
+    tree_node *nodes;       /* those of our host, */
+    size_t *end;            /* and which of them make each of its sums */
+    size_t *count, *begin;  /* sums of each host, and of those before it */
+    size_t all;             /* sums, */
+    host_sum *sum;          /* in the order of their contributions */
+    tree_node *sorted;      /* scratch */
+    const void **from;
+} host_tree;
+host_tree *make_host_tree(execution *x); /* NULL: no memory */
+void free_host_tree(host_tree *tree);
 void combine_in_host_order(execution *x, char *to, const void **sources, size_t bytes);
 
 /* posts.c; but for the first, with the network's lock */

@@ -45,14 +45,14 @@ PyObject *module_close_network(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-/* span(local, hosts, key, workers, is_strict, rounds); `local` is closed with this group */
+/* span(local, hosts, key, workers, rounds); `local` is closed with this group */
 PyObject *group_span(PyObject *object, PyObject *arguments) {
     Group *self = (Group *)object, *local;
     PyObject *hosts, *workers;
     unsigned long long key;
-    int is_strict, rounds;
-    if (!PyArg_ParseTuple(arguments, "O!OKOpp", Py_TYPE(object), &local, &hosts, &key, &workers,
-                          &is_strict, &rounds))
+    int rounds;
+    if (!PyArg_ParseTuple(arguments, "O!OKOp", Py_TYPE(object), &local, &hosts, &key, &workers,
+                          &rounds))
         return NULL;
     int host_of[UN_MAX_RANKS];
     const void *where[UN_MAX_RANKS];
@@ -82,7 +82,6 @@ PyObject *group_span(PyObject *object, PyObject *arguments) {
                     .address_bytes = bytes,
                     .own_proofs = own_proofs,
                     .proofs = proofs,
-                    .is_strict = is_strict,
                     .rounds = rounds};
     if (un_group_span(self->group, local->group, &span)) return PyErr_SetFromErrno(PyExc_OSError);
     local->group = NULL;

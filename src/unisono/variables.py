@@ -301,9 +301,9 @@ CHECK = Variable(
     "0: calls on gloo and mpi begin without comparing the ranks' calls",
     _switch,
 )
-STRICT_ORDER = Variable(
-    "UNISONO_STRICT_ORDER",
-    "1: groups over several hosts combine in rank order, not host by host (slower)",
+REPRODUCIBLE = Variable(
+    "UNISONO_REPRODUCIBLE",
+    "1: reductions give the same bits for any number of ranks and any placement (docs/numbers.md)",
     _switch,
 )
 ROUND_HALVES = Variable(

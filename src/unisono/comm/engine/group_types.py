@@ -51,9 +51,11 @@ class Group(Protocol):
     """A rank of a group. The methods that take part in a call return a `Status`; `send` and
     `recv` return the rank at the other end, or a status below zero. The first argument of
     `submit`, `isend` and `irecv` is the GroupExceptions of their works. `run` and `submit` take
-    operation, output, input, root, reduction, and optionally a factor and a compiled schedule."""
+    operation, output, input, root, reduction, and optionally a factor, a compiled schedule, a
+    timeout and a number of contributions."""
 
     timeout_ns: int
+    is_reproducible: bool
 
     def all_reduce(self, tensor: Any, op: Any) -> int: ...
     def run_given(self, operation: int, output: Any, input: Any, options: Any) -> int: ...
@@ -84,7 +86,6 @@ class Group(Protocol):
         hosts: Sequence[int],
         key: int,
         workers: Sequence[tuple[bytes, int, int]],
-        is_strict: bool,
         rounds_halves: bool,
     ) -> None:
         """Extend the group to ranks on other hosts. `local` is the group of those on this host,
@@ -109,6 +110,9 @@ class Group(Protocol):
     def record_cover(self, whether: bool) -> None: ...
     def record_end(self, record: int, status: int) -> None: ...
     def check(self, *call: int) -> int: ...
+    def serve_operators(self, name: str) -> None:
+        """Let torch's operators find the group by this name."""
+
     def release_works(self) -> bool: ...
     def finish(self) -> tuple[int, ...] | None: ...
     def close(self) -> None: ...
