@@ -22,6 +22,10 @@ COMMANDS = {
         "unisono.doctor.command",
         "Check this machine and every primitive on it, or show saved REPORTS.",
     ),
+    "layout": (
+        "unisono.plan.layouts.command",
+        "Rank the layouts of a model on a cluster: tp x cp x pp x dp x ep, memory and time.",
+    ),
     "learn": (
         "unisono.learn.command",
         'The course "Collectives from zero": read, solve, check, go on.',
