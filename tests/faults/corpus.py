@@ -2,8 +2,8 @@
 
 The comments at the top of each program say which ranks are at fault and, unless it is 3 ranks in
 both of our setups, how many ranks it runs on and in which setups of runner.py the bug can occur.
-The line that a good verdict names is marked with `# <- here`. A program that fails nowhere, and only
-computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
+The line that a good verdict names is marked with `# <- here`. A program that fails nowhere, and
+only computes wrong numbers, says so (`# silent: ...`): it runs under the sanitizer.
 """
 
 from __future__ import annotations
